@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.ab.schedule import Compared, Pairs, Settings, Task, device_of
+from nanolib.ab.pairs import Compared, Pairs, Settings, Task, device_of
 from nanolib.ab.spec import Spec
 from nanolib.ab.worktree import Version
 from nanolib.compare.findings import CHANGED, FAILED, NEW, Comparison, Line

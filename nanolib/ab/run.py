@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
+from nanolib.ab.pairs import Settings, device_of
 from nanolib.ab.result import AbResult, lines_of
-from nanolib.ab.schedule import Log, Settings, compare_versions, device_of
+from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
 from nanolib.ab.worktree import Version, checked_out
 from nanolib.compare.findings import Comparison

@@ -1,6 +1,6 @@
-"""Two versions, interleaved: blocks of A and B back to back in random order, each version in a process of its own.
+"""When what is timed: blocks of A and B back to back in random order, each version in a process of its own.
 
-Blocks are compared in pairs, so that drift of the machine hits both alike, and in many pairs of processes (generations), since how
+Blocks are compared in pairs, so that drift of the machine hits both alike, and in many pairs of processes, since how
 a process happens to lie in memory and on the cores is an effect of its own: each pair of processes is one datum, and all of them
 together are judged once, when they are precise enough or the time is up, and never because it looks significant.
 """
@@ -13,17 +13,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nanolib.ab.pairs import Compared, Pairs, Settings, Task, TaskResult, device_of
 from nanolib.ab.processes import Processes, VersionDied, VersionProcess
 from nanolib.ab.worktree import Version
-from nanolib.measurement import Direction, Status, case_name
+from nanolib.measurement import Direction, Status
 from nanolib.stats.compare import (
-    THRESHOLD,
     Verdict,
     compare_paired,
     compare_processes,
@@ -32,153 +30,17 @@ from nanolib.stats.compare import (
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one generation
-PROCESS_PAIRS, FEWEST_PROCESS_PAIRS = (
-    36,
-    2,
-)  # that the budget is shared out for; of short ones there are more
-ENOUGH_PROCESS_PAIRS = (
-    6  # the least of which a median has a 95 % interval: from there on a generation is the datum
-)
-SURE_PROCESS_PAIRS = (
-    20  # before that many no interval is believed to be narrow: of a few, chance makes one so
-)
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one pair of processes
+PROCESS_PAIRS = 36  # that the budget is divided by; of short ones there are more
+FEWEST_PROCESS_PAIRS = 2
+SURE_PROCESS_PAIRS = 20  # before that many, chance makes an interval narrow
 TIMED = 0.55  # of the budget; starting processes takes the rest
-# Long beside the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a second,
-# and a pair should be over before; so a long call is a block by itself.
+# Long compared with the answer's way between the processes. Short, since a shared machine changes its pace every few tenths of a
+# second, and a pair should be over before; so a long call is a block by itself.
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
-CALL = "call"
 Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How two versions are compared.
-
-    Attributes:
-        threshold: The share from which a change counts.
-        budget_s: Seconds for one case, the starting of processes included.
-        rel_ci: A case is done when the half-width of its ratio's interval is at most this share.
-        direction: Which way the metric is better.
-        timeout_s: How long one answer of a version may take.
-        pairs: Whether timings are wanted; without them each is called once and its rows count.
-        total_s: Seconds for all cases together; None for `budget_s` each.
-    """
-
-    threshold: float = THRESHOLD
-    budget_s: float = 60.0
-    rel_ci: float = 0.01
-    direction: Direction = Direction.LOWER
-    timeout_s: float = 300.0
-    pairs: bool = True
-    total_s: float | None = None
-
-
-@dataclass(frozen=True)
-class Task:
-    """One thing to compare.
-
-    Attributes:
-        experiment: Which notebook; `CALL` for a function.
-        case_id: The case.
-        factors: What the case is.
-        requests: What to ask A and B.
-    """
-
-    experiment: str
-    case_id: str
-    factors: Mapping[str, Any]
-    requests: tuple[Mapping[str, Any], Mapping[str, Any]]
-
-    @property
-    def case(self) -> str:
-        """The case, for people."""
-        return case_name(self.factors)
-
-
-@dataclass
-class Pairs:
-    """Blocks of A and B in pairs.
-
-    Attributes:
-        a: Block times of A, ms.
-        b: Those of B, in the same order.
-        generations: How many of them are of each pair of processes, in that order.
-    """
-
-    a: list[float] = field(default_factory=list)
-    b: list[float] = field(default_factory=list)
-    generations: list[int] = field(default_factory=list)
-
-    def __add__(self, other: Pairs) -> Pairs:
-        return Pairs(self.a + other.a, self.b + other.b, self.generations + other.generations)
-
-    @property
-    def by_process(self) -> bool:
-        """Whether there are so many pairs of processes that each is one datum."""
-        return len(self.generations) >= ENOUGH_PROCESS_PAIRS
-
-    def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """What a verdict rests on, A and B: a median ratio for each pair of processes, or the blocks where these are few."""
-        a, b = np.asarray(self.a), np.asarray(self.b)
-        if not self.by_process:
-            return a, b
-        parts = np.split(b / a, np.cumsum(self.generations)[:-1])
-        return np.ones(len(parts)), np.array([np.median(part) for part in parts])
-
-    def __str__(self) -> str:
-        """How many there are."""
-        return f"{len(self.a)} pairs in {len(self.generations)} pairs of processes"
-
-
-@dataclass
-class TaskResult:
-    """What one task gave.
-
-    Attributes:
-        blocks: Scope → its pairs.
-        rows: The rows that each version made by itself.
-        endings: Status and message of each.
-    """
-
-    blocks: dict[str, Pairs] = field(default_factory=dict)
-    rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ((), ())
-    endings: tuple[tuple[str, str], tuple[str, str]] = ((Status.OK, ""), (Status.OK, ""))
-
-    @property
-    def fine(self) -> bool:
-        """Whether both sides ended well."""
-        return not self.failures
-
-    @property
-    def failures(self) -> str:
-        """Why sides did not end well; empty when both did."""
-        sides = zip("AB", self.endings, strict=True)
-        return "; ".join(
-            f"{side}: {status}: {said}" for side, (status, said) in sides if status != Status.OK
-        )
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One task's outcome.
-
-    Attributes:
-        task: What was compared.
-        result: What came of it.
-        verdicts: Scope → verdict; a scope with too few pairs has none.
-    """
-
-    task: Task
-    result: TaskResult
-    verdicts: dict[str, Verdict]
-
-
-def device_of(task: Task) -> str:
-    """What a task runs on; of a function, what it may use, found without importing torch, which takes seconds."""
-    return str(task.factors.get("device", "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"))
 
 
 def compare_versions(
@@ -205,7 +67,7 @@ def compare_versions(
         log("two interpreters: each process imports everything anew")
     fork = on_cores and not two_interpreters
     with Processes(versions, settings.timeout_s, fork=fork, bound=on_cores, log=log) as sides:
-        results = _run_rounds(sides, tasks, settings, log)
+        results = _run_tasks(sides, tasks, settings, log)
     judged = _judge(results, settings)
     return [Compared(*one) for one in zip(tasks, results, judged, strict=True)]
 
@@ -218,52 +80,51 @@ def _compare(pairs: Pairs, settings: Settings) -> Verdict:
     return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
 
 
-def _judge(rounds: Sequence[TaskResult], settings: Settings) -> list[dict[str, Verdict]]:
+def _judge(results: Sequence[TaskResult], settings: Settings) -> list[dict[str, Verdict]]:
     """Verdicts by task and scope, p adjusted over all of them."""
     places, verdicts = [], []
-    for i, result in enumerate(rounds):
-        for scope, blocks in result.blocks.items():
+    for i, one in enumerate(results):
+        for scope, blocks in one.blocks.items():
             with contextlib.suppress(TooFewSamples):  # it has no verdict, and its line says so
                 verdicts.append(_compare(blocks, settings))
                 places.append((i, scope))
-    result: list[dict[str, Verdict]] = [{} for _ in rounds]
+    result: list[dict[str, Verdict]] = [{} for _ in results]
     for (i, scope), verdict in zip(places, judge_together(verdicts), strict=True):
         result[i][scope] = verdict
     return result
 
 
-def _run_rounds(
+def _run_tasks(
     sides: Processes, tasks: Sequence[Task], settings: Settings, log: Log
 ) -> list[TaskResult]:
-    """All tasks, in one pair of processes after the other, until each is known well enough or the time is up."""
-    begun = time.monotonic()
-    budget_s = len(tasks) * settings.budget_s
+    """All tasks in one pair of processes after the other, until each is known well enough or the time is up."""
+    begun, budget_s = time.monotonic(), len(tasks) * settings.budget_s
     window_s = least_s = settings.budget_s * TIMED / PROCESS_PAIRS
-    timed_s = 0.0
-    rounds = [TaskResult() for _ in tasks]
-    number, open_ = 0, list(range(len(tasks)))
+    results = [TaskResult() for _ in tasks]
+    number, open_, starting_s = 0, list(range(len(tasks))), math.inf
     while open_:
         number += 1
-        parts = _run_generation(sides, [tasks[at] for at in open_], settings, window_s)
-        timed_s += len(open_) * window_s
+        pair_begun = time.monotonic()
+        parts = _run_process_pair(sides, [tasks[at] for at in open_], settings, window_s)
         for at, part in zip(open_, parts, strict=True):
-            rounds[at] = _merged(rounds[at], part)
-        spent_s = time.monotonic() - begun
-        if not settings.pairs or ends_after(number, spent_s, budget_s):
+            results[at] = _merged(results[at], part)
+        now = time.monotonic()
+        if not settings.pairs or ends_after(number, now - begun, budget_s):
             break
-        # where starting takes long, more is made of it
-        window_s = max(least_s, (spent_s - timed_s) / number / len(open_) / 2)
-        # what broke is not tried again
+        # processes that take long to start are timed for longer
+        starting_s = min(starting_s, (now - pair_begun) / len(open_) - window_s)
+        window_s = max(least_s, starting_s / 2)
+        # what failed is not tried again
         open_ = [
-            at for at in open_ if rounds[at].fine and not known_well(rounds[at], settings.rel_ci)
+            at for at in open_ if results[at].fine and not known_well(results[at], settings.rel_ci)
         ]
-    for task, result in zip(tasks, rounds, strict=True):
+    for task, result in zip(tasks, results, strict=True):
         told = [
             result.failures,
             *(f"{scope or 'call'} {pairs}" for scope, pairs in result.blocks.items()),
         ]
         log(f"{task.experiment} {task.case}: {'; '.join(filter(None, told)) or 'nothing to time'}")
-    return rounds
+    return results
 
 
 def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
@@ -295,19 +156,19 @@ def _merged(earlier: TaskResult, later: TaskResult) -> TaskResult:
     return TaskResult(blocks, later.rows, later.endings)
 
 
-def _run_generation(
+def _run_process_pair(
     sides: Processes, tasks: Sequence[Task], settings: Settings, window_s: float
 ) -> list[TaskResult]:
     """All tasks once, in one pair of processes as long as both keep in step."""
-    rounds: list[TaskResult] = []
+    results: list[TaskResult] = []
     in_step = False
     for task in tasks:
         processes = sides.processes if in_step else sides.renew()
         result, in_step = _run_task(processes, task, settings, window_s)
         if not in_step:
             sides.end()
-        rounds.append(result)
-    return rounds
+        results.append(result)
+    return results
 
 
 def _run_task(

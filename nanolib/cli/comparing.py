@@ -87,8 +87,8 @@ def compare(
 ) -> None:
     """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database.
 
-    The two were measured at different times. A slower timing is a regression only beyond the spread between three or more earlier runs of
-    one committed revision on this machine; until there are as many it is suspect at most, and nano ab decides.
+    The two were measured at different times. A slower timing is a regression only beyond the spread between three or more
+    earlier runs of one committed revision on this machine. With fewer runs it is suspect at most, and nano ab decides.
     """
     from nanolib.compare.across import overall_shift, scale_by_peaks
     from nanolib.compare.runs import compare_rows

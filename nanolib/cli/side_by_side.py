@@ -113,9 +113,9 @@ def ab(
     Blocks of both versions alternate in random order, in many pairs of fresh processes, and are judged once. At the default
     threshold of 5 %, a change of exactly 5 % is reported as a regression half of the time; with --threshold 2.5% always.
     """
+    from nanolib.ab.pairs import Settings
     from nanolib.ab.result import to_run
     from nanolib.ab.run import run_ab
-    from nanolib.ab.schedule import Settings
     from nanolib.compare.history import TIMED
     from nanolib.measurement import METRICS
     from nanolib.params import label_of

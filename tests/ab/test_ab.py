@@ -363,8 +363,7 @@ def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
     }
     assert findings == {("changed", 2.0)}
     assert (
-        "each version ran once, in its own process" in ended.output
-        and "paired" not in ended.output
+        "each version ran once, in its own process" in ended.output and "paired" not in ended.output
     )
 
 

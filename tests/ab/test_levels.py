@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from nanolib.ab.pairs import Compared, Pairs, Settings, Task, TaskResult
 from nanolib.ab.result import lines_of
-from nanolib.ab.schedule import Compared, Pairs, Settings, Task, TaskResult, _judge
+from nanolib.ab.schedule import _judge
 from nanolib.cli.comparing import show_comparison
 from nanolib.compare.findings import Comparison
 from nanolib.stats.compare import paired_levels

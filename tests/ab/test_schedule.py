@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
 
+from nanolib.ab.pairs import Pairs, Settings, TaskResult
 from nanolib.ab.schedule import (
-    Pairs,
-    Settings,
-    TaskResult,
     _compare,
     _judge,
     _merged,

@@ -38,16 +38,13 @@ from parts.recording import (
 )
 from scipy.stats import binomtest
 
+from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.processes import CHILDREN
 from nanolib.ab.schedule import (
     FEWEST_PAIRS,
     MIN_PAIRS,
     TIMED,
     WARM_UP_S,
-    Pairs,
-    Settings,
-    Task,
-    TaskResult,
     compare_versions,
     ends_after,
     known_well,

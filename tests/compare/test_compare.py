@@ -109,7 +109,11 @@ def test_a_latency_is_held_against_the_threshold(found, level, finding):
 def test_a_deterministic_figure_has_no_threshold(found, flops):
     comparison = found({"a": _case(1)}, {"a": _case(1, flops=flops)}, threshold=0.9)
     (line,) = (line for line in comparison.lines if line.metric == "flops forward")
-    assert (line.finding, line.message, line.verdict) == ("changed", "deterministic metric changed", None)
+    assert (line.finding, line.message, line.verdict) == (
+        "changed",
+        "deterministic metric changed",
+        None,
+    )
 
 
 def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_path):

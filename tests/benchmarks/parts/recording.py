@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from nanolib.ab.pairs import Settings
 from nanolib.ab.processes import Processes, VersionProcess
-from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, Settings, block_calls
+from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, block_calls
 from nanolib.ab.worktree import Version
 
 WORKS = ("matmul", "block", "decode")
