@@ -118,7 +118,7 @@ def fp8_case(size, precision, low, ms, high, **changes):
 
 def parity_case(arm, verdict, difference=None, control=False, **rest):
     low, high = (None, None) if difference is None else (difference - 0.002, difference + 0.001)
-    details = {"verdict": verdict, "control": control, "margin_nats": 0.0025, "tenths": None}
+    details = {"verdict": verdict, "control": control, "margin_nats": 0.0025}
     row = Measurement("parity", difference, low, high, 0.95, 3, scope=arm, details=details, **rest)
     return {"arm": arm, "seeds": 3, "steps": 400}, [row]
 

@@ -89,7 +89,7 @@ def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
 
 @pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
 def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
-    details = {"verdict": "equivalent", "control": False, "margin_nats": 0.0025, "tenths": None}
+    details = {"verdict": "equivalent", "control": False, "margin_nats": 0.0025}
     parity = Measurement("parity", 0.0, -1e-3, 1e-3, 0.95, 3, scope="a", details=details)
     text = "\n".join(say("fp8", [({"arm": "fp8_rowwise", "seeds": 3, "steps": steps}, [parity])]))
     assert ("a smoke test" in text) == (steps < LEARNING_STEPS) == ("equivalent after" not in text)

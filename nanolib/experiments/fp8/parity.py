@@ -79,48 +79,35 @@ class ParityCase(SmallDecoderCase):
         return replace(self, arm=BASE, seeds=1, first_seed=0, steps=1, margin=0.0, keep=())
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The difference in loss from bf16 at each tenth of the run, and what is said of it.
+        """The difference in loss from bf16 over the last tenth of the run, with its verdict.
 
-        A tenth's loss is the mean over its steps, of the batches as they are trained on; both runs of a seed see the same in one
-        order. The learning rate rises over the first tenth and falls to zero, as in practice: at a rate that stays, chance alone
-        puts more between two runs of one seed.
+        The loss is the mean over these steps, of the batches as they are trained on. Both runs of a seed see the same batches in
+        one order. The learning rate rises over the first tenth and falls to zero: at a constant rate, chance alone puts more
+        between two runs of one seed.
 
         Returns:
-            `parity` (nats per byte) of the last tenth, the verdict and all tenths in its details; `loss` of either arm. A run whose
-            loss is not finite any more makes the arm worse, without a number.
+            `parity` (nats per byte) with the verdict in its details, and `loss` of both arms. A run whose loss is not finite makes
+            the arm worse, without a number.
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
-        base = [_losses(replace(self, arm=BASE), seed, params.corpus) for seed in seeds]
-        arm = [_losses(self, seed, params.corpus) for seed in seeds]
+        base = [_last_loss(replace(self, arm=BASE), seed, params.corpus) for seed in seeds]
+        arm = [_last_loss(self, seed, params.corpus) for seed in seeds]
         provenance = Provenance.EMULATED if _emulated(self) else Provenance.MEASURED
-        yield over_seeds("loss", [tenths[-1] for tenths in base], BASE, provenance=provenance)
-        lost = [
-            seed for seed, tenths in zip(seeds, arm, strict=True) if not math.isfinite(tenths[-1])
-        ]
         details = {"arm": self.arm, "margin": self.margin, "control": self.arm in fp8.CONTROLS}
-        if lost:
-            message = f"the loss was not finite any more in {len(lost)} of {self.seeds} seeds"
-            yield Measurement(
-                "parity",
-                message=message,
-                scope=self.arm,
-                provenance=provenance,
-                details=details | {"verdict": "worse"},
-            )
+        common = {"provenance": provenance}
+        yield over_seeds("loss", base, BASE, **common)
+        if lost := sum(not math.isfinite(loss) for loss in arm):
+            message = f"the loss was not finite any more in {lost} of {self.seeds} seeds"
+            common |= {"scope": self.arm, "details": details | {"verdict": "worse"}}
+            yield Measurement("parity", message=message, **common)
             return
-        yield over_seeds("loss", [tenths[-1] for tenths in arm], self.arm, provenance=provenance)
-        each = [[a[at] - b[at] for a, b in zip(arm, base, strict=True)] for at in range(TENTHS)]
-        intervals = [mean_interval(values) for values in each]
-        base_loss = sum(tenths[-1] for tenths in base) / len(base)
-        details |= {
-            "base_loss": base_loss,
-            "margin_nats": self.margin * base_loss,
-            "tenths": [list(interval) for interval in intervals],
-            "verdict": parity_verdict(each[-1], self.margin * base_loss),
-        }
-        yield over_seeds(
-            "parity", each[-1], self.arm, paired=True, provenance=provenance, details=details
-        )
+        yield over_seeds("loss", arm, self.arm, **common)
+        differences = [a - b for a, b in zip(arm, base, strict=True)]
+        base_loss = sum(base) / len(base)
+        margin = self.margin * base_loss
+        verdict = parity_verdict(differences, margin)
+        details |= {"base_loss": base_loss, "margin_nats": margin, "verdict": verdict}
+        yield over_seeds("parity", differences, self.arm, paired=True, details=details, **common)
 
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
@@ -165,8 +152,8 @@ def _on_cpu(case: ParityCase) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
-    """One training run: the mean loss of each tenth of its steps. Kept, since every arm is compared with the same bf16 runs."""
+def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
+    """One training run: the mean loss of the last tenth of its steps. Kept, since every arm is compared with the same bf16 runs."""
     dtype = _TYPES.get(case.arm, torch.bfloat16)
     cast = dtype is not torch.float32 and not (_emulated(case) and _on_cpu(case))
     generator = torch.Generator().manual_seed(seed)
@@ -179,8 +166,7 @@ def _losses(case: ParityCase, seed: int, corpus: str) -> tuple[float, ...]:
         autocast=dtype if cast else None,
         clip=1.0,
     )
-    tenths = losses.double().cpu().tensor_split(TENTHS)
-    return tuple(float(tenth.mean()) for tenth in tenths)
+    return float(losses.double().cpu().tensor_split(TENTHS)[-1].mean())
 
 
 def rate_share(step: int, steps: int) -> float:
