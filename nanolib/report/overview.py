@@ -57,7 +57,7 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         runs: Their runs, with `experiment`, `machine_id` and `started`.
     """
     newest = (
-        runs.sort_values("started")
+        runs.sort_values("started", kind="stable")
         .drop_duplicates("experiment", keep="last")
         .set_index("experiment")["machine_id"]
     )

@@ -354,7 +354,7 @@ def _across(
         "series:N",
         title=None,
         sort=rows,
-        axis=alt.Axis(labelColor=COLOURS["ink"], labelLimit=340, grid=False),
+        axis=alt.Axis(labelColor=COLOURS["ink"], grid=False),
     )
     base = alt.Chart(data).encode(y=y)
     layers = [guide.encode(x=x, **more) for guide, more in guides]

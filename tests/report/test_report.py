@@ -61,8 +61,8 @@ def test_verdicts_are_computed_from_the_rows(rows):
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_every_chart_compiles_for_jupyterlabs_vega_and_draws(name, rows, tmp_path):
-    spec = renderer.vega_spec(CHARTS[name](rows))
-    assert "vega/v5" in spec["$schema"]
+    spec = CHARTS[name](rows).to_dict()
+    assert "vega/v5" in renderer.compiled(spec, renderer.VEGALITE_VERSION)["$schema"]
     renderer.save(spec, tmp_path, name)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert ET.fromstring((tmp_path / f"{name}.svg").read_text()).tag.endswith("svg")
