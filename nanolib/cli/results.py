@@ -111,7 +111,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
 @output_option
 @handle_errors
 def export(target: str, names: tuple[str, ...], output: str | None) -> None:
-    """Write runs to FILE for sharing: .sqlite, .json, .csv or .md. User, host and folder names are removed."""
+    """Write runs to FILE for sharing: .sqlite, .json or .csv. User, host and folder names are removed."""
     from nanolib.report.export import write
     from nanolib.store import Store
 

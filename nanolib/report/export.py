@@ -1,32 +1,16 @@
-"""Results for sharing: a database, JSON, CSV or Markdown, without user name, host name or absolute path."""
+"""Results for sharing: a database, JSON or CSV, without user name, host name or absolute path."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 
 from nanolib.measurement import BadInput
-from nanolib.report.page import csv_text, markdown_table, measurement_records, public_runs, records
+from nanolib.report.page import csv_text, measurement_records, public_runs, records
 from nanolib.store import Store
 from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
-
-_SHOWN = [
-    "experiment",
-    "factors",
-    "metric",
-    "scope",
-    "estimate",
-    "low",
-    "high",
-    "unit",
-    "n",
-    "predicted",
-    "provenance",
-]
-_SHOWN += ["method", "status", "message", "flags"]
 
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
@@ -35,16 +19,12 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     Args:
         store: Where they are.
         run_ids: Which.
-        target: `.sqlite`, `.json`, `.csv` or `.md`.
+        target: `.sqlite`, `.json` or `.csv`.
 
     Raises:
         BadInput: Another ending, no runs, a file that is there already, or one that cannot be written.
     """
-    texts: dict[str, Callable[[Store, list[str]], str]] = {
-        ".json": _json,
-        ".csv": _csv,
-        ".md": _markdown,
-    }
+    texts = {".json": _json, ".csv": _csv}
     if target.suffix not in (".sqlite", *texts):
         raise BadInput(
             f"export: {target.name!r} has no known ending; use one of {', '.join(['.sqlite', *texts])}"
@@ -74,23 +54,9 @@ def _json(store: Store, run_ids: list[str]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _flat(store: Store, run_ids: list[str]) -> pd.DataFrame:
-    rows = pd.DataFrame(
-        measurement_records(store.measurements(run_ids)), columns=PUBLIC["measurements"].split()
-    )
-    for column in ("factors", "details"):
-        rows[column] = [json.dumps(value) for value in rows[column]]
-    return rows
-
-
 def _csv(store: Store, run_ids: list[str]) -> str:
-    return csv_text(_flat(store, run_ids))
-
-
-def _markdown(store: Store, run_ids: list[str]) -> str:
-    rows = _flat(store, run_ids)
-    several = [name for name in ("machine_id", "run_id") if rows[name].nunique() > 1]
-    table = rows[[*several, *_SHOWN]].map(
-        lambda value: ", ".join(value) if isinstance(value, list) else value
-    )
-    return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"
+    rows = measurement_records(store.measurements(run_ids))
+    table = pd.DataFrame(rows, columns=PUBLIC["measurements"].split())
+    for column in ("factors", "details"):
+        table[column] = [json.dumps(value) for value in table[column]]
+    return csv_text(table)

@@ -156,7 +156,7 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
         counts = group["bound"].value_counts().items()
         answer = f"{scope.replace('_', ' ').capitalize()} is bound by "
         answer += listed(f"{bound} in {count} of {len(group)} cases" for bound, count in counts)
-        also = f" (not told apart from {len(near) - 1} more)" if len(near) > 1 else ""
+        also = f" (no clear difference from {len(near) - 1} more)" if len(near) > 1 else ""
         sure, advice = f"{best['case']} comes nearest to its roof{also}", ""
         if best["share_low"] > 1:  # a share of more than all there is would be no share
             sure += (

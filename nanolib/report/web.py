@@ -12,8 +12,7 @@ import mistune
 import pandas as pd
 
 from nanolib.report import overview, regressions, renderer
-from nanolib.report.claim import grouped
-from nanolib.report.display import aligned
+from nanolib.report.display import Lines, aligned
 from nanolib.report.linking import links
 from nanolib.report.section import Answer
 from nanolib.report.theme import variables, with_variables
@@ -167,7 +166,7 @@ def web_page(
         changed=changed,
         facts=facts,
         shown_cases=SHOWN_CASES,
-        grouped=grouped,
+        lines=Lines,
         columns=aligned,
         filled=_filled,
         lengths=_lengths,

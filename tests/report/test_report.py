@@ -121,7 +121,7 @@ def test_formulas_in_cells_are_text():
     )
 
 
-@pytest.mark.parametrize("ending", [".sqlite", ".json", ".csv", ".md"])
+@pytest.mark.parametrize("ending", [".sqlite", ".json", ".csv"])
 def test_an_export_holds_every_row(store, tmp_path, ending):
     target = tmp_path / f"share{ending}"
     export.write(store, ["model-1"], target)
@@ -131,10 +131,8 @@ def test_an_export_holds_every_row(store, tmp_path, ending):
             assert len(shared.measurements()) == count
     elif ending == ".json":
         assert len(json.loads(target.read_text())["measurements"]) == count
-    elif ending == ".csv":
-        assert len(pd.read_csv(target)) == count
     else:
-        assert len(target.read_text().strip().splitlines()) == count + 2
+        assert len(pd.read_csv(target)) == count
 
 
 def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):

@@ -12,7 +12,7 @@ from nanolib.store import export as public
 from nanolib.store.export import redact
 from tests.store.rows import LATENCY, make_run
 
-ENDINGS = (".sqlite", ".json", ".csv", ".md")
+ENDINGS = (".sqlite", ".json", ".csv")
 HOME, USER, HOST = "/data/people/zander", "zander", "vaultbox.corp.example"
 
 
