@@ -214,12 +214,6 @@ def known(table: pd.DataFrame, column: str) -> pd.DataFrame:
     return table[table[column].notna()] if column in table else table.iloc[:0]
 
 
-def drawn_ends(table: pd.DataFrame, column: str = "") -> dict[str, pd.Series]:
-    """`low` and `high` of rows, or of a column, as a chart draws them: the figure itself where an end is not known."""
-    ends = {end: table[f"{column}_{end}" if column else end] for end in ("low", "high")}
-    return {end: values.fillna(table[column or "estimate"]) for end, values in ends.items()}
-
-
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
     """The table with the column `flags`: each flag of a line's rows once; `key` as in `filled`."""
     flags = rows.groupby(list(key), sort=False)["flags"].agg(

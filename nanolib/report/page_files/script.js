@@ -22,6 +22,7 @@ async function follow() {
   for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
   for (const one of all('[data-n]')) one.hidden = length && !of(one).includes(length);
   for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr[data-n]:not([hidden])', one).length;
+  document.getElementById('note').hidden = !length;
   document.body.dataset.drawn = '';
   for (const plot of all('.plot')) {
     if (plot.offsetParent && drawn.get(plot)?.of !== wanted(plot)) await draw(plot);
