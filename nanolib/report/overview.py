@@ -69,6 +69,15 @@ def machine_name(machine_id: str) -> str:
     return f"machine {machine_id[:6]}"
 
 
+def without_common(names: list[str]) -> list[str]:
+    """The names without the factors (`dtype=float32`) that all of them share, since they tell nothing apart."""
+    common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
+    return [
+        " ".join(word for word in name.split() if word not in common or "=" not in word)
+        for name in names
+    ]
+
+
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     """The rows of one experiment, with factor columns that none of them uses left out."""
     chosen = rows[rows["experiment"] == experiment] if len(rows) else rows

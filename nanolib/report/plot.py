@@ -16,11 +16,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import format_number
+from nanolib.report.axis import Axis, domain_of, drop_unloggable, log_ticks
 from nanolib.report.theme import COLOURS, HUES, empty_chart, hues, themed
 
 _LABEL_GAP = 14  # px between the names at the ends of lines
-_MOST_NAMED = 4  # points that are named when a logarithmic axis cannot show them
 _SHORT_COUNT = (
     "datum.value < 16384 ? format(datum.value, ',~r') : datum.value < 1048576 ? datum.value / 1024 + 'K' : "
     "datum.value / 1048576 + 'M'"
@@ -77,14 +76,14 @@ def plot(
     if kind == "line" and "x" in log:
         data = data[np.isfinite(data["x"].astype(float)) & (data["x"] > 0)]
     if value in log:
-        data, left_out = _drop_unloggable(data, value)
+        data, left_out = drop_unloggable(data, value)
         under += [f"Not on the logarithmic axis: {left_out}."] if left_out else []
     more = [*(band or ()), *([] if ref is None else [ref])]
     zero = value not in log and (kind != "rows" or ref is None)
-    domain = _domain(data, value, value in log, zero, more)
+    domain = domain_of(data, value, value in log, zero, more)
     if domain is None:
         return empty_chart(title, " ".join(under) or empty)
-    axis = _Axis(unit, value, value in log, domain, fmt)
+    axis = Axis(unit, value, value in log, domain, fmt)
     panels = list(dict.fromkeys(data["panel"])) if "panel" in data else []
     if len(panels) == 1:
         title = f"{title}: {panels[0]}"
@@ -117,74 +116,13 @@ def plot(
     return themed(chart.properties(title=alt.Title(title, **words)))
 
 
-class _Axis:
-    """The axis of values, the same in every layer.
-
-    Args:
-        title: Its title.
-        value: `x` or `y`.
-        log: Whether it is logarithmic.
-        domain: Its ends.
-        fmt: How it writes numbers.
-    """
-
-    def __init__(self, title: str, value: str, log: bool, domain: list[float], fmt: str) -> None:
-        self.title, self.value, self.log, self.domain = title, value, log, domain
-        ticks: dict[str, Any] = {"values": _log_ticks(*domain)} if log else {"tickCount": 5}
-        scale = alt.Scale(type="log" if log else "linear", domain=domain, nice=False)
-        self._of = {"title": title, "scale": scale, "axis": alt.Axis(format=fmt, **ticks)}
-
-    def on(self, column: str) -> dict[str, Any]:
-        """The encoding that puts a column's values along it."""
-        channel = alt.Y if self.value == "y" else alt.X
-        return {self.value: channel(f"{column}:Q", **self._of)}
-
-
-def _drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
-    """Take what a logarithmic axis cannot show out of the data: an end of an interval goes, a point is named too."""
-    columns = [name for name in (value, "low", "high", "pred") if name in data]
-    numbers = data[columns].astype(float)
-    fine = numbers.gt(0) & np.isfinite(numbers)
-    cut = numbers.where(fine)
-    if "low" in data:  # an interval that reaches zero is drawn to the axis
-        cut["low"] = cut["low"].where(fine["low"] | numbers["low"].isna(), cut.min().min() / 1.5)
-    bad = data[~fine[value] & numbers[value].notna()]
-    named = [
-        f"{name} ({format_number(float(number))})"
-        for name, number in zip(bad["series"], bad[value], strict=True)
-    ]
-    more = [f"{len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
-    return data.assign(**cut), ", ".join([*named[:_MOST_NAMED], *more])
-
-
 def _with_named_ref(data: pd.DataFrame, ref: float, name: str) -> pd.DataFrame:
     """With the name of the line to compare with among those at the ends of lines."""
     row = {"series": name, "x": data["x"].max(), "pred": ref, "hue": "rest", "sure": True}
     return pd.concat([data, pd.DataFrame([row | {"text": name, "note": ""}])], ignore_index=True)
 
 
-def _domain(
-    data: pd.DataFrame, value: str, log: bool, zero: bool, more: Sequence[float]
-) -> list[float] | None:
-    """The range of all values, predictions and ends, with some room, from zero if asked; None if there is none."""
-    columns = [name for name in (value, "low", "high", "pred") if name in data]
-    values = np.append(data[columns].to_numpy(dtype=float), more)
-    if "part" in data:  # parts add up
-        values = np.append(values, data.groupby("series")[value].sum())
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return None
-    low, high = float(values.min()), float(values.max())
-    if log:
-        room = max((high / low) ** 0.08, 1.1)
-        return [low / room, high * room]
-    if zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    room = 0.06 * (high - low) or abs(low) * 0.1 or 1.0
-    return [low - room * (low != 0 or not zero), high + room * (high != 0 or not zero)]
-
-
-def _guides(axis: _Axis, ref: float | None, band: tuple[float, float] | None) -> list[alt.Chart]:
+def _guides(axis: Axis, ref: float | None, band: tuple[float, float] | None) -> list[alt.Chart]:
     """The band in which a difference does not count, and the line to compare with."""
     found = []
     if band is not None:
@@ -197,19 +135,12 @@ def _guides(axis: _Axis, ref: float | None, band: tuple[float, float] | None) ->
     return found
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each decade, or the decades only if there are many."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [m * 10.0**k for k in decades for m in (1, 2, 5) if low <= m * 10.0**k <= high]
-    return found if len(found) <= 7 else [10.0**k for k in decades if low <= 10.0**k <= high]
-
-
 def _colour() -> alt.Color:
     scale = alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES])
     return alt.Color("hue:N", scale=scale, legend=None)
 
 
-def _tooltip(data: pd.DataFrame, axis: _Axis, xunit: str = "") -> list[alt.Tooltip]:
+def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Tooltip]:
     """What a point shows: its name, place, value with its ends, prediction and note, as far as they are known."""
     value, number = axis.value, ",.4~g"
     fields = [("series", "series", ""), ("panel", "panel", ""), ("part", "part", "")]
@@ -224,7 +155,7 @@ def _tooltip(data: pd.DataFrame, axis: _Axis, xunit: str = "") -> list[alt.Toolt
 
 
 def _marks(
-    base: alt.Chart, data: pd.DataFrame, axis: _Axis, size: int, xunit: str = ""
+    base: alt.Chart, data: pd.DataFrame, axis: Axis, size: int, xunit: str = ""
 ) -> tuple[list[alt.Chart], alt.Chart]:
     """The intervals, and the points: filled where a value was measured and settled, else hollow."""
     ends = []
@@ -241,7 +172,7 @@ def _marks(
 
 
 def _lines(
-    data: pd.DataFrame, axis: _Axis, xunit: str, log: bool, join: bool, height: int
+    data: pd.DataFrame, axis: Axis, xunit: str, log: bool, join: bool, height: int
 ) -> list[alt.Chart]:
     places = sorted(float(x) for x in data["x"].unique())
     first, last = places[0], places[-1]
@@ -251,7 +182,7 @@ def _lines(
     else:
         room = (last - first) * 0.03
         reach = [first - room, last + 0.2 * room]
-    ticks: dict[str, Any] = {"values": _log_ticks(*reach)} if log else {"tickCount": 6}
+    ticks: dict[str, Any] = {"values": log_ticks(*reach)} if log else {"tickCount": 6}
     if join and len(places) <= 12:
         ticks = {"values": places}
     x = alt.X(
@@ -283,7 +214,7 @@ def _lines(
     return [*layers, points, names.encode(**axis.on("end"), text="label:N", color=ink)]
 
 
-def _label_heights(data: pd.DataFrame, axis: _Axis, height: int) -> pd.Series:
+def _label_heights(data: pd.DataFrame, axis: Axis, height: int) -> pd.Series:
     """Where a name next to each point goes, in the value's unit, so that the names at one `x` do not cover each other."""
     turn, back = (math.log, math.exp) if axis.log else (float, float)
     px = height / (turn(axis.domain[1]) - turn(axis.domain[0]))
@@ -301,7 +232,7 @@ def _label_heights(data: pd.DataFrame, axis: _Axis, height: int) -> pd.Series:
     return found
 
 
-def _across(data: pd.DataFrame, kind: str, axis: _Axis) -> list[alt.Chart]:
+def _across(data: pd.DataFrame, kind: str, axis: Axis) -> list[alt.Chart]:
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
     y = alt.Y("series:N", title=None, sort=list(dict.fromkeys(data["series"])), axis=ink)
     if kind == "bars":

@@ -11,9 +11,9 @@ import pandas as pd
 
 from nanolib.compare.compare import Comparison, Line
 from nanolib.compare.history import History
-from nanolib.measurement import METRICS, case_name, format_number, format_with_interval
+from nanolib.measurement import METRICS, case_name
 from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.overview import cached, machine_name, of_experiment, pick
+from nanolib.report.overview import cached, machine_name, of_experiment, pick, without_common
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.theme import hues
@@ -277,15 +277,6 @@ def history_verdict(found: list[History]) -> list[Claim]:
     return claims
 
 
-def without_common(names: list[str]) -> list[str]:
-    """The names without the factors (`dtype=float32`) that all of them share, since they tell nothing apart."""
-    common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
-    return [
-        " ".join(word for word in name.split() if word not in common or "=" not in word)
-        for name in names
-    ]
-
-
 def _history_names(found: Sequence[History]) -> list[str]:
     several = len({history.machine_id for history in found}) > 1
     return [
@@ -293,62 +284,6 @@ def _history_names(found: Sequence[History]) -> list[str]:
         + f"{one.experiment} {one.case} {one.scope}".strip()
         for one in found
     ]
-
-
-def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """The hardware matrix: what each machine of the rows is, can, and reached.
-
-    Args:
-        rows: Measurements of any runs.
-        machines: From the store.
-
-    Returns:
-        One line per machine for people: the capability columns, then the measured ceilings.
-    """
-    lines = []
-    used = machines["machine_id"].isin(rows["machine_id"] if len(rows) else [])
-    for _, machine in machines[used].iterrows():
-        gpus = machine["gpus"] or [{}]
-        own = rows[rows["machine_id"] == machine["machine_id"]]
-        line = {
-            "Machine": machine["machine_id"],
-            "CPU": machine["cpu"],
-            "Cores": machine["cores"],
-            "RAM (GiB)": machine["ram_gib"],
-            "GPU": gpus[0].get("name", "—") + (f" × {len(gpus)}" if len(gpus) > 1 else ""),
-            "GPU memory (GiB)": gpus[0].get("memory_gib", "—"),
-            "Compute capability": gpus[0].get("compute_capability", "—"),
-            "Native FP8": "yes" if gpus[0].get("fp8") else "no",
-            "torch": machine["torch"],
-            **machine["dtypes"],
-        }
-        for metric, unit in (("ceiling_flops", "FLOP/s"), ("ceiling_bytes", "B/s")):
-            newest = pick(own, metric).drop_duplicates("scope", keep="last")
-            for _, row in newest.iterrows():
-                name = "copy" if metric == "ceiling_bytes" else row["scope"]
-                value = format_number(row["estimate"], row["low"], row["high"])
-                line[f"{name} ({unit})"] = value
-        lines.append(line)
-    return pd.DataFrame(lines).fillna("—")
-
-
-def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same timings on several machines, side by side; empty with one machine.
-
-    Returns:
-        One line per timing that at least two machines hold: `Case`, and per machine its latency with the interval, ms.
-    """
-    found = pick(rows, "latency")
-    if found.empty or found["machine_id"].nunique() < 2:
-        return pd.DataFrame()
-    key = ["experiment", "case_id", "scope", "machine_id"]
-    lines: dict[str, dict[str, str]] = {}
-    for _, row in found.drop_duplicates(key, keep="last").iterrows():
-        case = f"{row['experiment']} {case_name(row['factors'])} {row['scope']}".strip()
-        text = format_with_interval(row["estimate"], row["low"], row["high"])
-        lines.setdefault(case, {})[row["machine_id"]] = text
-    both = [{"Case": case} | texts for case, texts in lines.items() if len(texts) > 1]
-    return pd.DataFrame(both).fillna("—")
 
 
 AB_SECTION = Section(

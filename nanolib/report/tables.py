@@ -24,8 +24,7 @@ class Column:
         metric: What its numbers are of; empty for a factor, or for what is computed of other columns.
         scope: Of what; None takes any.
         method: How; None takes any.
-        interval: Whether `_low`, `_high`, `_predicted` and `_busy`, whether other processes
-            disturbed it, stand beside it.
+        interval: Whether `_low`, `_high`, `_predicted` and `_busy` (other processes ran) are next to it.
         detail: What of the measurement's details it shows; empty for the estimate.
     """
 
@@ -49,13 +48,8 @@ class Column:
         return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}
 
 
-_IN_WORDS = (
-    "form",
-    "direction",
-    "phase",
-    "mode",
-    "arm",
-)  # columns of names that charts and sentences write as words
+# columns of names that charts and sentences write as words
+_IN_WORDS = ("form", "direction", "phase", "mode", "arm")
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:

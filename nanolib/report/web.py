@@ -11,7 +11,7 @@ import jinja2
 import mistune
 import pandas as pd
 
-from nanolib.report import overview, regressions, renderer
+from nanolib.report import hardware, overview, regressions, renderer
 from nanolib.report.display import Lines, aligned
 from nanolib.report.linking import links
 from nanolib.report.section import Answer
@@ -65,8 +65,8 @@ class Facts:
             [(n, f"{n:,}") for n in lengths],
             named,
             overview.run_facts(runs, machines),
-            regressions.hardware_table(rows, machines),
-            regressions.machine_ratios(rows),
+            hardware.hardware_table(rows, machines),
+            hardware.machine_ratios(rows),
             overview.failures(rows),
             overview.flag_lines(rows),
         )
