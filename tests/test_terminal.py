@@ -103,7 +103,7 @@ def test_a_chart_draws_what_acts_as_text(tmp_path):
         .mark_point()
         .encode(x="name:N", y="n:Q")
     )
-    renderer.save(renderer.vega_spec(chart, renderer.PAGE_VERSION), tmp_path, "x")
+    renderer.save(chart.to_dict(), tmp_path, "x")
     drawn = (tmp_path / "x.svg").read_text()
     assert r"\x1b[31mred" in drawn and not {*"\x1b\x00\x07\x08"} & {*drawn}
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from nanolib.measurement import METRICS, format_number, format_with_interval
@@ -18,7 +18,7 @@ class Order(enum.StrEnum):
 
     BELOW = "below"
     ABOVE = "above"
-    ALIKE = "not told apart"
+    ALIKE = "no clear difference"
 
 
 @dataclass(frozen=True)
@@ -120,14 +120,6 @@ class Claim:
     def __str__(self) -> str:
         return f"{self.about}: {self.sentence}" if self.about else self.sentence
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON types; an end that is not known is null."""
-        found = asdict(self) | {"text": str(self)}
-        found["compared"] = [
-            [_json(first), str(order), _json(second)] for first, order, second in self.compared
-        ]
-        return found | {"figures": [_json(figure) for figure in self.figures]}
-
 
 def comparing(first: Figure, *others: Figure) -> tuple[tuple[Figure, Order, Figure], ...]:
     """The order of a figure and each of the others, as their intervals allow it."""
@@ -146,7 +138,3 @@ def grouped(lines: Iterable[Claim | str]) -> list[tuple[str, list[Claim]]]:
             groups.append((claim.about, []))
         (same[0] if same else groups[-1][1]).append(claim)
     return groups
-
-
-def _json(figure: Figure) -> dict[str, Any]:
-    return {key: None if value != value else value for key, value in asdict(figure).items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -12,21 +11,6 @@ from nanolib.measurement import BadInput
 from nanolib.report.page import csv_text, markdown_table, measurement_records, public_runs, records
 from nanolib.store import Store
 from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
-
-_SHOWN = [
-    "experiment",
-    "factors",
-    "metric",
-    "scope",
-    "estimate",
-    "low",
-    "high",
-    "unit",
-    "n",
-    "predicted",
-    "provenance",
-]
-_SHOWN += ["method", "status", "message", "flags"]
 
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
@@ -40,11 +24,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     Raises:
         BadInput: Another ending, no runs, a file that is there already, or one that cannot be written.
     """
-    texts: dict[str, Callable[[Store, list[str]], str]] = {
-        ".json": _json,
-        ".csv": _csv,
-        ".md": _markdown,
-    }
+    texts = {".json": _json, ".csv": _csv, ".md": _markdown}
     if target.suffix not in (".sqlite", *texts):
         raise BadInput(
             f"export: {target.name!r} has no known ending; use one of {', '.join(['.sqlite', *texts])}"
@@ -74,23 +54,23 @@ def _json(store: Store, run_ids: list[str]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _flat(store: Store, run_ids: list[str]) -> pd.DataFrame:
-    rows = pd.DataFrame(
-        measurement_records(store.measurements(run_ids)), columns=PUBLIC["measurements"].split()
-    )
+def _table(store: Store, run_ids: list[str]) -> pd.DataFrame:
+    rows = measurement_records(store.measurements(run_ids))
+    table = pd.DataFrame(rows, columns=PUBLIC["measurements"].split())
     for column in ("factors", "details"):
-        rows[column] = [json.dumps(value) for value in rows[column]]
-    return rows
+        table[column] = [json.dumps(value) for value in table[column]]
+    return table
 
 
 def _csv(store: Store, run_ids: list[str]) -> str:
-    return csv_text(_flat(store, run_ids))
+    return csv_text(_table(store, run_ids))
 
 
 def _markdown(store: Store, run_ids: list[str]) -> str:
-    rows = _flat(store, run_ids)
-    several = [name for name in ("machine_id", "run_id") if rows[name].nunique() > 1]
-    table = rows[[*several, *_SHOWN]].map(
-        lambda value: ", ".join(value) if isinstance(value, list) else value
+    """The same rows for people: without details, and without columns that name one machine and one run."""
+    table = _table(store, run_ids).drop(columns="details")
+    table = table.drop(
+        columns=[name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
     )
+    table["flags"] = table["flags"].map(", ".join)
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"

@@ -57,7 +57,7 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         runs: Their runs, with `experiment`, `machine_id` and `started`.
     """
     newest = (
-        runs.sort_values("started")
+        runs.sort_values("started", kind="stable")
         .drop_duplicates("experiment", keep="last")
         .set_index("experiment")["machine_id"]
     )
@@ -67,6 +67,15 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 def machine_name(machine_id: str) -> str:
     """What charts, tables and sentences call a machine where there are several; `run_facts` says what it is."""
     return f"machine {machine_id[:6]}"
+
+
+def without_common(names: list[str]) -> list[str]:
+    """The names without the factors (`dtype=float32`) that all of them share, since they tell nothing apart."""
+    common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
+    return [
+        " ".join(word for word in name.split() if word not in common or "=" not in word)
+        for name in names
+    ]
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:

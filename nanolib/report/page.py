@@ -7,6 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,13 +17,9 @@ import pandas as pd
 from nanolib.compare.history import what_changed
 from nanolib.measurement import printable
 from nanolib.paths import make_folder
-from nanolib.report import (
-    overview,
-    regressions,
-    renderer,
-)
-from nanolib.report.section import Changes, Section
-from nanolib.report.web import web_page
+from nanolib.report import overview, regressions, renderer
+from nanolib.report.section import Answer, Section, answers
+from nanolib.report.web import Facts, web_page
 from nanolib.store import Store
 from nanolib.store.export import public_rows
 
@@ -40,73 +37,69 @@ def build(
     Args:
         store: Where they are.
         run_ids: Which.
-        folder: Where to: `index.html`, `profiling_report.md`, a PNG and SVG of each chart, `attention_summary.csv` and `.md`,
-            `model_summary.csv` and `.md`, `warmup_summary.csv` and `.md`, and of each further table that has a line a pair named
-            after its title; `attention_profile.json`, `model_profile.json`, `warmup_profile.json`.
+        folder: Where to: `index.html`, `profiling_report.md`, a PNG and SVG of each chart, and per experiment
+            `NAME_summary.csv`, `NAME_summary.md`, `NAME_profile.json` and a pair of tables for each further table that has a
+            line. The page has the answers of all machines, the other files those of the machine of each newest run.
         sections: What is asked, in order; those without a run are left out.
         pictures: Whether to draw the PNG and SVG files, which takes longer than all the rest.
 
     Returns:
         The page.
     """
-    (every, runs), machines = store.shown(run_ids), store.machines()
-    rows = overview.newest_machine(every, runs)
-    left_out = (
-        store.count_cases(run_ids)
-        - every[["machine_id", "experiment", "case_id"]].drop_duplicates().shape[0]
-    )
+    (rows, runs), machines = store.shown(run_ids), store.machines()
+    cases = rows[["machine_id", "experiment", "case_id"]].drop_duplicates()
+    facts = Facts.of(rows, runs, machines, store.count_cases(run_ids) - len(cases))
+    answered = answers(sections, rows, runs)
+    since, histories = what_changed(store, runs)
+    changes = regressions.changes(since, histories)
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with (
         TemporaryDirectory(prefix=".nanolib-", dir=folder) as beside,
-        renderer.quick_charts(),
-        renderer.LinkedSpecs(Path(beside) if pictures else None) as drawn,
+        renderer.unchecked(),
+        ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
-        made = Path(beside)
-        shown = [section for section in sections if section.experiment in set(runs["experiment"])]
-        for section in shown:
-            for name, chart in {**section.charts, **section.files}.items():
-                drawn.add(name, chart(rows))
-        changes = _changes(store, runs)
+        made, coming = Path(beside), []
+        specs: dict[str, dict[str, Any]] = {}
+
+        def draw(name: str, spec: dict[str, Any]) -> None:
+            specs[name] = spec
+            if pictures:
+                coming.append(drawing.submit(renderer.save, spec, made, name))
+
         for name, chart in changes.charts.items():
-            drawn.add(name, chart)
-        for section in shown:
-            _write_files(section, rows, runs, made)
-        (made / "profiling_report.md").write_text(
-            _markdown(shown, changes, rows, every, runs, machines), encoding="utf-8"
-        )
-        page = web_page(shown, changes, drawn.all(), rows, every, runs, machines, left_out)
+            draw(name, chart.to_dict(validate=False))
+        for answer in answered:
+            if not answer.newest:
+                continue
+            for name, chart in {**answer.section.charts, **answer.section.files}.items():
+                draw(name, chart(answer.rows).to_dict(validate=False))
+            _write_files(answer, runs, made)
+        shown = [answer for answer in answered if answer.newest]
+        text = _markdown(shown, changes, facts)
+        (made / "profiling_report.md").write_text(text, encoding="utf-8")
+        page = web_page(answered, changes, specs, facts)
         (made / "index.html").write_text(page, encoding="utf-8")
+        for one in coming:
+            one.result()
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"
 
 
-def _changes(store: Store, runs: pd.DataFrame) -> Changes:
-    since, found = what_changed(store, runs)
-    drawn = {"since_the_run_before": regressions.since_chart(since)} if since is not None else {}
-    if found:
-        drawn["history"] = regressions.history_chart(found)
-    table = since.table(everything=False) if since is not None else pd.DataFrame()
-    return Changes(regressions.changes_verdict(since, found), drawn, table)
-
-
-def _write_files(section: Section, rows: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> None:
-    for at, (title, table) in enumerate(section.shown(rows).items()):
+def _write_files(answer: Answer, runs: pd.DataFrame, folder: Path) -> None:
+    experiment = answer.section.experiment
+    for at, (title, table, readable) in enumerate(answer.tables):
         name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
-        (folder / f"{section.experiment}_{name}.csv").write_text(
-            csv_text(table.of(rows)), encoding="utf-8"
-        )
-        text = markdown_table(table.readable(rows)) + "\n"
-        (folder / f"{section.experiment}_{name}.md").write_text(text, encoding="utf-8")
-    chosen = overview.of_experiment(rows, section.experiment)
+        for ending, text in (("csv", csv_text(table)), ("md", markdown_table(readable) + "\n")):
+            (folder / f"{experiment}_{name}.{ending}").write_text(text, encoding="utf-8")
     profile = {
-        "runs": public_runs(runs[runs["experiment"] == section.experiment]),
-        "measurements": measurement_records(chosen),
-        "verdict": [claim.to_dict() for claim in section.verdict(rows)],
+        "runs": public_runs(runs[runs["experiment"] == experiment]),
+        "measurements": measurement_records(overview.of_experiment(answer.rows, experiment)),
+        "verdict": list(map(str, answer.claims)),
     }
     text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / f"{section.experiment}_profile.json").write_text(text, encoding="utf-8")
+    (folder / f"{experiment}_profile.json").write_text(text, encoding="utf-8")
 
 
 def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
@@ -125,12 +118,8 @@ def records(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """A table as CSV that a spreadsheet takes for text and numbers alone, in its header too."""
-    return (
-        table.map(safe_cell)
-        .set_axis([safe_cell(name) for name in table.columns], axis=1)
-        .to_csv(index=False)
-    )
+    """A table as CSV that a spreadsheet takes for text and numbers only, in its header too."""
+    return table.map(safe_cell).rename(columns=safe_cell).to_csv(index=False)
 
 
 def safe_cell(value: Any) -> Any:
@@ -139,9 +128,8 @@ def safe_cell(value: Any) -> Any:
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
         return value
-    begins = unicodedata.normalize("NFKC", value.lstrip())[
-        :1
-    ]  # some spreadsheets take a full-width = for one
+    # some spreadsheets take a full-width = for one
+    begins = unicodedata.normalize("NFKC", value.lstrip())[:1]
     acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
     return ("'" if acts and begins else "") + printable(value)
 
@@ -161,42 +149,30 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)
 
 
-def _markdown(
-    sections: list[Section],
-    changes: Changes,
-    rows: pd.DataFrame,
-    every: pd.DataFrame,
-    runs: pd.DataFrame,
-    machines: pd.DataFrame,
-) -> str:
-    parts = ["# nanolib report", markdown_table(overview.run_facts(runs, machines))]
-    if not sections:
-        parts.append("There is nothing to show yet. Run: nano run quick")
-    for section in sections:
-        parts += [
-            f"## {section.question}",
-            *(f"- {_markdown_text(str(claim))}" for claim in section.verdict(rows)),
-        ]
-        parts += [f"![{name}]({name}.png)" for name in section.charts]
-        for title, table in section.shown(rows).items():
-            parts += [f"### {title}", markdown_table(table.readable(rows))]
-    parts += ["## What changed?", *(f"- {_markdown_text(str(claim))}" for claim in changes.verdict)]
+def _markdown_list(lines: Iterable[Any]) -> str:
+    return "\n".join(f"- {_markdown_text(str(line))}" for line in lines)
+
+
+def _markdown(shown: list[Answer], changes: regressions.Changes, facts: Facts) -> str:
+    """The report as Markdown; an empty part has no heading."""
+    parts = ["# nanolib report", markdown_table(facts.runs)]
+    for answer in shown:
+        parts += [f"## {answer.section.question}", _markdown_list(answer.claims)]
+        parts += [f"![{name}]({name}.png)" for name in answer.section.charts]
+        for title, _, readable in answer.tables:
+            parts += [f"### {title}", markdown_table(readable)]
+    parts += ["## What changed?", _markdown_list(changes.verdict)]
     parts += [f"![{name}]({name}.png)" for name in changes.charts]
-    if len(changes.table):
-        parts.append(markdown_table(changes.table))
-    matrix, across = regressions.hardware_table(every, machines), regressions.machine_ratios(every)
-    parts += [
-        "## Hardware",
-        markdown_table(matrix),
-        *([markdown_table(across)] if len(across) else []),
-    ]
-    failed = overview.failures(every)
-    if len(failed):
-        parts += ["## What failed", markdown_table(failed)]
-    flagged = overview.flag_lines(rows)
-    if flagged:
-        parts += [
-            "## What to know before believing a number",
-            *(f"- {_markdown_text(line)}" for line in flagged),
-        ]
-    return "\n\n".join(parts).replace("\n\n- ", "\n- ").replace("\n- ", "\n\n- ", 1) + "\n"
+    for title, table in (
+        ("Changed and inconclusive cases", changes.table),
+        ("Hardware", facts.hardware),
+        ("Latency per machine (ms)", facts.across),
+        ("What failed", facts.failed),
+    ):
+        parts += [f"## {title}", markdown_table(table)] if len(table) else []
+    if facts.flags:
+        parts += ["## What to know before believing a number", _markdown_list(facts.flags)]
+    return (
+        "\n\n".join(parts if shown else [*parts, "Nothing was measured yet. Run: nano run quick"])
+        + "\n"
+    )

@@ -9,73 +9,51 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import Flag
 from nanolib.report.claim import Claim, Figure, comparing
 from nanolib.report.linking import link_columns, links
-from nanolib.report.overview import listed, pick, ranked
+from nanolib.report.overview import listed, of_experiment, pick, ranked
 from nanolib.report.plot import plot
-from nanolib.report.tables import Column, drawn_ends, filled, percent, ratios, short_names
+from nanolib.report.tables import Column, filled, percent, ratios, short_names
 from nanolib.report.theme import Chart, empty_chart, hues
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
 
 
-def roofline_table(rows: pd.DataFrame, experiment: str = "") -> pd.DataFrame:
-    """One line per timing whose work and traffic are known, in a run that measured its ceilings.
-
-    Args:
-        rows: Measurements of any experiments.
-        experiment: Only this one's.
+def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """One line per timing of an experiment whose work and traffic are known, in a run that measured its ceilings.
 
     Returns:
-        Columns: `case`, `name`, `dtype`, `scope`, `intensity` (FLOP per byte: formulas alone), `achieved` with `low` and `high`,
+        Columns: `case`, `name`, `dtype`, `scope`, `intensity` (FLOP per byte: formulas only), `achieved` with `low` and `high`,
         `attainable` (the lower of the two ceilings at this intensity) in FLOP/s and `share`, each with `low` and `high`
         (the widest that timing and ceilings allow), `bound` (`compute` or `memory`), `ridge` (the intensity at which the two
         ceilings meet), `peak`, `bandwidth`.
     """
-    if experiment and len(rows):
-        rows = rows[rows["experiment"] == experiment]
+    rows = of_experiment(rows, experiment)
     achieved = pick(rows, "flops_per_second")
-    achieved = achieved.assign(**links(achieved))
     if achieved.empty or "factor.dtype" not in rows:
         return pd.DataFrame()
     key = ["run_id", "case_id", "scope"]
-    columns = {f"factor.{name}": name for name in _CASE} | {
-        "estimate": "achieved",
-        "low": "achieved_low",
-        "high": "achieved_high",
-    }
-    followed = link_columns(achieved)
-    table = achieved[[*key, *followed, *(name for name in columns if name in achieved)]].rename(
-        columns=columns
-    )
-    table["achieved_busy"] = [Flag.BUSY_MACHINE in flags for flags in achieved["flags"]]
-    table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
+    factors = {name: achieved[f"factor.{name}"] for name in _CASE if f"factor.{name}" in achieved}
+    rate = Column("achieved", "", "flops_per_second", interval=True).of(achieved)
+    table = achieved[key].assign(**factors, **links(achieved), **rate)
     peaks = rows.assign(dtype=rows["scope"])  # a ceiling is of a type, or of the copy
-    table = filled(
-        table, peaks, (Column("peak", "", "ceiling_flops", interval=True),), ["run_id", "dtype"]
-    )
-    table = filled(
-        table, rows, (Column("bandwidth", "", "ceiling_bytes", interval=True),), ["run_id"]
-    )
+    peak = Column("peak", "", "ceiling_flops", interval=True)
+    bandwidth = Column("bandwidth", "", "ceiling_bytes", interval=True)
+    table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
+    table = filled(table, peaks, (peak,), ["run_id", "dtype"])
+    table = filled(table, rows, (bandwidth,), ["run_id"])
     table = table.dropna(subset=["flops", "moved", "peak", "bandwidth"]).reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
         table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
     table["intensity"] = table["flops"] / table["moved"]
     table["ridge"] = table["peak"] / table["bandwidth"]
-    peak, bandwidth = drawn_ends(table, "peak"), drawn_ends(table, "bandwidth")
-    table["attainable"] = np.minimum(table["peak"], table["intensity"] * table["bandwidth"])
-    for end in ("low", "high"):
-        table[f"attainable_{end}"] = np.minimum(peak[end], table["intensity"] * bandwidth[end])
+    for end in ("", "_low", "_high"):  # the ceiling itself where an end is not known
+        flops = table[f"peak{end}"].fillna(table["peak"])
+        copied = table[f"bandwidth{end}"].fillna(table["bandwidth"])
+        table[f"attainable{end}"] = np.minimum(flops, table["intensity"] * copied)
     table = table.assign(**ratios("share", table, "achieved", "attainable"))
-    table["bound"] = np.where(table["intensity"] < table["ridge"], "memory", "compute")
-    ends = [
-        f"{name}_{end}"
-        for name in ("peak", "bandwidth")
-        for end in ("low", "high", "predicted", "busy")
-    ]
-    return table.drop(columns=["flops", "moved", *ends])
+    return table.assign(bound=np.where(table["intensity"] < table["ridge"], "memory", "compute"))
 
 
 def roofline_chart(experiment: str) -> Chart:
@@ -146,32 +124,25 @@ def roofline_chart(experiment: str) -> Chart:
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
     """What binds each kind of timing, and the best share of it that was reached."""
     table = roofline_table(rows, experiment)
-    table = (
-        table[table["attainable"] > 0] if len(table) else table
-    )  # without work there is no share of a ceiling
+    if table.empty:
+        return []
     claims = []
-    for scope, group in table.groupby("scope", sort=False) if len(table) else []:
+    table = table[table["attainable"] > 0]  # without work there is no share of a ceiling
+    for scope, group in table.groupby("scope", sort=False):
         near, others = ranked(group, "share", ascending=False)
         best = near.iloc[0]
         counts = group["bound"].value_counts().items()
         answer = f"{scope.replace('_', ' ').capitalize()} is bound by "
         answer += listed(f"{bound} in {count} of {len(group)} cases" for bound, count in counts)
-        also = f" (not told apart from {len(near) - 1} more)" if len(near) > 1 else ""
+        also = f" (no clear difference from {len(near) - 1} more)" if len(near) > 1 else ""
         sure, advice = f"{best['case']} comes nearest to its roof{also}", ""
         if best["share_low"] > 1:  # a share of more than all there is would be no share
+            cached = best["bound"] == "memory"
             sure += (
                 f" and is above it, {best['achieved']:.3g} beside {best['attainable']:.3g} FLOP/s: "
             )
-            sure += (
-                "some of it stays in a cache"
-                if best["bound"] == "memory"
-                else "the ceiling was measured too low"
-            )
-            advice = (
-                ""
-                if best["bound"] == "memory"
-                else "run nano doctor on an idle machine, for its ceiling"
-            )
+            sure += "some of it stays in a cache" if cached else "the ceiling was measured too low"
+            advice = "" if cached else "run nano doctor on an idle machine, for its ceiling"
         else:
             sure += f", {percent(best, 'share')} of {best['attainable']:.3g} FLOP/s"
         shares = (

@@ -1,10 +1,10 @@
-"""What the report is made of: sections that experiments hand to it, and what changed."""
+"""What the report is made of: sections that experiments hand to it, and the answers that rows of one machine give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
 
 import altair as alt
 import pandas as pd
@@ -78,15 +78,54 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Changes:
-    """What changed since the runs before, and over all runs.
+class Answer:
+    """What one machine answers to a question.
 
     Attributes:
-        verdict: What changed.
-        charts: By name.
-        table: The findings that are not equivalent.
+        section: The question.
+        machine_id: The machine.
+        newest: Whether the question's newest run is of this machine.
+        rows: All rows of the machine.
     """
 
-    verdict: list[Claim]
-    charts: Mapping[str, Any]
-    table: pd.DataFrame
+    section: Section
+    machine_id: str
+    newest: bool
+    rows: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """Tells the answers of a page apart."""
+        return self.section.experiment + ("" if self.newest else f"-{self.machine_id[:6]}")
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """The conclusions."""
+        return self.section.verdict(self.rows)
+
+    @cached_property
+    def tables(self) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
+        """The title of each table, the table with all columns, and as people read it."""
+        return [
+            (title, table.of(self.rows), table.readable(self.rows))
+            for title, table in self.section.shown(self.rows).items()
+        ]
+
+
+def answers(sections: Iterable[Section], rows: pd.DataFrame, runs: pd.DataFrame) -> list[Answer]:
+    """Answer each question by each machine that ran it, the machine of its newest run first.
+
+    Args:
+        sections: The questions.
+        rows: Measurements of any machines; the numbers of two are never joined.
+        runs: Their runs, with `experiment`, `machine_id` and `started`.
+    """
+    ordered = runs.sort_values("started", kind="stable")[::-1]
+    places = ordered[["experiment", "machine_id"]].drop_duplicates()
+    of = {one: rows[rows["machine_id"] == one] for one in places["machine_id"] if len(rows)}
+    found = []
+    for section in sections:
+        machines = places.loc[places["experiment"] == section.experiment, "machine_id"]
+        for at, machine in enumerate(machines):
+            found.append(Answer(section, machine, at == 0, of.get(machine, rows)))
+    return found

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +24,7 @@ class Column:
         metric: What its numbers are of; empty for a factor, or for what is computed of other columns.
         scope: Of what; None takes any.
         method: How; None takes any.
-        interval: Whether `_low`, `_high`, `_predicted` and `_busy`, whether other processes
-            disturbed it, stand beside it.
+        interval: Whether `_low`, `_high`, `_predicted` and `_busy` (other processes ran) are next to it.
         detail: What of the measurement's details it shows; empty for the estimate.
     """
 
@@ -51,13 +48,8 @@ class Column:
         return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}
 
 
-_IN_WORDS = (
-    "form",
-    "direction",
-    "phase",
-    "mode",
-    "arm",
-)  # columns of names that charts and sentences write as words
+# columns of names that charts and sentences write as words
+_IN_WORDS = ("form", "direction", "phase", "mode", "arm")
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
@@ -100,73 +92,40 @@ def _spoken(name: Any) -> Any:
 def compact(
     table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None
 ) -> tuple[str, pd.DataFrame]:
-    """A table of findings for a terminal: what all cases share is said once, empty columns go, and long texts are cut.
-
-    A factor that most cases have, all with one value, is said once too.
+    """A table of findings for a terminal: what all cases share is said once, empty columns go, long names are cut.
 
     Args:
         table: With the columns `experiment` and `case`.
         width: Characters of a line.
-        notes: Note → its number, to be said below: they take a number's place where the table is too wide otherwise.
+        notes: Note → its number, to be said below: they take a note's place where the table is too wide otherwise.
 
     Returns:
         What the cases share, and the table.
     """
-    names = [name.split(" ") for name in table["case"]]
-    words = Counter(word for name in names for word in dict.fromkeys(name))
-    shared = [word for word, times in words.items() if times == len(names)]
-    values = Counter(word.partition("=")[0] for word in words if "=" in word)
-    of_some = [
-        word
-        for word, times in words.items()
-        if len(names) / 2 <= times < len(names) and values[word.partition("=")[0]] == 1
-    ]
-    short, shorter = (_without(names, [*shared, *more]) for more in ((), of_some))
-    apart = len(set(shorter)) == len(set(short))
-    table = table.assign(case=shorter if apart else short)
-    if table["experiment"].nunique() == 1:
-        shared, table = [table["experiment"].iloc[0], *shared], table.drop(columns="experiment")
-    said = "; where it applies: ".join(
-        " ".join(part) for part in (shared, of_some if apart else []) if part
+    names = [name.split() for name in table["case"]]
+    shared = [word for word in names[0] if all(word in name for name in names)]
+    table = table.assign(
+        case=[" ".join(word for word in name if word not in shared) for name in names]
     )
-    table = table.loc[:, [bool(table[name].astype(bool).any()) for name in table]]
-    whole = table
-    for column in ("p", "note", "base", "current", "case"):  # in this order they give way
-        too_much = _width(table) - width
-        if column not in table or too_much <= 0:
-            continue
-        if column == "p":  # the interval beside it says as much
-            whole = table = table.drop(columns=column)
-        elif column == "note" and notes is not None:
-            numbers = [
-                text and notes.setdefault(text, str(len(notes) + 1)) for text in table[column]
-            ]
-            whole = table = table.assign(note=numbers)
-        elif column in ("note", "case"):
-            most = max(16, table[column].astype(str).map(len).max() - too_much)
-            cut = [_shortened(text, most) for text in table[column]]
-            if (
-                column == "note" or len(set(cut)) == table[column].nunique()
-            ):  # else no table is narrow enough
-                table = table.assign(**{column: cut})
-        else:
-            table = table.assign(**{column: [_COUNT.sub(_rounded, text) for text in table[column]]})
-    return said, table if _width(table) <= width else whole  # which will not be shown as a table
+    if table["experiment"].nunique() == 1:
+        shared = [table["experiment"].iloc[0], *shared]
+        table = table.drop(columns="experiment")
+    table = table.loc[:, table.astype(bool).any()]
+    if _width(table) > width:
+        table = table.drop(columns="p", errors="ignore")  # the interval says as much
+        if "note" in table and notes is not None:
+            numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table.note]
+            table = table.assign(note=numbers)
+    if "case" in table:
+        most = max(16, table["case"].map(len).max() - max(0, _width(table) - width))
+        cut = [_shortened(name, most) for name in table["case"]]
+        if len(set(cut)) == table["case"].nunique():
+            table = table.assign(case=cut)
+    return " ".join(shared), table
 
 
 def _width(table: pd.DataFrame) -> int:
     return sum(max(len(name), *map(len, table[name].astype(str))) + 1 for name in table) - 1
-
-
-_COUNT = re.compile(r"^\d{1,3}(,\d{3}){2,}$")
-
-
-def _rounded(count: re.Match[str]) -> str:
-    return f"{int(count[0].replace(',', '')):.4g}"
-
-
-def _without(names: list[list[str]], words: list[str]) -> list[str]:
-    return [" ".join(word for word in name if word not in words) for name in names]
 
 
 def _shortened(text: str, most: int) -> str:
@@ -247,12 +206,6 @@ def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, 
 def known(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """The lines that have something in a column; none where there is no such column."""
     return table[table[column].notna()] if column in table else table.iloc[:0]
-
-
-def drawn_ends(table: pd.DataFrame, column: str = "") -> dict[str, pd.Series]:
-    """`low` and `high` of rows, or of a column, as a chart draws them: the figure itself where an end is not known."""
-    ends = {end: table[f"{column}_{end}" if column else end] for end in ("low", "high")}
-    return {end: values.fillna(table[column or "estimate"]) for end, values in ends.items()}
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:

@@ -82,7 +82,6 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
         "labelFontSize": _TEXT,
         "titleFontSize": _TEXT,
         "titleFontWeight": "normal",
-        "labelLimit": 220,
         "labelFlush": False,
         "labelPadding": 6,
         "domain": False,
@@ -101,6 +100,7 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     chart.config = alt.Config.from_dict(
         {
             "axis": axis,
+            "axisY": {"labelLimit": 340},
             "title": title,
             "legend": legend,
             "background": COLOURS["paper"],

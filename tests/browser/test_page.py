@@ -57,9 +57,7 @@ def drawn(browser, report):
     with watching(browser) as made:
         made.page.on("dialog", lambda dialog: made.complaints.append(f"dialog: {dialog.message}"))
         made.page.goto(report.as_uri())
-        made.page.wait_for_function(
-            "Number(document.body.dataset.drawn) === Object.keys(specs).length", timeout=60_000
-        )
+        made.page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
         yield made
 
 
@@ -71,12 +69,13 @@ def opened(drawn):
 
 def test_it_opens_from_the_file_system_and_complains_of_nothing(opened):
     assert opened.complaints == []
-    assert opened.page.locator(".chart svg.marks").count() == opened.page.locator(".chart").count()
-    assert "window 64" in opened.page.locator(".verdict").first.inner_text()
+    shown = opened.page.locator(".plot:visible")
+    assert shown.count() == shown.locator("svg.marks").count() > 0
+    assert "window 64" in opened.page.locator(".verdict:visible").first.inner_text()
 
 
 def test_a_point_tells_its_interval_and_what_it_is_compared_with(opened):
-    opened.page.locator("#chart-attention_speed_up .mark-symbol.role-mark path").first.hover(
+    opened.page.locator("[id='attention_speed_up/0'] .mark-symbol.role-mark path").first.hover(
         force=True
     )
     tip = opened.page.locator("#vg-tooltip-element")
@@ -85,10 +84,23 @@ def test_a_point_tells_its_interval_and_what_it_is_compared_with(opened):
     assert all(word in said for word in ("from", "to", "against dense (flash)", "removes"))
 
 
+def test_a_machine_that_is_picked_answers_by_itself(opened):
+    page, machines = opened.page, opened.page.locator("#machine")
+    for option in (MACHINE["machine_id"], "m2"):
+        machines.select_option(option)
+        page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
+        of = page.locator("section:visible, .card:visible").evaluate_all(
+            "some => some.map(one => one.dataset.machine).filter(Boolean)"
+        )
+        assert set(of) == {option} and f"machine={option}" in page.url
+        assert page.locator("section:visible .plot:visible svg.marks").count() > 0
+    machines.select_option("")
+
+
 def test_what_tries_to_break_out_is_shown_as_text(opened, report):
     assert opened.complaints == []
     assert opened.page.locator("body").inner_text().count("<script>alert(1)</script>") >= 2
     source = report.read_text()
     assert "<script>alert" not in source
-    data = source.split("const page = ", 1)[1].split(";\n", 1)[0]
+    data = source.split("const specs = ", 1)[1].split(";\n", 1)[0]
     assert "<" not in data and json.loads(data)

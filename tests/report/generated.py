@@ -238,18 +238,18 @@ def contradictions(name, runs, path):
 # What a sentence says of two figures, the first against each of the others.
 _SAYS = (
     (r" is the fastest", {"above"}),
-    (r"(?i)^no clear difference between (?!sparse)", {"not told apart"}),
+    (r"(?i)^no clear difference between (?!sparse)", {"no clear difference"}),
     (r"as fast as one rank", {"below", "above"}),
-    (r"cannot be told apart(?! as)", {"not told apart"}),
+    (r"cannot be told apart(?! as)", {"no clear difference"}),
     (r" is the largest part", {"above"}),
     (r"runs at \d+% of what", {"below"}),
     (r"costs loss|: worse after|communication that computing does not hide(?!, not)", {"above"}),
     (r"lowers the loss|: better after", {"below"}),
     (r"^FP8 is slower|No product measured gains", {"below"}),
-    (r"^(?!profiling costs).*not distinguishable from zero", {"below", "not told apart"}),
+    (r"^(?!profiling costs).*not distinguishable from zero", {"below", "no clear difference"}),
     (
         r"^profiling costs: \w+, not distinguishable from zero",
-        {"not told apart"},
+        {"no clear difference"},
     ),  # the first of its modes
     (r"^profiling costs: \w+ [-\d]", {"above", "below"}),
 )
@@ -275,7 +275,7 @@ def _wrong(claim, rows):
             if first.high < second.low
             else "above"
             if first.low > second.high
-            else "not told apart"
+            else "no clear difference"
         )
         if lies != order:
             yield f"{first} is {lies} {second}, and not {order}"

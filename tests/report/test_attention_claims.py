@@ -185,7 +185,7 @@ def test_what_never_settled_is_counted(say):
         ),
         (
             (3e10, 5e10, 6e10),
-            "dense n=64 comes nearest to its roof (not told apart from 1 more), 80% [60% … 90%] of 1e+11 FLOP/s.",
+            "dense n=64 comes nearest to its roof (no clear difference from 1 more), 80% [60% … 90%] of 1e+11 FLOP/s.",
         ),
     ],
 )

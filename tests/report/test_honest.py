@@ -155,9 +155,9 @@ def test_a_law_takes_four_lengths(say, lengths, fitted):
     ("second", "order"),
     [
         ((3.1, 4, 5), "below"),
-        ((3, 4, 5), "not told apart"),
+        ((3, 4, 5), "no clear difference"),
         ((0.1, 0.2, 0.9), "above"),
-        ((float("nan"),) * 3, "not told apart"),
+        ((float("nan"),) * 3, "no clear difference"),
     ],
 )
 def test_an_order_is_what_two_intervals_allow(second, order):

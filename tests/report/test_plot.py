@@ -8,7 +8,7 @@ import pytest
 
 from nanolib.report import theme as charts
 from nanolib.report.plot import plot
-from nanolib.report.renderer import vega_spec
+from nanolib.report.renderer import compiled
 from nanolib.report.theme import hues, is_empty
 from nanolib.store import Store
 from tests.features import results
@@ -128,7 +128,7 @@ def test_no_chart_loses_its_axis_to_bad_values(stored, name):
     chart = CHARTS[name](rows)
     if is_empty(chart):
         return
-    spec = vega_spec(chart)
+    spec = compiled(chart.to_dict())
     scales = [scale for part in [spec, *spec.get("marks", [])] for scale in part.get("scales", [])]
     ends = [
         end for scale in scales if scale["type"] in ("log", "linear") for end in scale["domain"]

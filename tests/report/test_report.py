@@ -61,8 +61,8 @@ def test_verdicts_are_computed_from_the_rows(rows):
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_every_chart_compiles_for_jupyterlabs_vega_and_draws(name, rows, tmp_path):
-    spec = renderer.vega_spec(CHARTS[name](rows))
-    assert "vega/v5" in spec["$schema"]
+    spec = CHARTS[name](rows).to_dict()
+    assert "vega/v5" in renderer.compiled(spec, renderer.VEGALITE_VERSION)["$schema"]
     renderer.save(spec, tmp_path, name)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert ET.fromstring((tmp_path / f"{name}.svg").read_text()).tag.endswith("svg")
@@ -131,10 +131,8 @@ def test_an_export_holds_every_row(store, tmp_path, ending):
             assert len(shared.measurements()) == count
     elif ending == ".json":
         assert len(json.loads(target.read_text())["measurements"]) == count
-    elif ending == ".csv":
-        assert len(pd.read_csv(target)) == count
     else:
-        assert len(target.read_text().strip().splitlines()) == count + 2
+        assert len(pd.read_csv(target)) == count
 
 
 def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):

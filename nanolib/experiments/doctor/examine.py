@@ -10,7 +10,7 @@ import torch
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.experiments.doctor import cases as doctor
-from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, format_number
+from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, format_with_interval
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.limits import fitting_threads, memory_limits
 from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
@@ -116,13 +116,9 @@ def _ceilings(params: doctor.Params) -> dict[str, str]:
     run.finish()
     told = {}
     for _, row in rows[rows["metric"].isin(["ceiling_flops", "ceiling_bytes"])].iterrows():
-        scale, unit = (
-            (1e9, "GFLOP/s")
-            if row["metric"] == "ceiling_flops"
-            else (1e9, "GB/s, read and written")
-        )
-        low, value, high = (row[name] / scale for name in ("low", "estimate", "high"))
-        text = f"{format_number(value, low, high)} [{format_number(low, low, high)} … {format_number(high, low, high)}] {unit}"
+        unit = "GFLOP/s" if row["metric"] == "ceiling_flops" else "GB/s, read and written"
+        ends = (row[name] / 1e9 for name in ("estimate", "low", "high"))
+        text = f"{format_with_interval(*ends)} {unit}"
         notes = [
             FLAG_TEXT[Flag(flag)]
             for flag in row["flags"]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import pydantic
 
-from nanolib.compare.findings import Comparison
-from nanolib.compare.history import History, what_changed
+from nanolib.compare.history import what_changed
 from nanolib.measurement import MOST_LABEL, shown
 from nanolib.params import StrictModel
 from nanolib.paths import database_path
+from nanolib.report import regressions
 from nanolib.report.overview import newest_machine
 from nanolib.store import Store
 
@@ -69,10 +69,11 @@ def _opened(params: Params) -> Store:
     return Store(params.database or database_path(), create=not params.database)
 
 
-def changes(params: Params) -> tuple[Comparison | None, list[History]]:
+def changes(params: Params) -> regressions.Changes:
     """The chosen runs against those before them, and every timing over all runs of their machines."""
     with _opened(params) as store:
-        return what_changed(store, store.runs_of(select_runs(store, params.runs)))
+        runs = store.runs_of(select_runs(store, params.runs))
+        return regressions.changes(*what_changed(store, runs))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
