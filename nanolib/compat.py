@@ -24,8 +24,8 @@ from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import Timer
 from nanolib.models import Transformer, generate_random_batch
 from nanolib.models import create_model as _create_model
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.ranks import world_of
+from nanolib.models.attention.sharding import Layout
 from nanolib.models.attention.tree import tree_attention_decode
 
 __all__ = [

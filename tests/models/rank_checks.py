@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from nanolib.compat import Timer, profiled_tree_attn_decode
 from nanolib.meters.links import count_bytes
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.sharding import Layout
 from nanolib.models.attention.traffic import decode_traffic, prefill_traffic
 from nanolib.models.attention.tree import ALGORITHMS, TREE_ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention

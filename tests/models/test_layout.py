@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.ring import _blocks
+from nanolib.models.attention.sharding import Layout
 from tests.models.layouts import restore
 
 _layouts = st.builds(

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import partial, ring, tree, ulysses
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
+from nanolib.models.attention.sharding import Layout
 from nanolib.models.attention.traffic import decode_traffic
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention

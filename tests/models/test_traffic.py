@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.sharding import Layout
 from nanolib.models.attention.traffic import Traffic, decode_traffic, prefill_traffic
 
 SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -152,92 +153,53 @@ class Params(shared.Params):
 
 
 def cases(params: Params) -> list[Case]:
-    """Decoding, prefill, memory and training, by the number of ranks."""
-    device = resolve_device(params.device)
-    heads = (params.num_heads, params.num_kv_heads, params.head_dim)
-    found: list[Case] = [
-        DecodeCase(
-            device,
-            world,
-            seq_len,
-            tuple(params.algorithms),
-            params.batch_size,
-            *heads,
-            params.q_len,
-            dtype,
-            params.threads,
-            nodes=nodes_of(world),
-        )
-        for dtype in params.dtypes
-        for seq_len in params.seq_lens
-        for world in params.world_sizes
-    ]
+    """List decoding, prefill, memory and training by the number of ranks."""
+    found: list[Case] = []
+    several = [world for world in params.world_sizes if world > 1]
     for dtype in params.dtypes:
-        for seq_len in params.prefill_seq_lens:
-            for world in _several(params):
-                shared_out = params.prefill_algorithms if world > 1 else ()
-                found.append(
-                    PrefillCase(
-                        device,
-                        world,
-                        seq_len,
-                        (prefill.DENSE, *shared_out),
-                        params.batch_size,
-                        *heads,
-                        dtype,
-                        params.backward,
-                        params.threads,
-                        nodes=nodes_of(world),
-                    )
-                )
-        found += [
-            MemoryCase(
-                device,
-                world,
-                seq_len,
-                form,
-                params.batch_size,
-                *heads,
-                dtype,
-                seq_len <= params.memory_measured_up_to,
-            )
-            for form in prefill.MEMORY_ALGORITHMS
-            for world in _memory_worlds(params, form)
-            for seq_len in params.memory_seq_lens
-        ]
-    if params.training_preset:
-        name = models.model_name(params.training_preset, params.overrides)
-        shape = (params.train_seq_len, params.train_batch_size, params.threads)
-        found += [
+        names = ("batch_size", "num_heads", "num_kv_heads", "head_dim")
+        shape = {name: getattr(params, name) for name in names} | {"dtype": dtype}
+        for seq_len, world in itertools.product(params.seq_lens, params.world_sizes):
+            of = {"forms": tuple(params.algorithms), "q_len": params.q_len, "seq_len": seq_len}
+            found.append(DecodeCase(**_on_ranks(params, world), **shape, **of))
+        # One rank is measured in the same launch as several, interleaved.
+        for seq_len, world in itertools.product(params.prefill_seq_lens, several or [1]):
+            forms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
+            of = {"prefill_forms": forms, "backward": params.backward, "seq_len": seq_len}
+            found.append(PrefillCase(**_on_ranks(params, world), **shape, **of))
+        for form in prefill.MEMORY_ALGORITHMS:
+            for world in several if form in prefill.ALGORITHMS else [1]:
+                if form == prefill.ULYSSES and not _heads_share_out(params, world):
+                    continue
+                for seq_len in params.memory_seq_lens:
+                    of = {"memory_form": form, "world_size": world, "seq_len": seq_len}
+                    measured = seq_len <= params.memory_measured_up_to
+                    device = resolve_device(params.device)
+                    found.append(MemoryCase(device, **shape, **of, measured=measured))
+    for world in (several or [1]) if params.training_preset else ():
+        found.append(
             ShardedTrainingCase(
-                device,
-                name,
-                world,
-                params.training_preset,
-                params.overrides,
-                tuple(params.strategies),
-                *shape,
-                nodes=nodes_of(world),
+                **_on_ranks(params, world),
+                name=models.model_name(params.training_preset, params.overrides),
+                preset=params.training_preset,
+                overrides=params.overrides,
+                strategies=tuple(params.strategies),
+                seq_len=params.train_seq_len,
+                batch_size=params.train_batch_size,
             )
-            for world in _several(params)
-        ]
+        )
     return found
 
 
-def _several(params: Params) -> list[int]:
-    """Numbers of ranks where one rank alone is measured along with several: one launch, interleaved."""
-    return [world for world in params.world_sizes if world > 1] or [1]
+def _on_ranks(params: Params, world: int) -> dict[str, Any]:
+    return {
+        "device": resolve_device(params.device),
+        "world_size": world,
+        "threads": params.threads,
+        "nodes": nodes_of(world),
+    }
 
 
-def _memory_worlds(params: Params, form: str) -> list[int]:
-    """One rank for what does not share its memory; the numbers of ranks that were asked for, for what does."""
-    if form not in (prefill.RING, prefill.ULYSSES):
-        return [1]
-    several = [world for world in params.world_sizes if world > 1]
-    if form == prefill.ULYSSES:
-        return [
-            world
-            for world in several
-            if not params.num_heads % world and not params.num_kv_heads % world
-        ]
-    return several
+def _heads_share_out(params: Params, world: int) -> bool:
+    """Whether each rank gets whole heads of queries and of keys."""
+    return not params.num_heads % world and not params.num_kv_heads % world

@@ -15,7 +15,6 @@ import torch
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
-from nanolib.models.attention.layout import Layout, Piece
 from nanolib.models.attention.partial import (
     few_rows,
     finite,
@@ -27,6 +26,7 @@ from nanolib.models.attention.partial import (
     wide_type,
 )
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, gather_lengths, world_of
+from nanolib.models.attention.sharding import Layout, Piece
 
 
 def ring_attention(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.sharding import Layout
 
 
 @dataclass(frozen=True)

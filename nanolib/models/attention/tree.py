@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
 from nanolib.models.attention.ranks import (
     NO_TIMER,
@@ -27,6 +26,7 @@ from nanolib.models.attention.ranks import (
     gather_lengths,
     world_of,
 )
+from nanolib.models.attention.sharding import Layout
 
 TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
 ALGORITHMS = (*TREE_ALGORITHMS, "ring", "pass_q")

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, check_shapes
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, gather_lengths, world_of
+from nanolib.models.attention.sharding import Layout
 
 
 def ulysses_attention(

@@ -57,14 +57,13 @@ class Layout:
         return sum(stop - start for start, stop in self.pieces[rank])
 
     def take(self, x: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
-        """A rank's part of a whole sequence."""
+        """A rank's part of a whole sequence; a view if it is one piece."""
         if x.shape[dim] != self.total:
             raise BadInput(
                 f"x: {x.shape[dim]} positions in dimension {dim}; this layout is of {self.total}"
             )
-        return torch.cat(
-            [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]], dim=dim
-        )
+        parts = [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _split(total: int, parts: int) -> list[Piece]:
