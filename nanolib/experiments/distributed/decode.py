@@ -26,7 +26,7 @@ from nanolib.meters.memory import MIB
 from nanolib.meters.time.together import parts_together, time_together
 from nanolib.models.attention.ranks import NO_TIMER
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sharding import Layout
+from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import Traffic, decode_traffic
 from nanolib.models.attention.tree import attend_alone, tree_attention_decode
 from nanolib.run.case import Plan
@@ -81,9 +81,9 @@ class DecodeCase(SequenceCase):
     threads: int
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Sharding:
         """Which keys each rank holds."""
-        return Layout.plain(self.seq_len, self.world_size)
+        return Sharding.contiguous(self.seq_len, self.world_size)
 
     def shard_bytes(self, world_size: int) -> int:
         """Bytes of keys and values on the rank that has most."""
@@ -93,7 +93,7 @@ class DecodeCase(SequenceCase):
 
     def traffic(self, form: str, world_size: int) -> Traffic:
         """What the algorithm sends."""
-        layout = Layout.plain(self.seq_len, world_size)
+        layout = Sharding.contiguous(self.seq_len, world_size)
         return decode_traffic(form, layout, q_len=self.q_len, **self.shape)
 
     def plan(self) -> Plan:

@@ -26,7 +26,7 @@ from nanolib.meters.time.together import parts_together, time_together
 from nanolib.models import attention
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
-from nanolib.models.attention.sharding import Layout
+from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import Traffic, prefill_traffic
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.case import Case, Plan
@@ -60,11 +60,13 @@ class PrefillCase(SequenceCase):
         """What is timed of each algorithm."""
         return ("forward", "training") if self.backward else ("forward",)
 
-    def layout(self, form: str) -> Layout:
+    def layout(self, form: str) -> Sharding:
         """Which positions each rank holds."""
         if form == DENSE:
-            return Layout.of_lengths([self.seq_len] + [0] * (self.world_size - 1))
-        return (Layout.zigzag if form == ZIGZAG else Layout.plain)(self.seq_len, self.world_size)
+            return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
+        return (Sharding.zigzag if form == ZIGZAG else Sharding.contiguous)(
+            self.seq_len, self.world_size
+        )
 
     @property
     def traffic(self) -> dict[str, Traffic]:

@@ -14,7 +14,7 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, check_shapes
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, gather_lengths, world_of
-from nanolib.models.attention.sharding import Layout
+from nanolib.models.attention.sharding import Sharding
 
 
 def ulysses_attention(
@@ -23,7 +23,7 @@ def ulysses_attention(
     v: torch.Tensor,
     *,
     causal: bool = True,
-    layout: Layout | None = None,
+    layout: Sharding | None = None,
     group: Any = None,
     scale: float | None = None,
     kind: str = "dense",
@@ -61,7 +61,7 @@ def ulysses_attention(
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
     if layout is None:
-        layout = Layout.of_lengths(gather_lengths(q.shape[2], q.device, group))
+        layout = Sharding.from_lengths(gather_lengths(q.shape[2], q.device, group))
     lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(
