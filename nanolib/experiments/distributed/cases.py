@@ -95,17 +95,9 @@ class Params(shared.Params):
     _preset = pydantic.field_validator("training_preset")(
         lambda name: name and known_presets([name])[0]
     )
-    _distinct = pydantic.field_validator(
-        "world_sizes",
-        "seq_lens",
-        "algorithms",
-        "prefill_seq_lens",
-        "prefill_algorithms",
-        "memory_seq_lens",
-        "dtypes",
-        "strategies",
-        "model_world_sizes",
-    )(distinct)
+    _distinct = pydantic.field_validator("*")(
+        lambda value: distinct(value) if isinstance(value, list) else value
+    )
 
     @pydantic.field_validator("trace")
     @classmethod
@@ -120,21 +112,21 @@ class Params(shared.Params):
     def _fits_together(self) -> Params:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; choose a divisor"
+                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
+                "choose a divisor"
             )
         if self.seq_lens and self.q_len > min(self.seq_lens):
             raise ValueError(
-                f"q_len: {self.q_len} new tokens do not fit into a sequence of {min(self.seq_lens)}; give fewer"
+                f"q_len: {self.q_len} new tokens do not fit into a sequence of "
+                f"{min(self.seq_lens)}; give fewer"
             )
-        for world in (
-            self.world_sizes
-            if self.prefill_seq_lens and "ulysses" in self.prefill_algorithms
-            else []
-        ):
-            if self.num_heads % world or (self.num_kv_heads % world and world % self.num_kv_heads):
+        is_ulysses = self.prefill_seq_lens and prefill.ULYSSES in self.prefill_algorithms
+        for world in self.world_sizes if is_ulysses else ():
+            heads, kv_heads = self.num_heads, self.num_kv_heads
+            if heads % world or (kv_heads % world and world % kv_heads):
                 raise ValueError(
-                    f"world_sizes: {self.num_heads} and {self.num_kv_heads} heads do not share out over {world} ranks, as ulysses "
-                    "needs; choose a divisor of the heads, or leave ulysses out"
+                    f"world_sizes: {heads} and {kv_heads} heads do not share out over {world} ranks, "
+                    "as ulysses needs; choose a divisor of the heads, or leave ulysses out"
                 )
         return self
 
@@ -155,6 +147,7 @@ class Params(shared.Params):
 def cases(params: Params) -> list[Case]:
     """List decoding, prefill, memory and training by the number of ranks."""
     found: list[Case] = []
+    device = resolve_device(params.device)
     several = [world for world in params.world_sizes if world > 1]
     for dtype in params.dtypes:
         names = ("batch_size", "num_heads", "num_kv_heads", "head_dim")
@@ -169,12 +162,12 @@ def cases(params: Params) -> list[Case]:
             found.append(PrefillCase(**_on_ranks(params, world), **shape, **of))
         for form in prefill.MEMORY_ALGORITHMS:
             for world in several if form in prefill.ALGORITHMS else [1]:
-                if form == prefill.ULYSSES and not _heads_share_out(params, world):
+                has_heads = not (params.num_heads % world or params.num_kv_heads % world)
+                if form == prefill.ULYSSES and not has_heads:
                     continue
                 for seq_len in params.memory_seq_lens:
                     of = {"memory_form": form, "world_size": world, "seq_len": seq_len}
                     measured = seq_len <= params.memory_measured_up_to
-                    device = resolve_device(params.device)
                     found.append(MemoryCase(device, **shape, **of, measured=measured))
     for world in (several or [1]) if params.training_preset else ():
         found.append(
@@ -198,8 +191,3 @@ def _on_ranks(params: Params, world: int) -> dict[str, Any]:
         "threads": params.threads,
         "nodes": nodes_of(world),
     }
-
-
-def _heads_share_out(params: Params, world: int) -> bool:
-    """Whether each rank gets whole heads of queries and of keys."""
-    return not params.num_heads % world and not params.num_kv_heads % world
