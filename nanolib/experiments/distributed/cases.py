@@ -1,4 +1,4 @@
-"""Attention across ranks: which form, how many ranks, how much is waiting and communication; and training beside it."""
+"""Parameters and cases of attention across ranks, and of training steps across ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Params(shared.Params):
         threads: Of each rank, on a CPU.
         model_world_sizes: Ranks to which the cost model is carried on.
         hang_s: A rank that lets others wait longer has hung, s.
-        private_network: Whether ranks get a network of their own where the system allows it, so that their bytes can be counted.
+        private_network: Whether ranks get a network of their own where the system allows it, so that
+            their bytes can be counted.
     """
 
     NAME: ClassVar[str] = "distributed"

@@ -1,4 +1,7 @@
-"""Decoding over a cache that is sharded across ranks: time, parts, bytes and errors of each algorithm, and the cost model."""
+"""Decoding over a cache that is sharded across ranks.
+
+Each algorithm's time, parts, bytes and error, and the cost model of sending.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ _NO_NETWORK = (
 
 @dataclass(frozen=True)
 class SequenceCase(RanksCase):
-    """Attention over a sequence that is sharded across ranks; its kinds add fields in their order."""
+    """Attention over a sequence that is sharded across ranks; subclasses add the shape."""
 
     world_size: int
     seq_len: int
@@ -168,7 +171,7 @@ class DecodeCase(SequenceCase):
 def link_rows(
     answers: Answers, world_size: int, flags: Flags
 ) -> tuple[LinkCost | None, list[Measurement]]:
-    """Make rows of the collectives by size, and of the cost per message and per byte that fits them.
+    """Make rows of the collectives by size, and of the cost per message and per byte.
 
     Returns:
         The cost; None if too few sizes were sent. The rows.

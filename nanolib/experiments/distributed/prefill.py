@@ -1,4 +1,4 @@
-"""Attention over a whole sequence that is sharded across ranks: time, parts, bytes and memory; and how far memory goes."""
+"""Attention over a whole sequence that is sharded across ranks: time, parts, bytes and memory."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class PrefillCase(SequenceCase):
 
 @dataclass(frozen=True)
 class MemoryCase(Case):
-    """The peak memory of attention over a sequence: planned, and measured on one rank on request."""
+    """The peak memory of attention over a sequence: planned, or measured on one rank."""
 
     interleaves: ClassVar[bool] = False
 
@@ -190,7 +190,7 @@ class MemoryCase(Case):
         return Workload(f"{self.memory_form} forward", call, lambda: tensors)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure `peak_memory` if that is requested, fits, and takes one rank; else plan it (`modelled`)."""
+        """Measure `peak_memory` if requested, on one rank and if it fits; otherwise plan it."""
         scope, most = f"{self.memory_form} forward", self._rank_plan().most
         predicted = None if most is None else most / MIB
         if self._is_run:

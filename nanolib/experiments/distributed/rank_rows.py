@@ -1,4 +1,4 @@
-"""Rows from what the ranks measured: a call takes as long as on its slowest rank; shares are of one rank's own time."""
+"""Rows from what the ranks measured: a call takes as long as on its slowest rank."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def part_rows(
     flags: Flags,
     predicted_ms: float | None,
 ) -> Iterator[Measurement]:
-    """Make `part_time` of each block and of compute, wait and communication, and their `time_share`.
+    """Make `part_time` of each block and of compute, wait and communication, and `time_share`.
 
     Args:
         ranks: Milliseconds by block, shape [ranks][runs].

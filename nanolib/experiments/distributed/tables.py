@@ -93,7 +93,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Make a line per algorithm, direction, number of ranks and length; columns as `decode_table`."""
+    """Make a line per algorithm, direction, number of ranks and length."""
     rows = having(rows, EXPERIMENT, "prefill_forms")
     if rows.empty:
         return pd.DataFrame()
@@ -161,7 +161,7 @@ def _with_ranks(table: pd.DataFrame) -> pd.DataFrame:
 def _with_gain(
     table: pd.DataFrame, baselines: Sequence[str], shares_work: bool = True
 ) -> pd.DataFrame:
-    """Add `gain` over one rank of the same rounds and `efficiency`, its share of perfect scaling."""
+    """Add `gain` over one rank of the same rounds, and `efficiency`: its share of perfect."""
     nothing = Figure(*(float("nan"),) * 3)
     lines = zip(table.to_dict("records"), baselines, strict=True)
     gains = [over(line, baseline) or nothing for line, baseline in lines]
@@ -208,7 +208,7 @@ def with_cores(table: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Make a line per component of a call; columns of `COMPONENT_COLUMNS`, `run_id`, `world_size`."""
+    """Make a line per component of a call; columns of `COMPONENT_COLUMNS` and ids."""
     found = pick(having(rows, EXPERIMENT, "world_size"), "part_time")
     if found.empty:
         return pd.DataFrame()

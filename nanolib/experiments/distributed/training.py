@@ -1,4 +1,4 @@
-"""Training steps over ranks: one rank, each by itself, gradients averaged (DDP), weights sharded (FSDP), in one launch."""
+"""Training steps over ranks, in one launch: one rank, each rank by itself, DDP and FSDP."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ShardedTrainingCase(RanksCase):
 
     @property
     def _weight_bytes(self) -> float:
-        """Bytes of all weights, as many as of their gradients and of each of the optimizer's states."""
+        """Bytes of all weights; gradients and each of the optimizer's states take as many."""
         return float(getattr(torch, self.config.dtype).itemsize * self.config.parameter_count)
 
     def sent(self, strategy: str) -> float:
@@ -84,7 +84,7 @@ class ShardedTrainingCase(RanksCase):
         return {"parameters": self.config.parameter_count} | several
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure step time, throughput and communication that computing does not hide; bytes by formula."""
+        """Measure step time, throughput and exposed communication; give bytes by formula."""
         answers, flags = measure_on_ranks(rank, self, params)
         rounds = rounds_of(answers)
         times = {

@@ -1,4 +1,4 @@
-"""What a person sees of ranks: how decoding scales, where its time goes, memory, and the findings."""
+"""What a person sees of ranks: scaling, the parts of a token, memory, and the findings."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw a rank's peak memory over the length of the sequence: measured points, the plan dashed."""
+    """Draw a rank's peak memory over the sequence length: measured points, the plan dashed."""
     title = "Peak memory of a rank"
     peaks = pick(having(rows, EXPERIMENT, "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
@@ -156,7 +156,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
-    """Say how attention scales over ranks, what limits it, and what training's communication costs."""
+    """Say how attention scales, what limits it, and how much communication training exposes."""
     decoded = known(decode_table(rows), "latency")
     scaling, limits = [], []
     for about, group in _longest(decoded, "Decoding over {n} keys, {dtype}", "dtype"):
@@ -184,14 +184,14 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 
 
 def _longest(table: pd.DataFrame, about: str, by: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Give the lines of the longest sequence for each value of a column, and what they are about."""
+    """Give the longest sequence's lines for each value of a column, and what they are about."""
     for value, group in table.groupby(by, sort=False) if len(table) else ():
         n = group["seq_len"].max()
         yield about.format(n=f"{int(n):,}", **{by: value}), group[group["seq_len"] == n]
 
 
 def _scaling(fair: pd.DataFrame, baseline: str, about: str) -> tuple[Claim, pd.DataFrame]:
-    """Compare the fastest algorithm on the most ranks with one rank and with the other algorithms.
+    """Compare the fastest algorithm on the most ranks with one rank and with the others.
 
     Returns:
         The claim; and the fastest line with those that are not slower.
