@@ -35,7 +35,7 @@ import torch.multiprocessing
 
 from nanolib.measurement import Flag, Unsupported
 from nanolib.meters.limits import usable_cores
-from nanolib.meters.network import enter_private_network
+from nanolib.meters.links import enter_private_network
 from nanolib.run.case import Case
 from nanolib.run.process import describe_exit, exit_with_parent, kill_tree, signal_name, spawn
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nanolib.experiments.distributed import cases as distributed
+from nanolib.experiments.distributed import tables
 from nanolib.experiments.distributed.decode import link_rows
 from nanolib.experiments.distributed.rank_rows import (
     bytes_rows,
@@ -11,7 +12,6 @@ from nanolib.experiments.distributed.rank_rows import (
     rounds_of,
     speed_up_rows,
 )
-from nanolib.experiments.distributed.view import decode as report
 from nanolib.measurement import BadInput, Flag, Unsupported
 from nanolib.run import ranks, sweep
 from nanolib.run.ranks import oversubscribed
@@ -60,10 +60,16 @@ def _rows_of_a_real_case_hold(rows):
     )
     parts = rows[rows["metric"] == "part_time"].set_index("scope")["estimate"]
     assert set(parts.index) == {
-        *(f"gather: {kind}" for kind in report.KINDS),
+        *(f"gather: {kind}" for kind in tables.KINDS),
         *(
             f"gather: {part}"
-            for part in ("comp_local_attention", "comp_num_den", "comm_gather", "comp_final_output")
+            for part in (
+                "comp_shard_kv",
+                "comp_local_attention",
+                "comp_num_den",
+                "comm_gather",
+                "comp_final_output",
+            )
         ),
     }
     rounds = rows[rows["metric"] == "rounds"]
@@ -192,6 +198,3 @@ def test_bytes_that_were_counted_stand_beside_the_formula():
     formula, counted = bytes_rows("ring", (100.0, 300.0), 440.0, ())
     assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
     assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
-
-
-# the report

@@ -149,16 +149,14 @@ def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monke
 
 
 def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_path):
-    from nanolib.meters import network
-
     table = tmp_path / "dev"
-    monkeypatch.setattr(network, "_COUNTERS", table)
-    assert not network.only_loopback()
+    monkeypatch.setattr(links, "_COUNTERS", table)
+    assert not links.only_loopback()
     lo = "    lo: 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
     table.write_text(f"Inter-| Receive\n face |bytes\n{lo}")
-    assert network.only_loopback() and network.loopback_bytes() == 19
+    assert links.only_loopback() and links.loopback_bytes() == 19
     table.write_text(f"Inter-| Receive\n face |bytes\n{lo}  eth0: 1 2 3 4 5 6 7 8 9\n")
-    assert not network.only_loopback() and network.loopback_bytes() == 19
+    assert not links.only_loopback() and links.loopback_bytes() == 19
 
 
 def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch):

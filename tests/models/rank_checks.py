@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from nanolib.compat import Timer, profiled_tree_attn_decode
 from nanolib.meters.links import count_bytes
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
+from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import decode_traffic, prefill_traffic
 from nanolib.models.attention.tree import ALGORITHMS, TREE_ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
@@ -22,23 +22,23 @@ def decode_shapes(world):
     """Name → batch, heads, kv_heads, q_len, keys per rank."""
     empty = [0] * (world - 1)
     return {
-        "grouped": (1, 8, 2, 1, Layout.plain(257, world)),
-        "batch 3, several queries": (3, 8, 2, 5, Layout.plain(100, world)),
-        "one key, on the first rank": (1, 4, 4, 1, Layout.of_lengths([1, *empty])),
-        "one key, on the last rank": (3, 8, 2, 1, Layout.of_lengths([*empty, 1])),
+        "grouped": (1, 8, 2, 1, Sharding.contiguous(257, world)),
+        "batch 3, several queries": (3, 8, 2, 5, Sharding.contiguous(100, world)),
+        "one key, on the first rank": (1, 4, 4, 1, Sharding.from_lengths([1, *empty])),
+        "one key, on the last rank": (3, 8, 2, 1, Sharding.from_lengths([*empty, 1])),
         "uneven, the first empty": (
             2,
             8,
             8,
             3,
-            Layout.of_lengths([17 * rank + 3 * (world == 1) for rank in range(world)]),
+            Sharding.from_lengths([17 * rank + 3 * (world == 1) for rank in range(world)]),
         ),
         "several queries on the last keys alone": (
             1,
             4,
             2,
             4,
-            Layout.of_lengths([*(3 for _ in empty), 4]),
+            Sharding.from_lengths([*(3 for _ in empty), 4]),
         ),
     }
 
@@ -99,10 +99,10 @@ def _sequence_errors():
         expected = masked_attention(*whole, mask)
         expected.backward(grad.double())
         for form, layout in (
-            ("ring", Layout.plain(total, world)),
-            ("ring without overlap", Layout.plain(total, world)),
-            ("zigzag", Layout.zigzag(total, world)),
-            ("ulysses", Layout.plain(total, world)),
+            ("ring", Sharding.contiguous(total, world)),
+            ("ring without overlap", Sharding.contiguous(total, world)),
+            ("zigzag", Sharding.zigzag(total, world)),
+            ("ulysses", Sharding.contiguous(total, world)),
         ):
             if form == "ulysses" and heads % world:
                 continue
@@ -165,7 +165,7 @@ def _whole_forms(world):
 def _rounds():
     """Form → rounds seen, and by formula."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    layout = Layout.plain(64, world)
+    layout = Sharding.contiguous(64, world)
     shape = {"batch": 2, "heads": 8, "kv_heads": 8, "head_dim": 16, "itemsize": 4}
     q, k, v = torch.randn(2, 8, 1, 16), *torch.randn(2, 2, 8, layout.length(rank), 16).unbind()
     found = {}
@@ -185,7 +185,7 @@ def _bytes():
     """Form → bytes counted by the interface, and by formula; payloads of a megabyte and more."""
     rank, world = dist.get_rank(), dist.get_world_size()
     layout, shape = (
-        Layout.plain(2048, world),
+        Sharding.contiguous(2048, world),
         {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 32, "itemsize": 4},
     )
     q = torch.randn(8, 32, 32, 32)
@@ -234,7 +234,7 @@ def _inert():
         lambda: tree_attention_decode(q, k, k, algorithm="trees"),
         lambda: tree_attention_decode(q, k, k[..., :4], algorithm="fused"),
         lambda: tree_attention_decode(q, k.bfloat16(), k.bfloat16()),
-        lambda: ring_attention(q, k, k, layout=Layout.plain(7, dist.get_world_size() + 1)),
+        lambda: ring_attention(q, k, k, layout=Sharding.contiguous(7, dist.get_world_size() + 1)),
     ):
         try:
             call()

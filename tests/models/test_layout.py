@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.ring import _blocks
+from nanolib.models.attention.sharding import Sharding
 from tests.models.layouts import restore
 
 _layouts = st.builds(
     lambda make, total, world: make(total, world),
-    st.sampled_from([Layout.plain, Layout.zigzag]),
+    st.sampled_from([Sharding.contiguous, Sharding.zigzag]),
     st.integers(1, 24),
     st.integers(1, 5),
 )
@@ -44,11 +44,11 @@ def test_the_blocks_of_all_ranks_are_each_pair_that_is_seen_once(layout, causal)
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
-    layout = Layout.zigzag(8 * world, world)
+    layout = Sharding.zigzag(8 * world, world)
     position = torch.arange(layout.total)
     assert len({int((layout.take(position, rank, dim=0) + 1).sum()) for rank in range(world)}) == 1
 
 
 def test_a_sequence_of_another_length_is_refused():
     with pytest.raises(BadInput, match="x: 5 positions in dimension 2; this layout is of 8"):
-        Layout.plain(8, 2).take(torch.zeros(1, 1, 5, 1), 0)
+        Sharding.contiguous(8, 2).take(torch.zeros(1, 1, 5, 1), 0)

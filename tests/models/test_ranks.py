@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention import partial, ring, tree, ulysses
-from nanolib.models.attention.layout import Layout
+from nanolib.models.attention import ring, tree, ulysses
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
-from nanolib.models.attention.traffic import decode_traffic
+from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
-from tests.models.layouts import restore
 
 pytestmark = pytest.mark.slow
 
@@ -31,34 +29,6 @@ def _answers(world):
     return run_ranks(
         rank_checks.check, {}, world_size=world, device="cpu", timeout_s=300, private_network=True
     )
-
-
-@pytest.mark.parametrize(
-    ("queries", "causal", "parts"),
-    [
-        (1, False, [4, 4, 2]),
-        (3, False, [4, 4, 2]),
-        (4, False, [10]),
-        (2, False, [4, 4, 2]),
-        (3, True, [10]),
-    ],
-)
-def test_few_queries_take_their_keys_in_pieces_that_a_cache_holds(
-    monkeypatch, queries, causal, parts
-):
-    q, k = torch.randn(1, 2, queries, 8).bfloat16(), torch.randn(1, 2, 10, 8).bfloat16()
-    seen = []
-
-    def kernel(q, k, v, *rest):
-        seen.append(k.shape[2])
-        return real(q, k, v, *rest)
-
-    real = partial._kernel
-    monkeypatch.setattr(partial, "_kernel", kernel)
-    monkeypatch.setattr(partial, "_FEW_QUERIES", 3)
-    monkeypatch.setattr(partial, "_PIECE_BYTES", 4 * 4 * 2 * 8 + 3)
-    partial._in_pieces(q, k, k, causal, None, 1.0)
-    assert seen == parts
 
 
 @pytest.mark.parametrize(
@@ -165,7 +135,9 @@ def test_without_a_process_group_there_is_one_rank():
     expected = masked_attention(q, k, v, torch.ones(3, 10, dtype=torch.bool).tril(7))
     for form in ALGORITHMS:
         assert relative_error(tree_attention_decode(q, k, v, algorithm=form), expected) < 1e-6
-    assert not tree_attention_decode(q, k[:, :, :0], v[:, :, :0], layout=Layout.plain(0, 1)).any()
+    assert not tree_attention_decode(
+        q, k[:, :, :0], v[:, :, :0], layout=Sharding.contiguous(0, 1)
+    ).any()
 
 
 @pytest.mark.parametrize("scale", [None, 0.9])
@@ -194,7 +166,7 @@ def test_ranks_that_know_where_they_stand_ask_no_other(monkeypatch):
     for form in ALGORITHMS:
         outs = [
             tree_attention_decode(q, k, v, algorithm=form, layout=layout)
-            for layout in (Layout.plain(10, 1), None)
+            for layout in (Sharding.contiguous(10, 1), None)
         ]
         assert asked == [10] and torch.equal(*outs)
         asked.clear()
@@ -203,15 +175,6 @@ def test_ranks_that_know_where_they_stand_ask_no_other(monkeypatch):
     ):  # a single query sees every key, and the ring alone needs to know how many come
         tree_attention_decode(q[:, :, :1], k, v, algorithm=form)
     assert asked == [10]
-
-
-@pytest.mark.parametrize(
-    "layout", [Layout.plain(10, 2), Layout.plain(9, 1), Layout(pieces=(((0, 5), (5, 10)),))]
-)
-def test_decoding_refuses_a_layout_that_is_not_its_own(layout):
-    q, k = torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 10, 8)
-    with pytest.raises(BadInput, match="layout: "):
-        tree_attention_decode(q, k, k, layout=layout)
 
 
 def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
@@ -238,13 +201,17 @@ def test_what_does_not_fit_is_told_by_one_rank_alone_too():
             BadInput, match=r"k, v: .* give q's torch\.float32, on empty shards too"
         ):
             tree_attention_decode(q, keys, values)
-    for layout in (Layout.plain(4, 2), Layout.plain(3, 1)):
+    two_pieces = Sharding(pieces=(((0, 1), (1, 2)),))
+    for layout in (Sharding.contiguous(4, 2), Sharding.contiguous(3, 1), two_pieces):
+        with pytest.raises(BadInput, match="layout: "):
+            tree_attention_decode(q, k, k, layout=layout)
+    for layout in (Sharding.contiguous(4, 2), Sharding.contiguous(3, 1)):
         with pytest.raises(
             BadInput, match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 queries"
         ):
             ring_attention(q, k, k, layout=layout)
     with pytest.raises(BadInput, match="layout: several pieces per rank; Ulysses takes one each"):
-        ulysses_attention(q, k, k, layout=Layout.zigzag(2, 1))
+        ulysses_attention(q, k, k, layout=Sharding.zigzag(2, 1))
 
 
 def test_a_device_without_a_kernel_that_tells_its_sums_gets_two_products():
@@ -253,36 +220,10 @@ def test_a_device_without_a_kernel_that_tells_its_sums_gets_two_products():
     assert (out.device.type, out.shape, lse.shape) == ("meta", q.shape, q.shape[:3])
 
 
-def test_a_mask_is_made_only_where_some_key_is_hidden():
-    """Of three new tokens in a sequence of thirteen the first stands at the tenth position."""
-    q, rest = torch.zeros(1, 1, 3, 8), (None, None, "fused")
-    of = lambda lengths: tree._Decode(q, q, q, Layout.of_lengths(lengths), *rest).visible(1)  # noqa: E731
-    assert of([1, 10, 2]) is None
-    assert of([2, 10, 1]).sum(dim=1).tolist() == [9, 10, 10]
-
-
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
     monkeypatch.setattr("nanolib.models.attention.ulysses.world_of", lambda group: (0, 3))
     with pytest.raises(BadInput, match=r"4 and 2 heads do not share out over 3 ranks"):
         ulysses_attention(torch.randn(1, 4, 2, 8), *torch.randn(2, 1, 2, 2, 8).unbind())
-
-
-@given(st.integers(0, 200), st.integers(1, 9), st.booleans())
-def test_a_layout_holds_every_position_once(total, world, zigzag):
-    layout = (Layout.zigzag if zigzag else Layout.plain)(total, world)
-    x = torch.arange(total)
-    parts = [layout.take(x, rank, dim=0) for rank in range(world)]
-    assert torch.equal(restore(layout, parts, dim=0), x)
-    assert max(map(len, parts)) - min(map(len, parts)) <= (2 if zigzag else 1)
-
-
-def test_zigzag_gives_every_rank_as_many_pairs():
-    layout = Layout.zigzag(64, 4)
-    pairs = [
-        sum(position + 1 for start, stop in pieces for position in range(start, stop))
-        for pieces in layout.pieces
-    ]
-    assert len(set(pairs)) == 1
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 2**31))
@@ -346,12 +287,3 @@ def test_a_masked_row_without_keys_is_zero():
         and (lse[:, :, 1] == -torch.inf).all()
         and lse[:, :, 0].isfinite().all()
     )
-
-
-def test_fused_sends_as_many_bytes_in_fewer_rounds():
-    shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
-    three, fused, gather = (
-        decode_traffic(form, Layout.plain(64, 4), **shape) for form in ALGORITHMS[:3]
-    )
-    assert (three.rounds, fused.rounds, gather.rounds) == (3, 2, 1)
-    assert three.sent == fused.sent and gather.hops < fused.hops < three.hops

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import Traffic, decode_traffic, prefill_traffic
 
 SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
@@ -37,12 +37,12 @@ SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
     ],
 )
 def test_decode_sends_what_one_counts_by_hand(form, rounds, hops, sent):
-    assert decode_traffic(form, Layout.plain(11, 2), **SHAPE) == Traffic(rounds, hops, sent)
+    assert decode_traffic(form, Sharding.contiguous(11, 2), **SHAPE) == Traffic(rounds, hops, sent)
 
 
 def test_shares_of_queries_that_differ_pass_by_unevenly():
     """Ten key heads over three ranks: three, three and four, of which each rank sends on all but one share."""
-    traffic = decode_traffic("pass_q", Layout.plain(11, 3), **SHAPE | {"batch": 5})
+    traffic = decode_traffic("pass_q", Sharding.contiguous(11, 3), **SHAPE | {"batch": 5})
     hop, outputs = 2 * (8 + 8 + 1) * 4, 2 * (4 * 2 * 8 * 4)
     assert traffic == Traffic(3, 4, (7 * hop + outputs, 6 * hop + outputs, 7 * hop + outputs))
 
@@ -50,19 +50,19 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
 @pytest.mark.parametrize(
     ("form", "layout", "rounds", "hops", "sent"),
     [
-        ("ring", Layout.plain(11, 2), 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
-        ("zigzag", Layout.zigzag(12, 3), 2, 2, (2 * 4 * 2 * 2 * 8 * 2,) * 3),
+        ("ring", Sharding.contiguous(11, 2), 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
+        ("zigzag", Sharding.zigzag(12, 3), 2, 2, (2 * 4 * 2 * 2 * 8 * 2,) * 3),
         # half of q, k, v and the outputs
         (
             "ulysses",
-            Layout.plain(10, 2),
+            Sharding.contiguous(10, 2),
             4,
             4,
             (5 * (4 + 2 + 2 + 4) * 8 * 2 / 2,) * 2,
         ),
         (
             "ulysses",
-            Layout.plain(8, 4),
+            Sharding.contiguous(8, 4),
             4,
             12,
             (2 * (4 + 4 + 4 + 4) * 8 * 2 * 3 / 4,) * 4,
@@ -74,6 +74,6 @@ def test_prefill_sends_what_one_counts_by_hand(form, layout, rounds, hops, sent)
 
 
 def test_one_rank_sends_nothing_and_all_send_the_sum():
-    assert decode_traffic("fused", Layout.plain(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
-    assert prefill_traffic("ring", Layout.plain(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+    assert decode_traffic("fused", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+    assert prefill_traffic("ring", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
     assert Traffic(1, 1, (2.0, 3.0)).total == 5

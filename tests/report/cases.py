@@ -87,9 +87,9 @@ def decode_case(forms, world=4, flags=(), alone=None, **factors):
         for kind, (low, value, high) in zip(
             ("compute", "wait", "communication"), parts, strict=True
         ):
-            found.append(
-                Measurement("part_time", value, low, high, 0.95, 20, scope=f"{form}: {kind}")
-            )
+            of_ranks = {"ranks": [{"mean": value, "sd": 0.1}] * world}
+            part = {"scope": f"{form}: {kind}", "details": of_ranks}
+            found.append(Measurement("part_time", value, low, high, 0.95, 20, **part))
     shape = {
         "seq_len": 4096,
         "dtype": "float32",

@@ -1,7 +1,8 @@
-"""Attention across ranks: which form, how many ranks, how much is waiting and communication; and training beside it."""
+"""Parameters and cases of attention across ranks, and of training steps across ranks."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -47,7 +48,8 @@ class Params(shared.Params):
         threads: Of each rank, on a CPU.
         model_world_sizes: Ranks to which the cost model is carried on.
         hang_s: A rank that lets others wait longer has hung, s.
-        private_network: Whether ranks get a network of their own where the system allows it, so that their bytes can be counted.
+        private_network: Whether ranks get a network of their own where the system allows it, so that
+            their bytes can be counted.
     """
 
     NAME: ClassVar[str] = "distributed"
@@ -94,17 +96,9 @@ class Params(shared.Params):
     _preset = pydantic.field_validator("training_preset")(
         lambda name: name and known_presets([name])[0]
     )
-    _distinct = pydantic.field_validator(
-        "world_sizes",
-        "seq_lens",
-        "algorithms",
-        "prefill_seq_lens",
-        "prefill_algorithms",
-        "memory_seq_lens",
-        "dtypes",
-        "strategies",
-        "model_world_sizes",
-    )(distinct)
+    _distinct = pydantic.field_validator("*")(
+        lambda value: distinct(value) if isinstance(value, list) else value
+    )
 
     @pydantic.field_validator("trace")
     @classmethod
@@ -119,21 +113,21 @@ class Params(shared.Params):
     def _fits_together(self) -> Params:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; choose a divisor"
+                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
+                "choose a divisor"
             )
         if self.seq_lens and self.q_len > min(self.seq_lens):
             raise ValueError(
-                f"q_len: {self.q_len} new tokens do not fit into a sequence of {min(self.seq_lens)}; give fewer"
+                f"q_len: {self.q_len} new tokens do not fit into a sequence of "
+                f"{min(self.seq_lens)}; give fewer"
             )
-        for world in (
-            self.world_sizes
-            if self.prefill_seq_lens and "ulysses" in self.prefill_algorithms
-            else []
-        ):
-            if self.num_heads % world or (self.num_kv_heads % world and world % self.num_kv_heads):
+        is_ulysses = self.prefill_seq_lens and prefill.ULYSSES in self.prefill_algorithms
+        for world in self.world_sizes if is_ulysses else ():
+            heads, kv_heads = self.num_heads, self.num_kv_heads
+            if heads % world or (kv_heads % world and world % kv_heads):
                 raise ValueError(
-                    f"world_sizes: {self.num_heads} and {self.num_kv_heads} heads do not share out over {world} ranks, as ulysses "
-                    "needs; choose a divisor of the heads, or leave ulysses out"
+                    f"world_sizes: {heads} and {kv_heads} heads do not share out over {world} ranks, "
+                    "as ulysses needs; choose a divisor of the heads, or leave ulysses out"
                 )
         return self
 
@@ -152,92 +146,49 @@ class Params(shared.Params):
 
 
 def cases(params: Params) -> list[Case]:
-    """Decoding, prefill, memory and training, by the number of ranks."""
+    """List decoding, prefill, memory and training by the number of ranks."""
+    found: list[Case] = []
     device = resolve_device(params.device)
-    heads = (params.num_heads, params.num_kv_heads, params.head_dim)
-    found: list[Case] = [
-        DecodeCase(
-            device,
-            world,
-            seq_len,
-            tuple(params.algorithms),
-            params.batch_size,
-            *heads,
-            params.q_len,
-            dtype,
-            params.threads,
-            nodes=nodes_of(world),
-        )
-        for dtype in params.dtypes
-        for seq_len in params.seq_lens
-        for world in params.world_sizes
-    ]
+    several = [world for world in params.world_sizes if world > 1]
     for dtype in params.dtypes:
-        for seq_len in params.prefill_seq_lens:
-            for world in _several(params):
-                shared_out = params.prefill_algorithms if world > 1 else ()
-                found.append(
-                    PrefillCase(
-                        device,
-                        world,
-                        seq_len,
-                        (prefill.DENSE, *shared_out),
-                        params.batch_size,
-                        *heads,
-                        dtype,
-                        params.backward,
-                        params.threads,
-                        nodes=nodes_of(world),
-                    )
-                )
-        found += [
-            MemoryCase(
-                device,
-                world,
-                seq_len,
-                form,
-                params.batch_size,
-                *heads,
-                dtype,
-                seq_len <= params.memory_measured_up_to,
-            )
-            for form in prefill.MEMORY_ALGORITHMS
-            for world in _memory_worlds(params, form)
-            for seq_len in params.memory_seq_lens
-        ]
-    if params.training_preset:
-        name = models.model_name(params.training_preset, params.overrides)
-        shape = (params.train_seq_len, params.train_batch_size, params.threads)
-        found += [
+        names = ("batch_size", "num_heads", "num_kv_heads", "head_dim")
+        shape = {name: getattr(params, name) for name in names} | {"dtype": dtype}
+        for seq_len, world in itertools.product(params.seq_lens, params.world_sizes):
+            of = {"forms": tuple(params.algorithms), "q_len": params.q_len, "seq_len": seq_len}
+            found.append(DecodeCase(**_on_ranks(params, world), **shape, **of))
+        # One rank is measured in the same launch as several, interleaved.
+        for seq_len, world in itertools.product(params.prefill_seq_lens, several or [1]):
+            forms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
+            of = {"prefill_forms": forms, "backward": params.backward, "seq_len": seq_len}
+            found.append(PrefillCase(**_on_ranks(params, world), **shape, **of))
+        for form in prefill.MEMORY_ALGORITHMS:
+            for world in several if form in prefill.ALGORITHMS else [1]:
+                has_heads = not (params.num_heads % world or params.num_kv_heads % world)
+                if form == prefill.ULYSSES and not has_heads:
+                    continue
+                for seq_len in params.memory_seq_lens:
+                    of = {"memory_form": form, "world_size": world, "seq_len": seq_len}
+                    measured = seq_len <= params.memory_measured_up_to
+                    found.append(MemoryCase(device, **shape, **of, measured=measured))
+    for world in (several or [1]) if params.training_preset else ():
+        found.append(
             ShardedTrainingCase(
-                device,
-                name,
-                world,
-                params.training_preset,
-                params.overrides,
-                tuple(params.strategies),
-                *shape,
-                nodes=nodes_of(world),
+                **_on_ranks(params, world),
+                name=models.model_name(params.training_preset, params.overrides),
+                preset=params.training_preset,
+                overrides=params.overrides,
+                strategies=tuple(params.strategies),
+                seq_len=params.train_seq_len,
+                batch_size=params.train_batch_size,
             )
-            for world in _several(params)
-        ]
+        )
     return found
 
 
-def _several(params: Params) -> list[int]:
-    """Numbers of ranks where one rank alone is measured along with several: one launch, interleaved."""
-    return [world for world in params.world_sizes if world > 1] or [1]
-
-
-def _memory_worlds(params: Params, form: str) -> list[int]:
-    """One rank for what does not share its memory; the numbers of ranks that were asked for, for what does."""
-    if form not in (prefill.RING, prefill.ULYSSES):
-        return [1]
-    several = [world for world in params.world_sizes if world > 1]
-    if form == prefill.ULYSSES:
-        return [
-            world
-            for world in several
-            if not params.num_heads % world and not params.num_kv_heads % world
-        ]
-    return several
+def _on_ranks(params: Params, world: int) -> dict[str, Any]:
+    return {
+        "device": resolve_device(params.device),
+        "world_size": world,
+        "threads": params.threads,
+        "nodes": nodes_of(world),
+    }

@@ -1,4 +1,4 @@
-"""What the ranks saw, as rows: a call takes as long as on its slowest rank; shares are of one rank's own time."""
+"""Rows from what the ranks measured: a call takes as long as on its slowest rank."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 
 from nanolib.measurement import OVER, Flag, Measurement, exact
 from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.timer import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.traffic import Traffic
-from nanolib.stats.intervals import (
-    Interval,
-    TooFewSamples,
-    mean_interval,
-    median_interval,
-    range_confidence,
-)
+from nanolib.stats.intervals import mean_interval
 
-Parts = Sequence[Sequence[dict[str, float]]]  # [ranks][runs]: block → ms
+Flags = tuple[Flag, ...]
+Answers = Sequence[Mapping[str, Any]]  # one per rank
+_SLOWEST = "perf_counter, slowest rank"
+_PROTOCOL = (
+    "TCP/IP headers of 66 B per segment of up to 64 KiB, acknowledgements, gloo's own messages"
+)
 
 
 def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
-    """Rounds, and bytes of the rank that sends most, of each form."""
+    """Each algorithm's rounds, and the bytes of the rank that sends most."""
     return {
         "rounds": ", ".join(f"{form} {traffic.rounds}" for form, traffic in sent.items()),
         "bytes sent per rank": ", ".join(
@@ -35,22 +35,20 @@ def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
 
 
 def slowest(ranks: Sequence[Sequence[float]]) -> np.ndarray:
-    """Of each block the longest time of any rank; ranks × blocks."""
+    """Take the longest time of any rank in each block; `ranks` has shape [ranks][blocks]."""
     return np.asarray(ranks, dtype=float).max(axis=0)
 
 
 def latency_row(
-    ranks: Sequence[Sequence[float]], scope: str, flags: tuple[Flag, ...], **details: Any
+    ranks: Sequence[Sequence[float]], scope: str, flags: Flags, **details: Any
 ) -> Measurement:
-    """The `latency` of a call that all ranks make together."""
-    row = summarise(
-        slowest(ranks), scope=scope, method="perf_counter, slowest rank", details=details
-    )
-    return Measurement.from_dict(row.to_dict() | {"flags": [*row.flags, *flags]})
+    """Make the `latency` of a call that all ranks make together."""
+    row = summarise(slowest(ranks), scope=scope, method=_SLOWEST, details=details)
+    return replace(row, flags=(*row.flags, *flags))
 
 
-def rounds_of(answers: Sequence[Mapping[str, Any]]) -> list[Round]:
-    """The rounds of a launch, from each rank's `blocks` and `busy`: a call takes as long as on its slowest rank."""
+def rounds_of(answers: Answers) -> list[Round]:
+    """Make the rounds of a launch from each rank's `blocks` and `busy`."""
     longest = {
         name: slowest([answer["blocks"][name] for answer in answers])
         for name in answers[0]["blocks"]
@@ -63,46 +61,91 @@ def rounds_of(answers: Sequence[Mapping[str, Any]]) -> list[Round]:
 
 
 def speed_up_rows(
-    rounds: Sequence[Round], name: str, others: Iterable[str], flags: tuple[Flag, ...]
+    rounds: Sequence[Round], name: str, others: Iterable[str], flags: Flags
 ) -> Iterator[Measurement]:
-    """How many times as fast a call is as each of the others of its rounds; nothing where these are too few."""
+    """Compare a call with each other call of its rounds; too few rounds give no row."""
     for other in others:
-        row = (
-            speed_up_row(rounds, name, other, scope=f"{name}{OVER}{other}")
-            if other != name
-            else None
-        )
+        if other == name:
+            continue
+        row = speed_up_row(rounds, name, other, scope=f"{name}{OVER}{other}")
         if row is not None:
             yield replace(row, flags=(*row.flags, *flags))
 
 
-def part_rows(
-    ranks: Parts, form: str, flags: tuple[Flag, ...], predicted_ms: float | None
+def algorithm_rows(
+    answers: Answers,
+    form: str,
+    flags: Flags,
+    traffic: Traffic | None,
+    predicted_ms: float | None = None,
 ) -> Iterator[Measurement]:
-    """`part_time` of each block and of compute, wait and communication; `time_share` of the latter.
+    """Make an algorithm's rows other than times of whole calls: traffic, parts and error.
 
     Args:
-        ranks: Milliseconds.
+        answers: With `bytes`, `parts` and `errors` by algorithm.
+        form: The algorithm.
+        flags: For what was timed or counted.
+        traffic: What it sends by formula; None if it sends nothing.
+        predicted_ms: What the cost model predicts for the communication.
+    """
+    if traffic:
+        yield exact("rounds", traffic.rounds, scope=form)
+        yield from bytes_rows(form, traffic.sent, answers[0]["bytes"].get(form), flags)
+    yield from part_rows([answer["parts"][form] for answer in answers], form, flags, predicted_ms)
+    errors = [answer["errors"][form] for answer in answers if form in answer["errors"]]
+    if errors:
+        error, n = max(errors), len(errors)
+        yield Measurement("relative_error", error, n=n, method="float64", scope=form)
+
+
+def part_rows(
+    ranks: Sequence[Sequence[Mapping[str, float]]],
+    form: str,
+    flags: Flags,
+    predicted_ms: float | None,
+) -> Iterator[Measurement]:
+    """Make `part_time` of each block and of compute, wait and communication, and `time_share`.
+
+    Args:
+        ranks: Milliseconds by block, shape [ranks][runs].
         form: What was called.
         flags: For every row.
-        predicted_ms: What the cost model says of the communication.
+        predicted_ms: What the cost model predicts for the communication.
     """
-    names = dict.fromkeys(
-        name for runs in ranks for run in runs for name in run if name not in KINDS.values()
-    )
-    blocks = {name: [[run.get(name, 0.0) for run in runs] for runs in ranks] for name in names}
-    kinds = {
-        kind: [[_of_kind(run, kind) for run in runs] for runs in ranks] for kind in KINDS.values()
+    blocks = dict.fromkeys(name for runs in ranks for run in runs for name in run)
+    kinds = KINDS.values()
+    parts = {
+        name: [[run.get(name, 0.0) for run in runs] for runs in ranks]
+        for name in blocks
+        if name not in kinds
     }
-    for name, series in (*blocks.items(), *kinds.items()):
-        yield _part(
-            series, f"{form}: {name}", flags, predicted_ms if name == "communication" else None
+    parts |= {kind: [[_of_kind(run, kind) for run in runs] for runs in ranks] for kind in kinds}
+    for name, series in parts.items():
+        longest = slowest(series)
+        low, estimate, high, confidence = interval_of(longest)
+        yield Measurement(
+            "part_time",
+            estimate,
+            low,
+            high,
+            confidence,
+            n=len(longest),
+            samples=tuple(map(float, longest)),
+            predicted=predicted_ms if name == "communication" else None,
+            method=_SLOWEST,
+            scope=f"{form}: {name}",
+            flags=flags,
+            details={
+                "ranks": [
+                    {"mean": float(np.mean(s)), "sd": float(np.std(s, ddof=1))} for s in series
+                ]
+            },
         )
     # The rank that the others wait for is the one whose time the call takes.
-    rank = int(np.argmin([np.sum(waits) for waits in kinds["wait"]]))
-    own = np.array([series[rank] for series in kinds.values()])
+    rank = int(np.argmin([np.sum(waits) for waits in parts["wait"]]))
+    own = np.array([parts[kind][rank] for kind in kinds])
     for kind, share in zip(kinds, own / own.sum(axis=0), strict=True):
-        low, estimate, high = _mean(share)
+        low, estimate, high = mean_interval(share)
         yield Measurement(
             "time_share",
             estimate,
@@ -117,50 +160,14 @@ def part_rows(
         )
 
 
-def _of_kind(run: dict[str, float], kind: str) -> float:
+def _of_kind(run: Mapping[str, float], kind: str) -> float:
     return sum(ms for name, ms in run.items() if KINDS.get(name.split("_")[0]) == kind)
 
 
-def _part(
-    series: Sequence[Sequence[float]], scope: str, flags: tuple[Flag, ...], predicted: float | None
-) -> Measurement:
-    longest, confidence = slowest(series), 0.95
-    try:
-        low, estimate, high = median_interval(longest)
-    except TooFewSamples:
-        low, estimate, high = float(longest.min()), float(np.median(longest)), float(longest.max())
-        confidence = range_confidence(len(longest))
-    each = [
-        {"mean": float(np.mean(s)), "sd": float(np.std(s, ddof=1)) if len(s) > 1 else 0.0}
-        for s in series
-    ]
-    return Measurement(
-        "part_time",
-        estimate,
-        low,
-        high,
-        confidence,
-        n=len(longest),
-        samples=tuple(map(float, longest)),
-        predicted=predicted,
-        method="perf_counter, slowest rank",
-        scope=scope,
-        flags=flags,
-        details={"ranks": each},
-    )
-
-
-def _mean(values: np.ndarray) -> Interval:
-    try:
-        return mean_interval(values)
-    except TooFewSamples:
-        return Interval(float(values.min()), float(values.mean()), float(values.max()))
-
-
 def bytes_rows(
-    form: str, sent: Sequence[float], counted: float | None, flags: tuple[Flag, ...]
+    form: str, sent: Sequence[float], counted: float | None, flags: Flags
 ) -> Iterator[Measurement]:
-    """`wire_bytes` per rank by formula, and as the interface counted them where it could."""
+    """Make `wire_bytes` per rank: by formula, and as the interface counted them if it could."""
     mean = sum(sent) / len(sent)
     yield exact("wire_bytes", mean, scope=form, details={"most": max(sent), "all": sum(sent)})
     if counted is not None:
@@ -172,7 +179,5 @@ def bytes_rows(
             method="interface",
             scope=form,
             flags=flags,
-            details={
-                "includes": "TCP/IP headers of 66 B per segment of up to 64 KiB, acknowledgements, gloo's own messages"
-            },
+            details={"includes": _PROTOCOL},
         )

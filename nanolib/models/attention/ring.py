@@ -1,7 +1,7 @@
 """Ring attention: keys and values go around the ranks while each attends with its own queries; forward and backward.
 
 The next hop is under way while the block at hand is computed. A rank sees `world` blocks of keys; with causality and one piece per
-rank the last rank has work at each of them and the first at one: `Layout.zigzag` gives every rank as much.
+rank the last rank has work at each of them and the first at one: `Sharding.zigzag` gives every rank as much.
 
 Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in github.com/zhuzilin/ring-flash-attention.
 """
@@ -15,7 +15,6 @@ import torch
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
-from nanolib.models.attention.layout import Layout, Piece
 from nanolib.models.attention.partial import (
     few_rows,
     finite,
@@ -27,6 +26,7 @@ from nanolib.models.attention.partial import (
     wide_type,
 )
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, gather_lengths, world_of
+from nanolib.models.attention.sharding import Piece, Sharding
 
 
 def ring_attention(
@@ -35,7 +35,7 @@ def ring_attention(
     v: torch.Tensor,
     *,
     causal: bool = True,
-    layout: Layout | None = None,
+    layout: Sharding | None = None,
     group: Any = None,
     scale: float | None = None,
     overlap: bool = True,
@@ -63,7 +63,7 @@ def ring_attention(
     check_shapes(q, k, v, causal=False)
     rank, world = world_of(group)
     if layout is None:
-        layout = Layout.of_lengths(gather_lengths(q.shape[2], q.device, group))
+        layout = Sharding.from_lengths(gather_lengths(q.shape[2], q.device, group))
     if layout.world != world or not q.shape[2] == k.shape[2] == layout.length(rank):
         raise BadInput(
             f"layout: {layout.world} ranks, {layout.length(rank % layout.world)} positions here; there are {world} ranks and "
@@ -81,7 +81,7 @@ class _Ring(torch.autograd.Function):
         k: Any,
         v: Any,
         causal: bool,
-        layout: Layout,
+        layout: Sharding,
         group: Any,
         scale: float,
         *rest: Any,
@@ -142,7 +142,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _rotate(
-    k: torch.Tensor, v: torch.Tensor, layout: Layout, group: Any, overlap: bool, timer: BlockTimer
+    k: torch.Tensor, v: torch.Tensor, layout: Sharding, group: Any, overlap: bool, timer: BlockTimer
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Whose keys and values are here, and they."""
     rank, world = world_of(group)
@@ -161,7 +161,7 @@ def _rotate(
 
 
 def _blocks(
-    layout: Layout, rank: int, owner: int, causal: bool
+    layout: Sharding, rank: int, owner: int, causal: bool
 ) -> Iterator[tuple[slice, slice, bool]]:
     """Pieces of queries and keys that see each other: where they lie, and whether they are the same piece, a triangle."""
     for mine, piece in _placed(layout.pieces[rank]):

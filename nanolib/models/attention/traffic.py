@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanolib.models.attention.layout import Layout
+from nanolib.models.attention.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def all_to_all_bytes(payload: float, world: int) -> float:
 
 def decode_traffic(
     algorithm: str,
-    layout: Layout,
+    layout: Sharding,
     *,
     batch: int,
     heads: int,
@@ -107,7 +107,7 @@ def decode_traffic(
 
 def prefill_traffic(
     algorithm: str,
-    layout: Layout,
+    layout: Sharding,
     *,
     batch: int,
     heads: int,

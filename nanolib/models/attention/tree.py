@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
 from nanolib.models.attention.ranks import (
     NO_TIMER,
@@ -27,6 +26,7 @@ from nanolib.models.attention.ranks import (
     gather_lengths,
     world_of,
 )
+from nanolib.models.attention.sharding import Sharding
 
 TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
 ALGORITHMS = (*TREE_ALGORITHMS, "ring", "pass_q")
@@ -40,7 +40,7 @@ def tree_attention_decode(
     group: Any = None,
     algorithm: str = "fused",
     scale: float | None = None,
-    layout: Layout | None = None,
+    layout: Sharding | None = None,
     timer: BlockTimer = NO_TIMER,
 ) -> torch.Tensor:
     """Attention of the newest tokens over a sequence whose keys lie on several ranks, each holding the next stretch of it.
@@ -72,7 +72,7 @@ def tree_attention_decode(
     rank, world = world_of(group)
     if layout is None and (q.shape[2] > 1 or algorithm == "ring"):
         with timer.time_block("comm_lengths"):
-            layout = Layout.of_lengths(gather_lengths(k.shape[2], k.device, group))
+            layout = Sharding.from_lengths(gather_lengths(k.shape[2], k.device, group))
     if layout is not None:
         _check(layout, rank, world, k.shape[2])
     return _BY_NAME[algorithm](_Decode(q, k, v, layout, scale, group, timer)).to(q.dtype)
@@ -86,19 +86,19 @@ def attend_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
         k: All keys, shape [batch, kv_heads, seq_len, head_dim].
         v: Shape as `k`.
     """
-    call = _Decode(q, k, v, Layout.of_lengths([k.shape[2]]), None, None, NO_TIMER)
+    call = _Decode(q, k, v, Sharding.from_lengths([k.shape[2]]), None, None, NO_TIMER)
     return partial_attention(q, k, v, mask=call.visible(0))[0].to(q.dtype)
 
 
-def _check(layout: Layout, rank: int, world: int, kv_len: int) -> None:
+def _check(layout: Sharding, rank: int, world: int, kv_len: int) -> None:
     if layout.world != world or layout.length(rank) != kv_len:
         held = layout.length(rank % layout.world)
         raise BadInput(
             f"layout: {layout.world} ranks, {held} positions here; there are {world} ranks and {kv_len} keys here"
         )
-    if layout != Layout.of_lengths([layout.length(each) for each in range(world)]):
+    if layout != Sharding.from_lengths([layout.length(each) for each in range(world)]):
         raise BadInput(
-            "layout: decoding takes one piece per rank, in order; use Layout.plain or Layout.of_lengths"
+            "layout: decoding takes one piece per rank, in order; use Sharding.contiguous or Sharding.from_lengths"
         )
 
 
@@ -109,7 +109,7 @@ class _Decode:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    layout: Layout | None
+    layout: Sharding | None
     scale: float | None
     group: Any
     timer: BlockTimer

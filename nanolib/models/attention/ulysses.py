@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, check_shapes
-from nanolib.models.attention.layout import Layout
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, gather_lengths, world_of
+from nanolib.models.attention.sharding import Sharding
 
 
 def ulysses_attention(
@@ -23,7 +23,7 @@ def ulysses_attention(
     v: torch.Tensor,
     *,
     causal: bool = True,
-    layout: Layout | None = None,
+    layout: Sharding | None = None,
     group: Any = None,
     scale: float | None = None,
     kind: str = "dense",
@@ -61,20 +61,20 @@ def ulysses_attention(
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
     if layout is None:
-        layout = Layout.of_lengths(gather_lengths(q.shape[2], q.device, group))
+        layout = Sharding.from_lengths(gather_lengths(q.shape[2], q.device, group))
     lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(
             "layout: several pieces per rank; Ulysses takes one each (whole sequences need no zigzag)"
         )
     with timer.time_block("comm_all_to_all"):
-        whole = [_ToHeads.apply(x, lengths, group) for x in (q, k, v)]
+        whole = [_AllToAll.apply(x, True, lengths, group) for x in (q, k, v)]
     with timer.time_block("comp_attention"):
         if q.device.type == "cpu":  # as all that is merged across ranks
             whole = [x.to(wide_type(x)) for x in whole]
         out = attend(kind, *whole, causal=causal, scale=scale, options=options).to(q.dtype)
     with timer.time_block("comm_all_to_all"):
-        return _ToSequence.apply(out, lengths, group)
+        return _AllToAll.apply(out, False, lengths, group)
 
 
 def _to_heads(x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tensor:
@@ -122,23 +122,17 @@ def _to_sequence(x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tenso
     )
 
 
-class _ToHeads(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
+    """From shards of the sequence to shards of the heads, or back; its gradient goes the other way."""
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tensor:
-        ctx.rest = (lengths, group)
-        return _to_heads(x, lengths, group)
+    def forward(
+        ctx: Any, x: torch.Tensor, to_heads: bool, lengths: list[int], group: Any
+    ) -> torch.Tensor:
+        ctx.rest = (to_heads, lengths, group)
+        return (_to_heads if to_heads else _to_sequence)(x, lengths, group)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor):
-        return _to_sequence(grad, *ctx.rest), None, None
-
-
-class _ToSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tensor:
-        ctx.rest = (lengths, group)
-        return _to_sequence(x, lengths, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor):
-        return _to_heads(grad, *ctx.rest), None, None
+        to_heads, *rest = ctx.rest
+        return (_to_sequence if to_heads else _to_heads)(grad, *rest), None, None, None

@@ -14,7 +14,7 @@ Piece = tuple[int, int]  # positions [start, stop)
 
 
 @dataclass(frozen=True)
-class Layout:
+class Sharding:
     """Pieces of a sequence over ranks, in the order in which each rank holds them.
 
     Attributes:
@@ -24,18 +24,18 @@ class Layout:
     pieces: tuple[tuple[Piece, ...], ...]
 
     @classmethod
-    def plain(cls, total: int, world: int) -> Layout:
+    def contiguous(cls, total: int, world: int) -> Sharding:
         """One piece each, in order; lengths differ by one at most."""
         return cls(tuple((piece,) for piece in _split(total, world)))
 
     @classmethod
-    def zigzag(cls, total: int, world: int) -> Layout:
+    def zigzag(cls, total: int, world: int) -> Sharding:
         """Pieces r and 2·world − 1 − r of 2·world: with causality every rank has as many pairs."""
         pieces = _split(total, 2 * world)
         return cls(tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world)))
 
     @classmethod
-    def of_lengths(cls, lengths: Sequence[int]) -> Layout:
+    def from_lengths(cls, lengths: Sequence[int]) -> Sharding:
         """One piece each, in order, of the lengths given."""
         starts = [sum(lengths[:rank]) for rank in range(len(lengths))]
         return cls(
@@ -57,14 +57,13 @@ class Layout:
         return sum(stop - start for start, stop in self.pieces[rank])
 
     def take(self, x: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
-        """A rank's part of a whole sequence."""
+        """A rank's part of a whole sequence; a view if it is one piece."""
         if x.shape[dim] != self.total:
             raise BadInput(
                 f"x: {x.shape[dim]} positions in dimension {dim}; this layout is of {self.total}"
             )
-        return torch.cat(
-            [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]], dim=dim
-        )
+        parts = [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _split(total: int, parts: int) -> list[Piece]:
