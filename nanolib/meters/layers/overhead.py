@@ -101,7 +101,7 @@ def measure_overhead(
         if config is None:
             return bare(calls)
         with LayerProfiler(model, config, sink=sink) as profiler:
-            close = _seconds(call, 1, synchronize)
+            close = _seconds(call, 1, synchronize, profiler.flush)
             watched = _seconds(call, calls, synchronize, profiler.flush)
         passes[name].append(1e3 * close[0])
         k = config.every_kth_token
