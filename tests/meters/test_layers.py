@@ -31,7 +31,8 @@ EACH = ProfilingConfig.deep(every_kth_token=1)
 def test_the_output_is_the_same_to_the_last_bit(model, config):
     before = model(IDS)
     with create_profiler(model, config) as profiler:
-        assert torch.equal(model(IDS), before)
+        assert torch.equal(model(IDS), before)  # one that looks at numbers
+        assert torch.equal(model(IDS), before)  # one that torch's profiler records
     assert torch.equal(model(IDS), before)
     assert all("forward" not in vars(module) for module in model.modules())
     assert profiler.results()[1].calls_ms or profiler.results()[1].passes  # what was seen stays
@@ -39,8 +40,9 @@ def test_the_output_is_the_same_to_the_last_bit(model, config):
 
 def test_gradients_are_the_same_to_the_last_bit(model):
     def gradients():
-        model.zero_grad()
-        model.loss(IDS).backward()
+        for _ in range(2):
+            model.zero_grad()
+            model.loss(IDS).backward()
         return [p.grad.clone() for p in model.parameters()]
 
     before = gradients()
@@ -132,6 +134,7 @@ def test_everything_is_put_back_when_the_model_raises(model):
         with pytest.raises(BadInput):
             model(torch.zeros(1, 65, dtype=torch.int64))
         model(IDS)
+        model(IDS)
     assert len(profiler.results()[1].passes) == 1
 
 
@@ -178,7 +181,7 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     for handle in handles:
         handle.remove()
     layer = next(layer for layer in profiler.results() if layer.name == "blocks.0")
-    found = layer.passes[0].statistics
+    found = {name: sum(values) / len(values) for name, values in layer.deep.items()}
     q, k = (x.double() for x in seen["qk"])
     mask = torch.ones(16, 16, dtype=torch.bool).tril()
     p = torch.softmax(
@@ -251,9 +254,9 @@ def test_what_is_seen_goes_to_the_trace_as_it_is_made(model, tmp_path):
         layers, ops, found = (store.trace(table) for table in ("layers", "ops", "statistics"))
     times = {row.name or "model": row for row in profiler.results()}
     assert set(layers.layer) == set(times) and set(layers.call) == set(range(5))
-    plain = layers[layers.call.isin([1, 3]) & (layers.layer == "blocks.1")]
+    plain = layers[layers.call.isin([0, 1, 3, 4]) & (layers.layer == "blocks.1")]
     assert plain.ns.to_list() == [round(1e6 * ms) for ms in times["blocks.1"].calls_ms]
-    assert set(ops.call) == {0, 2, 4} and {"gate", "norm", FUSED} < set(ops.op) and ops.ns.min() > 0
+    assert set(ops.call) == {2} and {"gate", "norm", FUSED} < set(ops.op) and ops.ns.min() > 0
     block = found[(found.layer == "blocks.1") & (found.call == 0)]
     assert set(block.statistic) == {*STATISTICS, *DEEP}
     down = found[(found.layer == "blocks.1.mlp.down") & (found.statistic == "sd")]

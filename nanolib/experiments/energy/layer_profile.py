@@ -84,14 +84,10 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
         # of one pass, whose operations belong together; what they leave of a call is between them
         middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
         between = max(0.0, median - sum(middle.operations.values()))
-        names = {name: None for one in layer.passes for name in one.statistics}
         details |= {
             "operations_ms": middle.operations | {"between": between},
             "deep_passes": len(layer.passes),
-            "deep": {
-                name: statistics.fmean(one.statistics[name] for one in layer.passes)
-                for name in names
-            },
+            "deep": {name: statistics.fmean(values) for name, values in layer.deep.items()},
         }
     try:
         interval = median_interval(layer.calls_ms)

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 FUSED = "attention_fused"
-RANGE, LOOKING = "nanolib module ", "nanolib looks"  # names of ranges; the first ends with an index
+RANGE = "nanolib module "  # of a range's name, which ends with the module's index
 ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
 _QUERIES = 64
 _MASKED = -1e4  # a bias below this hides a pair, in 16 bits too
@@ -74,7 +74,7 @@ def operations_of(
     found = []
     for event in events:
         outer, parent = "", event.cpu_parent
-        if parent is None or event.name.startswith((RANGE, LOOKING)):
+        if parent is None or event.name.startswith(RANGE):
             continue
         inner = parent.name
         while parent is not None:

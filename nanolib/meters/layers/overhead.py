@@ -71,7 +71,7 @@ def measure_overhead(
     """Measure the cost of each mode, in turns with the bare call.
 
     A round takes a block of each mode in random order and then in the reverse order, each between
-    two bare blocks to which it is compared. A block is one close call and some watched calls, with
+    two bare blocks to which it is compared. A block is two close calls and some watched calls, with
     the handing over of their rows. Their times are weighted as in use: k - 1 watched, one close.
 
     Args:
@@ -100,8 +100,10 @@ def measure_overhead(
         config = kinds[name]
         if config is None:
             return bare(calls)
-        with LayerProfiler(model, config, sink=sink) as profiler:
-            close = _seconds(call, 1, synchronize, profiler.flush)
+        closest = config.replace(every_kth_token=1)  # in deep mode one of either kind
+        with LayerProfiler(model, closest, sink=sink) as profiler:
+            close = _seconds(call, 2, synchronize, profiler.flush)
+        with LayerProfiler(model, ProfilingConfig.minimal(), sink=sink) as profiler:
             watched = _seconds(call, calls, synchronize, profiler.flush)
         passes[name].append(1e3 * close[0])
         k = config.every_kth_token

@@ -21,7 +21,6 @@ from torch.profiler import record_function
 from nanolib.measurement import BadInput
 from nanolib.meters.layers.operations import (
     ATTENTION_STATISTICS,
-    LOOKING,
     RANGE,
     AttentionWatch,
     attention_statistics,
@@ -95,7 +94,7 @@ class LayerProfiler:
         self._unread: list[Call] = []
         self._read_s = time.monotonic()
         self._read: list[Call] = []
-        self._number = self._passes = 0
+        self._number = 0
 
     def __enter__(self) -> Self:
         for at, (_, _, module) in enumerate(self._timed):
@@ -138,7 +137,7 @@ class LayerProfiler:
                 end = mark()
                 opened.pop()
             call.marks.append((at, opened[-1], begin, end))
-            if call.close:
+            if call.close and call.profile is None:
                 self._look(call, at, [*args, *kwargs.values()], out)
             return out
 
@@ -153,14 +152,14 @@ class LayerProfiler:
                 return entry(*args, **kwargs)
             call = self._call = self._new_call()
             inner = self._inner if call.close else []
-            profile, watch = _NOTHING, _NOTHING
-            if call.profile is not None:
-                profile, watch = call.profile, AttentionWatch(self._look_at_attention)
+            around = call.profile or _NOTHING
+            if call.close and self.config.deep_profiling and call.profile is None:
+                around = AttentionWatch(self._look_at_attention)
             _wrap(inner)
             self._open.append(0)
             begin = mark()
             try:
-                with profile, watch:
+                with around:
                     out = entry(*args, **kwargs)
             finally:
                 end = mark()
@@ -179,31 +178,26 @@ class LayerProfiler:
         return watched
 
     def _new_call(self) -> Call:
-        config = self.config
-        call = Call(self._number, config.looks and self._number % config.every_kth_token == 0)
+        """In deep mode, close calls take turns: one looks at numbers, torch's profiler records the next."""
+        turn, rest = divmod(self._number, self.config.every_kth_token)
+        call = Call(self._number, close=self.config.looks and rest == 0)
         self._number += 1
-        if call.close and config.deep_profiling and self._passes < _MOST_PASSES:
-            self._passes += 1
+        is_due = call.close and turn % 2 == 1 and turn < 2 * _MOST_PASSES
+        if is_due and self.config.deep_profiling:
             call.profile = torch_profiler(self._device)
         return call
-
-    @contextlib.contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Looking is in no module's time, and none of its operations."""
-        with self._watch.paused(), record_function(LOOKING), torch.no_grad():
-            yield
 
     def _look(self, call: Call, at: int, given: list[Any], out: Any) -> None:
         """Note numbers of an output; nothing waits for the device."""
         if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not out.numel():
             return
-        with self._apart():
+        with self._watch.paused(), torch.no_grad():
             if self.config.capture_activations:
                 flat = out.detach().reshape(-1)
                 sample = flat[:: -(-len(flat) // _SAMPLE)].to(torch.float32, copy=True)
                 call.outputs[at] = (sample, *torch.aminmax(flat))
             x = next((x for x in given if isinstance(x, torch.Tensor)), None)
-            if call.profile is None or x is None:
+            if not self.config.deep_profiling or x is None:
                 return
             layer = self._open[1] if len(self._open) > 1 else at
             if self._roles[at] == "norm":
@@ -214,7 +208,7 @@ class LayerProfiler:
                 call.looked.append((layer, "mlp_kill_ratio", killed))
 
     def _look_at_attention(self, inputs: dict[str, Any]) -> None:
-        with self._apart():
+        with self._watch.paused(), torch.no_grad():
             values = attention_statistics(inputs, self.config.near_zero)
             layer = self._open[1] if len(self._open) > 1 else 0
             for name, value in zip(ATTENTION_STATISTICS, values, strict=True):
@@ -283,6 +277,8 @@ class LayerProfiler:
                     found[at].calls_ms.append(ns / 1e6)
                 elif outer == 0:
                     found[at].passes.append(pass_of(call, at, ns / 1e6))
+            for at, name, value in call.looked:
+                found[at].deep.setdefault(name, []).append(value)
         for at, module in enumerate(found):
             rows = [call.statistics[at] for call in self._read if at in call.statistics]
             module.statistics = torch.tensor(rows).reshape(-1, len(STATISTICS))

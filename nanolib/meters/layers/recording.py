@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,13 +24,10 @@ class DeepPass:
     Attributes:
         ms: Its time, with the cost of torch's profiler.
         operations: Operation -> its time, ms, all its calls together.
-        statistics: `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
-            `mlp_kill_ratio`, `norm_variance_ratio`; a mean if the block has several.
     """
 
     ms: float
     operations: dict[str, float]
-    statistics: dict[str, float]
 
 
 @dataclass
@@ -44,6 +41,8 @@ class ModuleTime:
         calls_ms: Time of each call, ms, without deep passes.
         statistics: `STATISTICS` of the output in each sampled call, shape [calls, 4].
         passes: Deep passes.
+        deep: `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
+            `mlp_kill_ratio`, `norm_variance_ratio` -> values, as many as were seen.
     """
 
     name: str
@@ -52,6 +51,7 @@ class ModuleTime:
     calls_ms: list[float] = field(default_factory=list)
     statistics: torch.Tensor = field(default_factory=lambda: torch.empty(0, len(STATISTICS)))
     passes: list[DeepPass] = field(default_factory=list)
+    deep: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass
@@ -118,12 +118,7 @@ def pass_of(call: Call, at: int, ms: float) -> DeepPass:
     for layer, operation, ns in call.operations or ():
         if layer == at:
             operations[operation] += ns / 1e6
-    values: dict[str, list[float]] = defaultdict(list)
-    for layer, name, value in call.looked:
-        if layer == at:
-            values[name].append(value)
-    means = {name: sum(found) / len(found) for name, found in values.items()}
-    return DeepPass(ms, dict(operations), means)
+    return DeepPass(ms, dict(operations))
 
 
 def summarize_outputs(outputs: list[tuple[torch.Tensor, ...]], near_zero: float) -> torch.Tensor:
