@@ -29,8 +29,7 @@ STAYS = {
     "nanolib.models.attention": "kinds attend",
     "nanolib.models.attention.tree": "tree_attention_decode",
     "nanolib.meters": "measure",
-    "nanolib.meters.power": "integrate count find_sources AmdSource AppleSource EstimateSource Found NoSensor NvmlSource "
-    "RaplSource Reading ReplaySource Source",
+    "nanolib.meters.energy": "EnergyMeter integrate",
     "nanolib.meters.layers": "create_profiler LayerProfiler ProfilingConfig",
     "nanolib.stats.intervals": "median_interval Interval",
     "nanolib.stats.compare": "compare compare_paired",

@@ -24,7 +24,3 @@ class Sink(Protocol):
     def flush(self) -> str:
         """Wait until they are committed; what went wrong, empty for nothing."""
         ...
-
-    def seconds_per_row(self) -> float:
-        """Processor time that writing one row has taken so far."""
-        ...

@@ -55,7 +55,6 @@ class TraceWriter:
         self._queue: queue.SimpleQueue[_Batch | threading.Event] = queue.SimpleQueue()
         self._wake, self._over = threading.Event(), False
         self._failure = ""
-        self.rows, self.seconds = 0, 0.0  # written so far, and the processor time it took
         self._thread = threading.Thread(target=self._run, name="nanolib-traces", daemon=True)
         self._thread.start()
 
@@ -100,18 +99,15 @@ class TraceWriter:
                     found.set()
                     continue
                 try:
-                    start = time.thread_time()
-                    self.rows += _write(db, found)
-                    self.seconds += time.thread_time() - start
+                    _write(db, found)
                 except (
                     Exception
                 ) as error:  # told by `flush`; a thread that ended would lose what follows too
                     self._failure = f"{type(error).__name__}: {error}"
 
 
-def _write(db: sqlite3.Connection, batch: _Batch) -> int:
-    """Returns how many rows it wrote."""
-    rows, count = iter(batch.rows), 0
+def _write(db: sqlite3.Connection, batch: _Batch) -> None:
+    rows = iter(batch.rows)
     while chunk := list(itertools.islice(rows, _CHUNK)):
         db.execute("BEGIN IMMEDIATE")
         try:
@@ -120,8 +116,6 @@ def _write(db: sqlite3.Connection, batch: _Batch) -> int:
             db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
-        count += len(chunk)
-    return count
 
 
 class Trace:
@@ -162,10 +156,6 @@ class Trace:
         """Wait until all is committed; see `TraceWriter.flush`."""
         return self._writer.flush()
 
-    def seconds_per_row(self) -> float:
-        """Processor time that writing one row has taken so far."""
-        return self._writer.seconds / max(1, self._writer.rows)
-
 
 class NoTrace:
     """Where nobody keeps a trace: takes rows and forgets them."""
@@ -186,10 +176,6 @@ class NoTrace:
     def flush(self) -> str:
         """Nothing."""
         return ""
-
-    def seconds_per_row(self) -> float:
-        """Nothing."""
-        return 0.0
 
 
 _INSERT = {

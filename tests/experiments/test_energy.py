@@ -41,13 +41,17 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(rows):
     layer = rows[rows.metric == "layer_energy"]
     assert set(layer.provenance) == {"estimated"}  # attributed, whatever the sensor
 
-    found = layers.layer_table(rows)
-    assert list(found.layer) == ["embedding", "blocks.0", "blocks.1", "norm", "head"]
-    assert found.share.sum() == pytest.approx(1)
+    found = rows[rows.metric == "layer_time"]
+    details = list(found.details)
+    names = ["embedding", "blocks.0", "blocks.1", "norm", "head"]
+    assert [one["layer"] for one in details] == names
+    assert sum(one["share"] for one in details) == pytest.approx(1)
+    assert {"attention_fused", "gate", "between"} < {*details[1]["operations_ms"]}
     sections = store.trace("sections").name.to_list()
     assert sections == ["idle", "decode", "decode"]
     tokens, per_layer = store.trace("tokens"), store.trace("layers")
-    assert len(tokens) == found.calls.iloc[0] + per_layer[per_layer.call % 4 == 0].call.nunique()
+    deep_passes = store.trace("ops").call.nunique()
+    assert len(tokens) == found.n.iloc[0] + deep_passes and deep_passes > 0
     assert set(per_layer.layer) > {"model", "embedding", "blocks.0.mlp.down", "head"}
     assert not store.trace("power_samples").empty
 

@@ -16,7 +16,7 @@ def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp
     trace.write_text("t_s,power_w\n" + "".join(f"{at / 20},{40 + at % 2}\n" for at in range(60)))
     live = LivePower(energy.Params(**SMALL, power_trace=str(trace), idle_s=0.5, window_s=0.5))
     live.start.click()
-    until(lambda: "no power to draw: the recording has ended" in live.said.value)
+    until(lambda: "no power: the recording has ended" in live.said.value)
     points = [row for rows in live.chart.chart.to_dict()["datasets"].values() for row in rows]
     power = [row for row in points if "low" in row]
     assert [row["series"] for row in power[:2]] == ["idle", "prefill"]

@@ -21,7 +21,8 @@ def _trace(folder, text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no column power_w; give t_s and power_w"),
+        ("t_s\n0\n", "has no column power_w; give t_s and power_w"),
+        ("", "cannot be read .No columns to parse from file.; give a CSV file"),
         ("t_s,power_w\n0,5\n", r"holds 1 sample\(s\)"),
         (
             "t_s,power_w\n0,5\n2,5\n1,5\n",
@@ -29,9 +30,9 @@ def _trace(folder, text):
         ),
         (
             "t_s,power_w\n0,x\n1,5\n",
-            r"line 2 of 'trace.csv' holds \('0', 'x'\); give seconds and watts",
+            "line 2 of 'trace.csv' is not a time and a power; give seconds and watts",
         ),
-        ("t_s,power_w\n0,nan\n1,5\n", "line 2 of 'trace.csv' holds"),
+        ("t_s,power_w\n0,nan\n1,5\n", "line 2 of 'trace.csv' is not a time"),
     ],
 )
 def test_a_recording_that_is_none_gets_one_line(tmp_path, text, said):

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.meters.layers import operations, overhead
+from nanolib.meters.layers import overhead, recording
 from nanolib.meters.layers import profiler as layers
 from nanolib.meters.time import clock as clocks
-from nanolib.meters.time import latency, sampler, stopwatch, timer, together
+from nanolib.meters.time import latency, sampler, timer, together
 
 
 @pytest.fixture
@@ -21,9 +21,8 @@ def clock(monkeypatch):
         monotonic=lambda: now[0] / 1e9,
         thread_time=lambda: now[0] / 2e9,
     )
-    for module in (clocks, stopwatch, layers, overhead, timer, together):
+    for module in (clocks, layers, recording, overhead, timer, together):
         monkeypatch.setattr(module, "time", watch)
-    monkeypatch.setattr(operations, "_dead_time_ns", lambda: 0)
     return now
 
 

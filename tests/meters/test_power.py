@@ -11,7 +11,7 @@ from nanolib.measurement import Provenance, Status
 from nanolib.meters.energy import meter as energy
 from nanolib.meters.energy import power
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window, too_short
-from nanolib.meters.energy.power import EstimateSource, NoSensor, Reading
+from nanolib.meters.energy.power import EstimateSource, Reading
 from nanolib.meters.energy.replay import ReplaySource
 
 NAN = math.nan
@@ -77,8 +77,17 @@ def test_windows_nest_and_an_interrupted_one_can_be_run_again():
     assert outer.start_s <= inner.start_s < inner.end_s <= outer.end_s
 
 
-def test_without_a_sensor_nothing_is_measured():
-    with EnergyMeter([NoSensor()], sample_s=0.01) as meter, meter.window("work") as work:
+class _Silent(EstimateSource):
+    """Every reading is a gap."""
+
+    name, provenance = "silent", Provenance.MEASURED
+
+    def read(self):
+        return Reading(time.monotonic())
+
+
+def test_without_a_reading_nothing_is_measured():
+    with EnergyMeter([_Silent()], sample_s=0.01) as meter, meter.window("work") as work:
         time.sleep(0.02)
     (row,) = meter.measurements(work)
     assert row.status is Status.UNSUPPORTED and row.estimate is None

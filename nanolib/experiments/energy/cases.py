@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.replay import ReplaySource, read_trace
-from nanolib.meters.layers.profiling import MODES, ProfilingConfig
+from nanolib.meters.layers.profiling import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run import params as shared
@@ -69,7 +69,7 @@ class Params(OwnModelParams):
     window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
     idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
     power_trace: str = ""
-    profiling: list[Literal[MODES]] = pydantic.Field(list(MODES))  # type: ignore[valid-type]
+    profiling: list[Literal["minimal", "standard", "deep"]] = pydantic.Field([*MODES])
     every_kth_token: int = pydantic.Field(4, gt=0, le=1_000_000)
     every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
 
@@ -235,8 +235,8 @@ class ProfileCase(EnergyCase):
     ) -> Iterator[Measurement]:
         """The time of each layer, its share of the energy, and what profiling costs."""
         often = {"every_kth_token": self.every_kth_token, "every_nth_layer": self.every_nth_layer}
-        modes = {name: replace(ProfilingConfig.named(name), **often) for name in params.profiling}
-        deepest = max(params.profiling, key=MODES.index)
+        modes = {name: MODES[name](**often) for name in params.profiling}
+        deepest = max(params.profiling, key=[*MODES].index)
         yield from profile(
             self.phase, built, call, modes[deepest], params.window_s, params.sources()
         )

@@ -13,10 +13,10 @@ from torch import nn
 from nanolib.measurement import BadInput, Measurement, Provenance
 from nanolib.meters.energy.meter import EnergyMeter, Window
 from nanolib.meters.energy.power import Source
-from nanolib.meters.layers.activations import STATISTICS
 from nanolib.meters.layers.overhead import measure_overhead
-from nanolib.meters.layers.profiler import DeepLayer, LayerProfiler, ModuleTime
+from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.meters.layers.recording import STATISTICS, ModuleTime
 from nanolib.meters.time.clock import synchronizer
 from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
 from nanolib.store import Run, Store, traces
@@ -62,18 +62,15 @@ def profile(
             trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
             calls += 1
     found = profiler.results()
-    deep = {layer.name: layer for layer in profiler.deep_results()}
     layers = [layer for layer in found if layer.inside == "" and layer.calls_ms]
     whole = sum(statistics.median(layer.calls_ms) for layer in layers)
     for layer in layers:
-        row = _layer_row(phase, layer, deep.get(layer.name), whole)
+        row = _layer_row(phase, layer, whole)
         yield row
         yield from _energy_rows(row, meter, window, calls)
 
 
-def _layer_row(
-    phase: str, layer: ModuleTime, deep: DeepLayer | None, whole_ms: float
-) -> Measurement:
+def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     median = statistics.median(layer.calls_ms)
     details: dict[str, object] = {
         "layer": layer.name,
@@ -83,18 +80,15 @@ def _layer_row(
     if len(layer.statistics):
         means = layer.statistics.mean(dim=0).tolist()
         details["activations"] = dict(zip(STATISTICS, means, strict=True))
-    if deep is not None:
-        # of the pass whose time is the median: its operations add up to it, which medians of each would not
-        middle = deep.passes_ms.index(statistics.median_low(deep.passes_ms))
-        operations = {name: ms[middle] for name, ms in deep.operations.items()}
+    if layer.passes:
+        # of one pass, whose operations belong together; what they leave of a call is between them
+        middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
+        between = max(0.0, median - sum(middle.operations.values()))
         details |= {
-            "operations_ms": operations | {"between": max(0.0, deep.between_ms[middle])},
-            "pass_ms": deep.passes_ms[middle],
-            "deep_passes": len(deep.passes_ms),
-            "deep": {name: statistics.fmean(values) for name, values in deep.statistics.items()},
+            "operations_ms": middle.operations | {"between": between},
+            "deep_passes": len(layer.passes),
+            "deep": {name: statistics.fmean(values) for name, values in layer.deep.items()},
         }
-        if deep.unseen:
-            details["unseen"] = deep.unseen
     try:
         interval = median_interval(layer.calls_ms)
     except TooFewSamples:

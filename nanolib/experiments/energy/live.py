@@ -10,16 +10,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import altair as alt
 import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.view.live import live_chart
 from nanolib.experiments.model.model_cases import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
-from nanolib.meters.energy.power import Source
 from nanolib.models.generation import generation_of
 from nanolib.report import renderer
+from nanolib.report.plot import plot
+from nanolib.report.theme import empty_chart, side_by_side
 from nanolib.run.lock import device_lock
 
 _TICK_S, _SHOWN_S = 0.5, 60.0
@@ -46,7 +47,7 @@ class LivePower:
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Generates until it is stopped; nothing is stored.")
-        self.chart = renderer.live_chart(live_chart(pd.DataFrame(), Provenance.MEASURED))
+        self.chart = renderer.live_chart(_chart(pd.DataFrame(), Provenance.MEASURED))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
         buttons = widgets.HBox([self.start, self.stop, self.said], layout={"flex_flow": "wrap"})
@@ -73,78 +74,66 @@ class LivePower:
             self.start.disabled, self.stop.disabled = False, True
 
     def _generate(self) -> None:
-        case = next(
-            case for case in energy.cases(self._params.replace(phases=["decode"], profiling=[]))
-        )
+        params = self._params.replace(phases=["decode"], profiling=[])
+        case = energy.cases(params)[0]
         self.said.value = "waiting for the device …"
-        with device_lock(case.device, "live view"):
+        with (
+            device_lock(case.device, "live view"),
+            EnergyMeter(params.sources(), device=case.device) as meter,
+        ):
+            self._tick(meter, "idle", lambda: self._stop.wait(_TICK_S), 0)
             self.said.value = "building the model …"
-            built = case.model_case.build(self._params.seed)
-            prompt = text_batch(case, "", self._params.seed)[:, :-1]
+            built = case.model_case.build(params.seed)
+            prompt = text_batch(case, "", params.seed)[:, :-1]
             generation = generation_of(built.eval(), prompt, case.new_tokens)
-            calls = {
-                "prefill": (generation.prefill, prompt.numel()),
-                "decode": (generation.decode, case.batch_size),
-            }
-            with EnergyMeter(self._params.sources(), device=case.device) as meter:
-                self._tick(meter, "idle", None, 0)
-                for phase, (call, tokens) in calls.items():
-                    self._tick(meter, phase, call, tokens)
-                while not self._stop.is_set():
-                    self._tick(meter, "decode", *calls["decode"])
+            self._tick(meter, "prefill", generation.prefill, prompt.numel())
+            while not self._stop.is_set():
+                self._tick(meter, "decode", generation.decode, case.batch_size)
 
     def _tick(
-        self, meter: EnergyMeter, phase: str, call: Callable[[], object] | None, tokens: int
+        self, meter: EnergyMeter, phase: str, call: Callable[[], object], tokens: int
     ) -> None:
-        """One more point: the power of half a second of a phase, and what it made."""
-        if self._stop.is_set():
-            return
+        """Add a point: the power of half a second of a phase, and the tokens it made."""
         made, track = 0, meter.tracks[0]
         with meter.window(phase) as window:
-            if call is None:
-                self._stop.wait(_TICK_S)
-            while (
-                call is not None
-                and time.monotonic() < window.start_s + _TICK_S
-                and not self._stop.is_set()
-            ):
+            while not self._stop.is_set() and time.monotonic() < window.start_s + _TICK_S:
                 call()
                 made += tokens
-        why = ""
+        if self._stop.is_set():
+            return
+        rate = made / window.seconds
+        said = f"{phase}: {rate:,.1f} tokens/s, " if made else f"{phase}: "
         try:
             low, watts, high = (joules / window.seconds for joules in track.energy(window))
         except BadInput as error:  # tokens are counted on
             low = watts = high = math.nan
-            ended = track.source.provenance is Provenance.REPLAYED and math.isnan(
-                track.readings[-1].watts
-            )
-            why = "the recording has ended" if ended else error.lines[0]
-        self._began = self._began or window.start_s
-        point = {
-            "phase": phase,
-            "seconds": window.end_s - self._began,
-            "watts": watts,
-            "low": low,
-            "high": high,
-        }
-        self._points.append(
-            point | {"tokens_per_second": made / window.seconds if call else math.nan}
-        )
-        self._show(track.source, why)
-
-    def _show(self, source: Source, why: str) -> None:
-        last = self._points[-1]
-        estimated = source.provenance is Provenance.ESTIMATED
-        if why:
-            power = f"no power to draw: {why}"
-        elif estimated:
-            power = f"{last['low']:.0f} to {last['high']:.0f} W, estimated from how busy the cores are: no sensor was found"
+            is_over = track.source.provenance is Provenance.REPLAYED
+            is_over = is_over and math.isnan(track.readings[-1].watts)
+            said += f"no power: {'the recording has ended' if is_over else error.lines[0]}"
         else:
-            power = f"{last['watts']:.0f} W by {source.name}"
-        rate = (
-            ""
-            if math.isnan(last["tokens_per_second"])
-            else f"{last['tokens_per_second']:,.1f} tokens/s, "
-        )
-        self.said.value = html.escape(f"{last['phase']}: {rate}{power}")
-        self.chart.chart = live_chart(pd.DataFrame(self._points), source.provenance)
+            is_estimate = track.source.provenance is Provenance.ESTIMATED
+            by = (
+                "by the use of the cores: no sensor was found" if is_estimate else track.source.name
+            )
+            said += f"{low:.0f} to {high:.0f} W {by}" if is_estimate else f"{watts:.0f} W by {by}"
+        self._began = self._began or window.start_s
+        point = {"series": phase, "x": window.end_s - self._began, "y": watts}
+        point |= {"low": low, "high": high, "tokens_per_second": rate}
+        self._points.append(point)
+        self.said.value = html.escape(said)
+        self.chart.chart = _chart(pd.DataFrame(self._points), track.source.provenance)
+
+
+def _chart(points: pd.DataFrame, provenance: Provenance) -> alt.TopLevelMixin:
+    """Power and throughput of the last minute; the marks of power are hollow unless it is measured."""
+    if points.empty:
+        return empty_chart("Power and throughput of the last minute", "no call was made yet")
+    look = {"xunit": "Seconds", "join": False, "width": 320, "height": 150}
+    watts = points.drop(columns="tokens_per_second")
+    watts = watts.assign(sure=provenance is Provenance.MEASURED)
+    power = plot(watts, f"Power, {provenance}", unit="Power (W)", **look)
+    made = points[points["tokens_per_second"] > 0]
+    made = made.assign(y=made["tokens_per_second"])[["series", "x", "y"]]
+    unit = "Tokens per second"
+    speed = plot(made, "Throughput", unit=unit, log="y", empty="no token yet", **look)
+    return side_by_side(power, speed)

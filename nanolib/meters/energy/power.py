@@ -76,16 +76,6 @@ class Source(Protocol):
 # sources
 
 
-class NoSensor:
-    """This machine tells nothing: every reading is a gap."""
-
-    name, of, period_s, wrap_j, provenance = "none", "", math.inf, math.inf, Provenance.MEASURED
-
-    def read(self) -> Reading:
-        """Nothing."""
-        return Reading(time.monotonic())
-
-
 class EstimateSource:
     """What the processor may draw, from how busy its cores are: a range, never a reading."""
 

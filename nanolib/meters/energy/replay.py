@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -45,41 +44,33 @@ class ReplaySource:
 
 
 def read_trace(path: Path) -> tuple[list[float], list[float]]:
-    """Moments (s, the first at zero) and power (W) of a recording: a CSV file with the columns `t_s` and `power_w`.
+    """Read a recording: a CSV file with the columns `t_s` and `power_w`.
+
+    Returns:
+        Moments (s, the first at zero) and power (W).
 
     Raises:
-        BadInput: It cannot be read, lacks a column, holds fewer than two samples or what is no number, or is not in order of time.
+        BadInput: The file cannot be read, lacks a column, holds fewer than two samples, or a line is
+            not a time and a power or not in order.
     """
+    import pandas as pd  # it loads slowly
+
+    name = shown(path.name)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file)
-            if missing := {"t_s", "power_w"} - set(table.fieldnames or ()):
-                raise BadInput(
-                    f"power_trace: {shown(path.name)} has no column {min(missing)}; give t_s and power_w"
-                )
-            lines = [(table.line_num, (row["t_s"], row["power_w"])) for row in table]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = getattr(error, "strerror", "") or "it is no text"
-        raise BadInput(
-            f"power_trace: {shown(str(path))} cannot be read ({why}); give a CSV file"
-        ) from None
-    samples = []
-    for number, line in lines:
-        try:
-            t_s, watts = map(float, line)
-        except (TypeError, ValueError):
-            t_s, watts = math.nan, math.nan
-        if not (math.isfinite(t_s) and math.isfinite(watts) and watts >= 0):
-            raise BadInput(
-                f"power_trace: line {number} of {shown(path.name)} holds {shown(line)}; give seconds and watts"
-            )
-        if samples and t_s <= samples[-1][0]:
-            raise BadInput(
-                f"power_trace: line {number} of {shown(path.name)} is not later than the one before; sort by t_s"
-            )
-        samples.append((t_s, watts))
-    if len(samples) < 2:
-        raise BadInput(
-            f"power_trace: {shown(path.name)} holds {len(samples)} sample(s); give at least 2"
-        )
-    return [t_s - samples[0][0] for t_s, _ in samples], [watts for _, watts in samples]
+        table = pd.read_csv(path, encoding="utf-8-sig", skip_blank_lines=False)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"power_trace: {name} cannot be read ({why}); give a CSV file") from None
+    if missing := {"t_s", "power_w"} - set(table):
+        raise BadInput(f"power_trace: {name} has no column {min(missing)}; give t_s and power_w")
+    t_s, watts = (pd.to_numeric(table[of], errors="coerce") for of in ("t_s", "power_w"))
+    wrong = ~(np.isfinite(t_s) & np.isfinite(watts) & (watts >= 0))
+    for is_bad, why in (
+        (wrong, "is not a time and a power; give seconds and watts"),
+        (t_s.diff() <= 0, "is not later than the one before; sort by t_s"),
+    ):
+        if is_bad.any():
+            raise BadInput(f"power_trace: line {is_bad.argmax() + 2} of {name} {why}")
+    if len(table) < 2:
+        raise BadInput(f"power_trace: {name} holds {len(table)} sample(s); give at least 2")
+    return [*map(float, t_s - t_s[0])], [*map(float, watts)]

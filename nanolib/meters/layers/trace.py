@@ -23,6 +23,15 @@ _CALLS = 3
 _SILENT = "6"  # of the tracer's own levels; it announces each beginning and end
 
 
+def torch_profiler(device: str | torch.device, **options: bool) -> profile:
+    """Make torch's profiler for a device; its tracer announces nothing."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    activities = [ProfilerActivity.CPU]
+    if torch.device(device).type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, **options)
+
+
 def write_trace(
     call: Callable[[], object],
     path: Path,
@@ -43,12 +52,8 @@ def write_trace(
     Returns:
         A Chrome trace (`.json`, for chrome://tracing or Perfetto) and the table of operations (`.txt`, times of all calls).
     """
-    activities = [ProfilerActivity.CPU]
-    if torch.device(device).type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     call()
-    with profile(activities=activities, record_shapes=True, profile_memory=True) as found:
+    with torch_profiler(device, record_shapes=True, profile_memory=True) as found:
         for _ in range(_CALLS):
             call()
     trace, ops = path.with_name(path.name + ".json"), path.with_name(path.name + ".txt")

@@ -10,7 +10,7 @@ from nanolib.experiments.energy.view.energy import (
 from nanolib.experiments.energy.view.layers import (
     OVERHEAD_COLUMNS,
     operation_breakdown,
-    overhead_words,
+    overhead_percent,
 )
 from nanolib.report.section import CaseTable, Section
 
@@ -24,7 +24,7 @@ SECTION = Section(
     },
     {
         "Joules, power and time": CaseTable(energy_table, ENERGY_COLUMNS),
-        "Profiling overhead": CaseTable(overhead_words, OVERHEAD_COLUMNS),
+        "Profiling overhead": CaseTable(overhead_percent, OVERHEAD_COLUMNS),
     },
     verdict,
 )

@@ -1,4 +1,4 @@
-"""Where a model's time goes: layers, operations, what its activations look like, and what finding out cost."""
+"""Where a model's time goes, operation by operation, and what profiling costs."""
 
 from __future__ import annotations
 
@@ -10,136 +10,74 @@ from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.linking import followed, link_columns
 from nanolib.report.overview import cached, of_experiment, pick
 from nanolib.report.plot import plot
-from nanolib.report.tables import CASE, known
 from nanolib.report.theme import empty_chart
 
-_GROUPS = {
-    "attention": ("attention_fused", "qk", "scale_mask", "softmax", "av", "rope", "cache"),
-    "projections": ("q_proj", "k_proj", "v_proj", "qkv_proj", "out_proj"),
-    "MLP": ("gate", "up", "activation", "down"),
-    "norm, embedding, head": ("norm", "embedding", "head", "residual"),
-    "gaps": ("between",),
-    "other": ("other",),
+# Part of a bar -> the operations in it; others are "other".
+_PARTS = {
+    "attention": "attention_fused rope cache",
+    "projections": "q_proj k_proj v_proj qkv_proj out_proj",
+    "MLP": "gate up activation down",
+    "norm, embedding, head": "norm embedding head residual",
+    "gaps": "between",
+    "other": "other",
 }
-_FAMILIES = {
-    operation: family for family, operations in _GROUPS.items() for operation in operations
-}
+_PART_OF = {operation: part for part, names in _PARTS.items() for operation in names.split()}
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
 OVERHEAD_COLUMNS = {
     "name": "Model",
     "phase": "Phase",
     "seq_len": "Seq len",
     "mode": "Mode",
-    "wall": "Wall time [interval]",
-    "cpu": "Processor time [interval]",
-    "threads": "Of it, threads beside",
+    "wall": "Wall time, % [interval]",
+    "cpu": "Processor time, % [interval]",
     "plain_ms": "Bare call, ms",
     "pass_ms": "Closest call, ms",
     "n": "Pairs",
 }
+_FACTORS = ("name", "phase", "seq_len")
 
 
-_FACTORS = ("name", "phase", "seq_len", "batch_size")
-
-
-def layer_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per layer of each model, shape and phase.
-
-    Returns:
-        Columns: `run_id`, `case`, `name`,
-        `phase`, `seq_len`, `batch_size`, `layer`, `place`, `ms`, `low`, `high`, `share`, `calls`,
-        `joules`, `joules_low`, `joules_high` (attributed), `source`, and the JSON details `operations_ms`,
-        `activations`, `deep`, `deep_passes`.
-    """
-    rows = of_experiment(rows, "energy")
-    found = pick(rows, "layer_time")
-    if found.empty:
-        return pd.DataFrame()
-    details = ["layer", "share", "operations_ms", "activations", "deep", "deep_passes"]
-    told = pd.DataFrame(
-        [{name: one.get(name) for name in details} for one in found["details"]], index=found.index
-    )
-    names = {"estimate": "ms", "n": "calls"} | {f"factor.{name}": name for name in _FACTORS}
-    table = found[[*CASE, "scope", "low", "high", *names]].rename(columns=names).join(told)
-    table = table.assign(place=table.groupby(list(CASE), sort=False).cumcount())
-    energy = pick(rows, "layer_energy")
-    if len(energy):
-        taken = {
-            "estimate": "joules",
-            "low": "joules_low",
-            "high": "joules_high",
-            "method": "source",
-        }
-        key = [*CASE, "scope"]
-        table = table.merge(
-            energy.drop_duplicates(key)[[*key, *taken]].rename(columns=taken), on=key, how="left"
-        )
-    return _with_case(table.reset_index(drop=True))
+def _factors(row: pd.Series) -> dict[str, object]:
+    return {"run_id": row["run_id"]} | {name: row[f"factor.{name}"] for name in _FACTORS}
 
 
 def _with_case(table: pd.DataFrame) -> pd.DataFrame:
-    """A name for each case: the phase and length, and the model where there are several, whose name may be cut."""
+    """Name each case by phase and length, and by the model if there are several."""
     if table.empty:
         return table
-    words = (
-        table["phase"].str.replace("_", " ") + ", n = " + table["seq_len"].astype(int).astype(str)
-    )
-    return table.assign(
-        case=words if table["name"].nunique() == 1 else words + ", " + table["name"]
-    )
-
-
-def _of_model(rows: pd.DataFrame) -> str:
-    """The model's name for a title, where there is one alone."""
-    names = of_experiment(rows, "energy")["factor.name"].dropna().unique()
-    return f": {names[0]}" if len(names) == 1 else ""
+    lengths = table["seq_len"].astype(int).astype(str)
+    case = table["phase"].str.replace("_", " ") + ", n = " + lengths
+    return table.assign(case=case if table["name"].nunique() == 1 else case + ", " + table["name"])
 
 
 def _operations(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per layer and operation of the deep passes."""
-    table = known(layer_table(rows), "operations_ms")
-    if table.empty:
-        return pd.DataFrame()
-    lines = []
-    for _, row in table.iterrows():
-        operations = dict(row["operations_ms"])
-        for name in set(operations) - set(_FAMILIES):  # modules that go by their own names
-            operations["other"] = operations.get("other", 0.0) + operations.pop(name)
-        for name in _FAMILIES:
-            if name not in operations:
-                continue
-            ms = operations[name]
-            line = {
-                "case": row["case"],
-                "phase": row["phase"],
-                "layer": row["layer"],
-                "operation": name,
-                "ms": ms,
-            }
-            line |= {name: row[name] for name in ("run_id", "name", "seq_len")}
-            lines.append(line)
-    return followed(pd.DataFrame(lines))
+    """One line per layer and operation: its ms in a deep pass."""
+    found = pick(of_experiment(rows, "energy"), "layer_time")
+    lines = [
+        _factors(row) | {"operation": name if name in _PART_OF else "other", "ms": ms}
+        for _, row in found.iterrows()
+        for name, ms in row["details"].get("operations_ms", {}).items()
+    ]
+    return _with_case(pd.DataFrame(lines))
 
 
 def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """All layers' operations as shares of a call, a bar per phase."""
     data = _operations(rows)
     if data.empty:
-        return empty_chart(
-            "Where the time goes", "no layer was looked into; give layer_modes with deep"
-        )
-    kept = ["case", *link_columns(data)]
-    data = data.assign(part=data["operation"].map(_FAMILIES))
-    total = data.groupby([*kept, "part"], sort=False)["ms"].sum().reset_index()
-    total = total.assign(
-        series=total["case"], x=total["ms"] / total.groupby("case")["ms"].transform("sum")
-    )
-    total = total.sort_values("part", key=lambda parts: parts.map([*_GROUPS].index), kind="stable")
+        return empty_chart("Where the time goes", "no layer was profiled; set profiling to [deep]")
+    only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
+    data = followed(data.assign(part=data["operation"].map(_PART_OF)))
+    keys = ["case", *link_columns(data), "part"]
+    total = data.groupby(keys, sort=False)["ms"].sum().reset_index()
+    share = total["ms"] / total.groupby("case")["ms"].transform("sum")
+    total = total.assign(series=total["case"], x=share).drop(columns=["case", "ms"])
+    total = total.sort_values("part", key=lambda parts: parts.map([*_PARTS].index), kind="stable")
     return plot(
-        total.drop(columns=["case", "ms"]),
-        f"Where the time goes{_of_model(rows)}",
+        total,
+        f"Where the time goes{only}",
         "bars",
-        subtitle=["Share of a deep pass. Gaps: Python, launching kernels, freeing memory."],
+        subtitle=["Share of a call. Gaps: Python, launching kernels, freeing memory."],
         unit="Share of the time",
         fmt=".0%",
     )
@@ -150,100 +88,70 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per mode of profiling, phase and shape.
 
     Returns:
-        Columns: `run_id`, `case`, `name`,
-        `phase`, `seq_len`, `mode`, `wall`, `wall_low`, `wall_high`, `cpu`, `cpu_low`, `cpu_high`,
-        `threads` (shares of the bare call), `plain_ms`, `pass_ms`, `n`.
+        Columns: `run_id`, `case`, `name`, `phase`, `seq_len`, `mode`, `wall` and `cpu` with `_low`
+        and `_high` (shares of the bare call), `plain_ms`, `pass_ms`, `n`.
     """
-    found = pick(of_experiment(rows, "energy"), "overhead")
-    lines = [
-        {"run_id": row["run_id"]}
-        | {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
-        | {"mode": row["scope"].split()[-1], "n": row["n"]}
-        | {
-            "wall": row["estimate"],
-            "wall_low": row["low"],
-            "wall_high": row["high"],
-            "threads": details["threads"],
-        }
-        | dict(zip(("cpu_low", "cpu", "cpu_high"), details["cpu"], strict=True))
-        | {"plain_ms": details["plain_ms"], "pass_ms": details["pass_ms"] or float("nan")}
-        for row, details in zip(found.to_dict("records"), found["details"], strict=True)
-    ]
+    lines = []
+    for _, row in pick(of_experiment(rows, "energy"), "overhead").iterrows():
+        details = row["details"]
+        line = _factors(row) | {"mode": row["scope"].split()[-1], "n": row["n"]}
+        line |= {"wall": row["estimate"], "wall_low": row["low"], "wall_high": row["high"]}
+        line |= dict(zip(("cpu_low", "cpu", "cpu_high"), details["cpu"], strict=True))
+        pass_ms = details["pass_ms"] or float("nan")
+        lines.append(line | {"plain_ms": details["plain_ms"], "pass_ms": pass_ms})
     return _with_case(pd.DataFrame(lines))
 
 
-def overhead_words(rows: pd.DataFrame) -> pd.DataFrame:
-    """The table in words, shares in per cent: the columns of `OVERHEAD_COLUMNS`, and those by which a choice is followed."""
+def overhead_percent(rows: pd.DataFrame) -> pd.DataFrame:
+    """The table with its shares in per cent."""
     table = overhead_table(rows)
-    if table.empty:
-        return table
-    shown = table.copy()
-    for name in ("wall", "cpu"):
-        shown[name] = [
-            f"{value:+.1%} [{low:+.1%} … {high:+.1%}]"
-            for low, value, high in zip(
-                table[f"{name}_low"], table[name], table[f"{name}_high"], strict=True
-            )
-        ]
-    shown["threads"] = [f"{value:.2%}" for value in table["threads"]]
-    for name in ("plain_ms", "pass_ms"):
-        shown[name] = ["—" if pd.isna(value) else f"{value:.3g}" for value in table[name]]
-    shown["phase"] = shown["phase"].str.replace("_", " ")
-    return shown.drop(
-        columns=[f"{name}_{end}" for name in ("wall", "cpu") for end in ("low", "high")]
-    )
+    shares = [name for name in table if name.startswith(("wall", "cpu"))]
+    return table.assign(**{name: 100 * table[name] for name in shares})
 
 
 def layer_words(rows: pd.DataFrame) -> list[Claim]:
-    """Which operations take most of each phase, and what it cost to find out."""
-    claims = []
-    data = _operations(rows)
-    for case, part in data.groupby("case", sort=False) if len(data) else []:
-        total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
-        shares = total / total.sum()
-        most = shares.head(
-            max(3, int((shares.cumsum() <= 0.5).sum()) + 1)
-        )  # so many that it is more than half of it
-        between, sure, advice = shares.get("between", 0), "", ""
-        if between > 0.2:
-            more = ", more than faster kernels" if between > 0.5 else ""
-            sure, advice = (
-                "much lies between operations",
-                f"larger batches or compiling would help{more}",
-            )
-        text = ", ".join(f"{_SPOKEN.get(name, name)} {share:.0%}" for name, share in most.items())
-        # profilers watch the forward calls of modules, of a training step too
-        what = (
-            "most of its forward pass" if case.startswith("training step") else "most of the time"
-        )
-        claims.append(Claim(f"{what} goes to {text}", sure, advice, case))
-    claims += _unseen(rows)
-    table = overhead_table(rows)
-    for case, part in (
-        table[table["mode"] != "again"].groupby("case", sort=False) if len(table) else []
-    ):
-        costs = [_cost(row) for _, row in part.iterrows()]
-        compared = [
-            pair for _, row in part.iterrows() for pair in comparing(_overhead(row), _NOTHING)
-        ]
-        claims.append(
-            Claim(f"profiling costs: {'; '.join(costs)}", about=case, compared=tuple(compared))
-        )
+    """Which operations take most of each phase, and what profiling costs."""
+    data, table = _operations(rows), overhead_table(rows)
+    claims = (
+        [_most(case, part) for case, part in data.groupby("case", sort=False)] if len(data) else []
+    )
+    claims += _without_weights(rows)
+    modes = table[table["mode"] != "again"] if len(table) else table
+    for case, part in modes.groupby("case", sort=False) if len(table) else ():
+        costs, compared = [], []
+        for _, row in part.iterrows():
+            costs.append(_cost(row))
+            compared += comparing(_overhead(row), _NOTHING)
+        text = f"profiling costs: {'; '.join(costs)}"
+        claims.append(Claim(text, about=case, compared=tuple(compared)))
     return claims
 
 
-def _unseen(rows: pd.DataFrame) -> list[Claim]:
-    """What deep passes did not show of the blocks, and why, once for all of them."""
-    found = pick(of_experiment(rows, "energy"), "layer_time")
-    told = [
-        (line, row["factor.name"])
-        for _, row in found.iterrows()
-        for line in row["details"].get("unseen", [])
-    ]
-    return [
-        Claim("of its blocks this was not seen", line, about=name)
-        for line, name in dict.fromkeys(told)
-    ]
+def _most(case: str, part: pd.DataFrame) -> Claim:
+    """At least three operations, and as many as take half of the time."""
+    total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
+    shares = total / total.sum()
+    most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))
+    text = ", ".join(f"{_SPOKEN.get(name, name)} {share:.0%}" for name, share in most.items())
+    between, sure, advice = shares.get("between", 0), "", ""
+    if between > 0.2:
+        sure, advice = "much lies between operations", "larger batches or compiling would help"
+        advice += ", more than faster kernels" if between > 0.5 else ""
+    # a profiler sees the forward calls of modules, in a training step too
+    what = "most of its forward pass" if case.startswith("training step") else "most of the time"
+    return Claim(f"{what} goes to {text}", sure, advice, case)
+
+
+def _without_weights(rows: pd.DataFrame) -> list[Claim]:
+    """Models whose attention weights no deep pass showed."""
+    names = []
+    for _, row in pick(of_experiment(rows, "energy"), "layer_time").iterrows():
+        is_deep_block = row["details"].get("kind") == "block" and "deep" in row["details"]
+        if is_deep_block and "attention_entropy" not in row["details"]["deep"]:
+            names.append(row["factor.name"])
+    why = "only torch's scaled_dot_product_attention shows them"
+    text = "attention weights were not measured"
+    return [Claim(text, why, about=name) for name in dict.fromkeys(names)]
 
 
 _NOTHING = Figure.exactly(0.0, "the bare call")
