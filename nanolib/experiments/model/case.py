@@ -1,29 +1,26 @@
-"""The model notebook's cases: a model at one shape, running, training or generating; and trained on text for its loss."""
+"""The model notebook's cases: a model at one shape, running, training or generating."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.look import Counted, count_by_running, look_at
-from nanolib.experiments.model.steps import Generating, Inferring, Training, check_loss
-from nanolib.measurement import Measurement, exact
+from nanolib.experiments.model.steps import Generating, Inferring, Training
+from nanolib.measurement import exact
 from nanolib.meters.flops import BACKWARD_FACTOR, model_flops
 from nanolib.meters.memory import MIB
 from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
-from nanolib.models.training import train
 from nanolib.models.user import build_model, context_length, hugging_face_config, missing, runs_code
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import roofline_ms
@@ -344,55 +341,6 @@ class GenerationCase(ModelCase):
                 "shorten seq_lens or lower new_tokens"
             )
         return super().unsupported()
-
-
-@dataclass(frozen=True)
-class LossCase(ShapedCase):
-    """A model trained on real text for some steps."""
-
-    interleaves: ClassVar[bool] = False  # nothing is timed
-
-    steps: int
-    learning_rate: float
-    corpus: str
-
-    def __str__(self) -> str:
-        """Preset and steps."""
-        return f"{self.name} loss over {self.steps} steps"
-
-    def unsupported(self) -> str:
-        """Why it cannot be built here."""
-        return missing(self.preset) if self.own and not self.runs_code else ""
-
-    def plan(self) -> Plan:
-        """The peak memory of a training step of the same model."""
-        return self.model_case.plan()
-
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The loss before each step, on fresh windows of text; the estimate is the mean of the last tenth of them."""
-        model = self.build(params.seed)
-        check_loss(model)
-        generator = torch.Generator().manual_seed(params.seed)
-        shape = (self.steps, self.batch_size, self.seq_len + 1)
-        batches = text.batches(text.load(self.corpus), *shape, generator, self.device)
-        losses = train(model, batches, self.learning_rate).tolist()
-        finite = [*itertools.takewhile(math.isfinite, losses)]
-        if finite:
-            last = finite[-max(1, len(finite) // 10) :]
-            yield Measurement(
-                "loss",
-                sum(last) / len(last),
-                n=len(last),
-                samples=tuple(finite),
-                method="byte text, AdamW",
-                scope="training",
-                message=f"mean over the last {len(last)} of {len(finite)} steps; one seed, so no interval",
-            )
-        if len(finite) < self.steps:
-            raise ArithmeticError(
-                f"the loss is not finite from step {len(finite) + 1} of {self.steps} on; "
-                "lower learning_rate, or take float32"
-            )
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eager") -> str:
