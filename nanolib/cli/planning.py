@@ -1,4 +1,4 @@
-"""The command that says whether a model fits into memory, and who holds it."""
+"""The command that says whether a model fits into memory, and what uses it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def plan(
     pairs: tuple[str, ...],
     json_file: str | None,
 ) -> None:
-    """Say whether a model fits into memory, and who holds it.
+    """Say whether a model fits into memory, and what uses it.
 
     Nothing is run: it is counted on tensors without data.
 
@@ -104,9 +104,6 @@ def plan(
         write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
     echo(found.title, *found.sentences, "")
     echo_table(found.table())
-    echo("")
-    echo_table(found.kinds())
-    if use := found.most_wanting:
-        echo("", f"{use.name}: who holds the peak")
-        echo_table(found.holders(use))
+    echo("", f"{found.largest.name}: the largest parts of the peak")
+    echo_table(found.parts(found.largest))
     sys.exit(EXIT_OK if any(use.fits for use in found.uses) else EXIT_FAILED)

@@ -1,43 +1,13 @@
-"""How cost grows with size: the exponent of a power law, and a cost per message with one per byte."""
+"""What sending costs: a time per message, and a time per byte."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit  # Student's quantiles; scipy.stats takes a second to import
 
-from nanolib.stats.intervals import Interval, TooFewSamples
-
-
-def scaling_exponent(size: ArrayLike, value: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Exponent p of value ≈ c · size^p, by least squares on logarithms.
-
-    Args:
-        size: Shape [n], positive, at least four of them different.
-        value: Shape [n], positive.
-        confidence: Nominal coverage.
-
-    Returns:
-        The exponent with its interval from Student's t on n − 2 degrees of freedom.
-
-    Raises:
-        TooFewSamples: Fewer than four different sizes: they are points, and no law.
-    """
-    x, y = np.log(np.asarray(size, dtype=float)), np.log(np.asarray(value, dtype=float))
-    if len(np.unique(x)) < 4:
-        raise TooFewSamples(
-            f"{len(np.unique(x))} different sizes cannot give an exponent's interval; take at least 4"
-        )
-    if not np.ptp(y):
-        return Interval(0.0, 0.0, 0.0)
-    slope, constant = np.polyfit(x, y, 1)
-    freedom, spread = len(x) - 2, float(((x - x.mean()) ** 2).sum())
-    error = math.sqrt(float(((y - slope * x - constant) ** 2).sum()) / freedom / spread)
-    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * error
-    return Interval(float(slope - reach), float(slope), float(slope + reach))
+from nanolib.stats.intervals import TooFewSamples
 
 
 class LinkCost(NamedTuple):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from nanolib import NanoConfig, create_model
+from nanolib.experiments.model.case import GenerationCase
 from nanolib.experiments.model.cases import Params, cases
-from nanolib.experiments.model.model_cases import GenerationCase
 from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory

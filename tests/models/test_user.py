@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from nanolib import NanoConfig, create_model
 from nanolib.cli import main
+from nanolib.experiments.model import case as model_cases
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model import model_cases
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import WITHOUT_DECODING, generation_of

@@ -1,4 +1,4 @@
-"""Tables: which baseline a ratio has, what an exponent is called, what is compared within a process."""
+"""Tables: which baseline a ratio has, what is compared within a process."""
 
 import itertools
 
@@ -7,7 +7,6 @@ import pytest
 
 from nanolib.experiments.attention.view import tables as attention_tables
 from nanolib.experiments.energy.view import energy_table
-from nanolib.experiments.model.view import tables as model_tables
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Measurement, exact
 from nanolib.report import tables
@@ -36,46 +35,6 @@ def test_the_baseline_is_of_the_same_run_and_shape(measured):
     sparse = table[table["name"] == "a"]
     assert list(sparse["speed_up"]) == pytest.approx([at / 10 for at in range(10, 33, 2)])
     assert set(sparse["speed_up_baseline"]) == {"dense (math)"}  # the faster of the two
-
-
-def test_scaling_is_fitted_to_one_model_type_and_batch_by_itself(measured):
-    cases = []
-    for batch, power in ((5, 2), (3, 1)):
-        for seq_len in (16, 32, 64, 128):
-            factors = SIZES | {
-                "name": "tiny",
-                "attention_type": "dense",
-                "mode": "inference",
-                "optimisation": "eager",
-            }
-            ms = seq_len**power / 4
-            found = [ended(), interval("latency", ms, ms, ms, scope="inference")]
-            cases.append((factors | {"seq_len": seq_len, "batch_size": batch}, found))
-    table = model_tables.scaling_table(measured("model", cases))
-    assert list(dict.fromkeys(table["batch_size"])) == [5, 3]  # in the order of the cases
-    table = table.set_index(["batch_size", "quantity"])
-    for batch, word in ((3, "linear"), (5, "quadratic")):
-        line = table.loc[(batch, "inference time")]
-        assert line["meaning"] == word and line["exponent_low"] == pytest.approx(
-            line["exponent_high"]
-        )
-        assert "0 different sizes cannot give" in table.loc[(batch, "training memory"), "meaning"]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [
-        (0.5, 2.5, "undecided between linear and quadratic; measure more lengths"),
-        (1.02, 1.5, "linear"),
-        (1.021, 1.5, "between linear and quadratic"),
-        (0.5, 0.979, "below linear"),
-        (-0.5, -0.02, "constant"),
-        (-0.5, -0.021, "falls"),
-        (2.021, 2.5, "above quadratic"),
-    ],
-)
-def test_the_words_of_an_exponent_change_at_their_bounds(low, high, words):
-    assert model_tables.scaling_words(low, high) == words
 
 
 def test_the_warm_up_table_compares_means_within_each_process(measured):

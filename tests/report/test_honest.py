@@ -8,7 +8,7 @@ from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
 from nanolib.report.claim import Figure
 from nanolib.run import sweep
 from nanolib.store import Store
-from tests.report.cases import COMPUTING, attention_case, decode_case, timed
+from tests.report.cases import COMPUTING, attention_case, decode_case
 from tests.report.rows import ended, warmup_process
 from tests.shown import CHARTS, VERDICTS
 
@@ -124,28 +124,6 @@ def test_an_overhead_that_may_be_zero_is_not_told_from_zero(low, nothing):
     assert said.startswith("deep, not distinguishable from zero (") == nothing and said.startswith(
         "deep"
     )
-
-
-@pytest.mark.parametrize(
-    ("lengths", "fitted"), [((64, 128, 256), False), ((64, 128, 256, 512), True)]
-)
-def test_a_law_takes_four_lengths(say, lengths, fitted):
-    shape = {
-        "name": "tiny",
-        "attention_type": "dense",
-        "batch_size": 1,
-        "dtype": "float32",
-        "device": "cpu",
-    }
-    cases = [
-        (
-            shape | {"seq_len": n, "mode": "inference", "optimisation": "eager"},
-            [timed("inference", n, n, n), exact("footprint", 4.0)],
-        )
-        for n in lengths
-    ]
-    text = "\n".join(say("model", cases))
-    assert ("grows as n^" in text) == fitted == ("From four seq_lens on" not in text)
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,7 @@ def test_verdicts_are_computed_from_the_rows(rows):
         and "dense is faster at 256 tokens" in text
     )
     text = "\n".join(VERDICTS["model"](rows))
-    assert (
-        "Inference takes 51.2 ms" in text
-        and "inference time grows as n^1.00" in text
-        and "the backward (25 ms)" in text
-    )
+    assert "Inference takes 51.2 ms [48.6 … 53.8] and a training step 40.0 ms [38.0 … 42.0]" in text
     text = "\n".join(VERDICTS["warmup"](rows))
     assert (
         "2 warm-up steps are enough" in text

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.measurement import Held, Status
 from nanolib.meters import memory
 from nanolib.run import holding_rows as rows_of

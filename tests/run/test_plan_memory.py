@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.model import case as model_cases
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model import model_cases
 from nanolib.measurement import Status
 from nanolib.params import read_yaml
 from nanolib.paths import checkout

@@ -6,9 +6,8 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.experiments.model import look
+from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.loss_case import LossCase
-from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
-from nanolib.experiments.model.steps import Training
 from nanolib.models.optimise import OPTIMISATIONS, applies, is_compiled
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
@@ -24,7 +23,6 @@ def _whole(monkeypatch):
         patch.setattr(workload, "_PLANS", {})
         patch.setattr(look, "_LOOKS", {})
         patch.setattr(workload, "_LOW", 10**6)
-        patch.setattr(Training, "_leave_states", Training.__call__)  # by a whole step
         yield
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.distributed.rank_rows import latency_row, rounds_of, slowest, speed_up_rows
-from nanolib.experiments.model.model_cases import ModelCase
+from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.memory import MIB

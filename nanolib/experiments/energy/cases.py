@@ -13,7 +13,7 @@ from torch import nn
 
 from nanolib.config import PRESETS
 from nanolib.experiments.energy.layer_profile import overheads, profile
-from nanolib.experiments.model.model_cases import GenerationCase, ModelCase, model_name, text_batch
+from nanolib.experiments.model.case import GenerationCase, ModelCase, model_name, text_batch
 from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.experiments.model.steps import Generating, Training
 from nanolib.measurement import Measurement, exact

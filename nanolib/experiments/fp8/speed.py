@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nanolib.config import PRESETS
-from nanolib.experiments.model.model_cases import ModelCase, text_batch
+from nanolib.experiments.model.case import ModelCase, text_batch
 from nanolib.experiments.model.steps import Inferring, Training, held
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate, tf32_products

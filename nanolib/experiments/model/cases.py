@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pydantic
 
+from nanolib.experiments.model.case import GenerationCase, Mode, ModelCase, model_name
 from nanolib.experiments.model.loss_case import LossCase
-from nanolib.experiments.model.model_cases import GenerationCase, Mode, ModelCase, model_name
 from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.meters.machine import resolve_device
 from nanolib.models.optimise import OPTIMISATIONS, applies

@@ -106,7 +106,7 @@ def _look(case: Any) -> Look:
     counted = None
     try:
         with fake_tensors(), silent(), time_to_look():
-            holdings = holdings_by_depth(case.depth, case.at_depth)
+            holdings = holdings_by_depth(0 if case.own else case.config.num_layers, case.at_depth)
         plan = Plan({scope: holding.peak for scope, holding in holdings.items()})
     except Unsupported as error:
         plan, holdings = Plan(reason=one_line(error), unsupported=one_line(error)), {}

@@ -1,7 +1,8 @@
-"""A model trained on real text for some steps: where its loss comes to."""
+"""A model trained on real text for some steps: its loss."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from nanolib.experiments.model.model_cases import ShapedCase
+from nanolib.experiments.model.case import ShapedCase
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Measurement
 from nanolib.models import text
@@ -20,7 +21,7 @@ from nanolib.run.case import Plan
 
 @dataclass(frozen=True)
 class LossCase(ShapedCase):
-    """One model trained on real text for some steps."""
+    """A model trained on real text for some steps."""
 
     interleaves: ClassVar[bool] = False  # nothing is timed
 
@@ -41,32 +42,27 @@ class LossCase(ShapedCase):
         return self.model_case.plan()
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The loss before each step, on fresh windows of real text; the estimate is the mean of the last tenth of them."""
+        """The loss before each step, on fresh windows of text; the estimate is the mean of the last tenth of them."""
         model = self.build(params.seed)
         check_loss(model)
         generator = torch.Generator().manual_seed(params.seed)
-        data = text.load(self.corpus)
-        batches = text.batches(
-            data, self.steps, self.batch_size, self.seq_len + 1, generator, self.device
-        )
+        shape = (self.steps, self.batch_size, self.seq_len + 1)
+        batches = text.batches(text.load(self.corpus), *shape, generator, self.device)
         losses = train(model, batches, self.learning_rate).tolist()
-        finite = next(
-            (at for at, loss in enumerate(losses) if not math.isfinite(loss)), len(losses)
-        )
-        diverged = f"the loss is not finite from step {finite + 1} of {self.steps} on; lower learning_rate, or take float32"
-        losses = losses[:finite]
-        if not losses:
-            raise ArithmeticError(diverged)
-        last = losses[-max(1, len(losses) // 10) :]
-        yield Measurement(
-            "loss",
-            sum(last) / len(last),
-            n=len(last),
-            samples=tuple(losses),
-            method="byte text, AdamW",
-            scope="training",
-            message=f"mean over the last {len(last)} of {finite} steps; one seed, so no interval",
-            details={"first": losses[0], "last": losses[-1]},
-        )
-        if finite < self.steps:
-            raise ArithmeticError(diverged)
+        finite = [*itertools.takewhile(math.isfinite, losses)]
+        if finite:
+            last = finite[-max(1, len(finite) // 10) :]
+            yield Measurement(
+                "loss",
+                sum(last) / len(last),
+                n=len(last),
+                samples=tuple(finite),
+                method="byte text, AdamW",
+                scope="training",
+                message=f"mean over the last {len(last)} of {len(finite)} steps; one seed, so no interval",
+            )
+        if len(finite) < self.steps:
+            raise ArithmeticError(
+                f"the loss is not finite from step {len(finite) + 1} of {self.steps} on; "
+                "lower learning_rate, or take float32"
+            )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from nanolib.config import NanoConfig
-from nanolib.measurement import Held, Measurement, Status, Unsupported, exact
+from nanolib.measurement import Held, Unsupported, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.models import create_model
@@ -22,29 +22,6 @@ from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import rate_rows
 from nanolib.run.workload import Workload, compile_row, first_call_ms, planned_by_depth
-
-
-class Step(Protocol):
-    """What one mode of a model does."""
-
-    model: nn.Module
-
-    def workloads(self) -> Iterator[Workload]:
-        """Its calls, each with what is there before it."""
-        ...
-
-    def measure(
-        self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
-    ) -> Measuring:
-        """Its work, times and rates.
-
-        Args:
-            case: The `ModelCase`.
-            params: The notebook's.
-            predicted: What formulas say of the case.
-            ceilings: As `roofline_ms` takes them.
-        """
-        ...
 
 
 def held(model: nn.Module) -> tuple[torch.Tensor, ...]:
@@ -80,17 +57,6 @@ class Inferring:
         """Relative error of the logits against the eager ones."""
         return relative_error(self.forward(), self.eager())
 
-    def _against_eager(self) -> Measurement:
-        found = self.eager()
-        if isinstance(found, torch.Tensor):
-            return exact(
-                "relative_error", self.difference(), scope="against_eager", method="logits"
-            )
-        message = f"the model returns {type(found).__name__}: how far that is from eager's is known of logits alone"
-        return Measurement(
-            "relative_error", scope="against_eager", status=Status.UNSUPPORTED, message=message
-        )
-
     def measure(
         self, case: Any, params: Any, predicted: dict[str, Any], ceilings: dict[str, float]
     ) -> Measuring:
@@ -109,8 +75,8 @@ class Inferring:
         yield latency
         yield from rate_rows(latency, flops, case.dtype, ceilings)
         yield rate("tokens_per_second", self.ids.numel(), latency)
-        if case.optimisation != "eager":
-            yield self._against_eager()
+        if case.optimisation != "eager" and isinstance(self.eager(), torch.Tensor):
+            yield exact("relative_error", self.difference(), scope="against_eager", method="logits")
         if is_compiled(case.optimisation):
             yield compile_row(first_ms, latency.estimate)
 
@@ -234,19 +200,18 @@ class Training:
         return self._gradient(self._forward)
 
     def _gradient(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        loss = next_token_loss(forward, self.ids)
         weights = [p for p in self.model.parameters() if p.requires_grad]
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
+        found = torch.autograd.grad(next_token_loss(forward, self.ids), weights)
+        return torch.cat([gradient.flatten() for gradient in found])
 
     def difference(self) -> float:
-        """Relative error of the gradient against the eager one."""
-        found = self.gradient()
-        checkpointing = getattr(self.model, "checkpointing", False)
+        """Relative error of the gradient against the eager one, which checkpoints nothing."""
+        found, checkpointing = self.gradient(), getattr(self.model, "checkpointing", None)
         if checkpointing:
             self.model.checkpointing = False
         eager = self._gradient(self._eager)
         if checkpointing:
-            self.model.checkpointing = checkpointing
+            self.model.checkpointing = True
         return relative_error(found, eager)
 
     def measure(
@@ -271,27 +236,9 @@ class Training:
         yield rate("tokens_per_second", self.ids[:, :-1].numel(), total)
 
     def _states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each weight with a state of its."""
-        states = self._optimizer.state.items()
-        return [
-            (weight, v)
-            for weight, state in states
-            for v in state.values()
-            if isinstance(v, torch.Tensor)
-        ]
-
-    def _leave_states(self) -> None:
-        """What a first call leaves behind: the optimizer's states."""
-        if self._optimizer.state:  # an earlier call has
-            return
-        config = getattr(self.model, "config", None)
-        # of a foreign model not every weight need get a gradient, and sparse attention keeps its masks too
-        if not isinstance(config, NanoConfig) or config.attention_type == "sparse":
-            return self()
-        for weight in self.model.parameters():
-            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        """Each weight with a state of its optimizer."""
+        states = [(w, v) for w, state in self._optimizer.state.items() for v in state.values()]
+        return [(w, v) for w, v in states if isinstance(v, torch.Tensor)]
 
     def workloads(self) -> Iterator[Workload]:
         """The whole step."""
@@ -303,14 +250,13 @@ class Training:
                 Held.INPUTS: [self.ids],
             }
 
-        owners = lambda: {id(state): weight for weight, state in self._states()}  # noqa: E731
         yield Workload.of_kinds(
             "training_step",
             self,
             kinds,
-            first=self._leave_states,
+            first=lambda: self._optimizer.state or self(),
             phases=self.phases,
-            owners=owners,
+            owners=lambda: {id(state): weight for weight, state in self._states()},
         )
 
 
@@ -380,11 +326,9 @@ class Generating:
                 Held.INPUTS: [prompt, token],
             }
 
-        for call, first in (
-            (self.generation.prefill, self._unread),
-            (self.generation.decode, self._first),
-        ):
-            yield Workload.of_kinds(call.__name__, call, kinds, first=first)
+        prefill, decode = self.generation.prefill, self.generation.decode
+        yield Workload.of_kinds("prefill", prefill, kinds, first=self._unread)
+        yield Workload.of_kinds("decode", decode, kinds, first=self._first)
 
     def _unread(self) -> None:
         """What a prompt finds that is read again: masks are kept, the cache is its own to make."""

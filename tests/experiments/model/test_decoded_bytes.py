@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nanolib.experiments.model.model_cases import GenerationCase
+from nanolib.experiments.model.case import GenerationCase
 from tests.experiments.own import TINY
 
 

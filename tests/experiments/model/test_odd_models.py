@@ -222,16 +222,6 @@ def test_what_a_loss_needs_is_said_of_training_alone(store, name, options, said)
     assert all(said in message for message in others["message"])
 
 
-def test_what_gives_no_logits_is_timed_under_an_optimisation_and_its_error_is_not_known(store):
-    asked = QUICK | {"optimisations": ["eager", "autocast_bfloat16"], "train": False}
-    rows = _measured(
-        store, model, model.Params(model="odd_models:Hidden", seq_lens=[16], device="cpu", **asked)
-    )
-    assert set(_ends(rows)) == {"ok"}
-    (error,) = rows[rows["metric"] == "relative_error"].to_dict("records")
-    assert error["status"] == "unsupported" and "the model returns dict" in error["message"]
-
-
 def test_its_energy_is_measured_too(store):
     params = energy.Params(
         model="odd_models:Looks",

@@ -5,15 +5,28 @@ import dataclasses
 import pytest
 import torch
 
-from nanolib.experiments.model.model_cases import GenerationCase, ModelCase
+from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
-from nanolib.experiments.model.planning import checked
+from nanolib.experiments.model.planning import Request
 from nanolib.measurement import Held
 from nanolib.meters.memory import LiveBytes
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
 from nanolib.run.holding_rows import holding_rows
 from nanolib.run.workload import holding
+
+
+def checked(model, seq_len, batch_size, dtype="float32", attention_type="dense", options=None):
+    return Request(
+        model=model,
+        memory="1GiB",
+        seq_len=seq_len,
+        batch_size=batch_size,
+        dtype=dtype,
+        attention_type=attention_type,
+        options=options or {},
+    ).case
+
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS

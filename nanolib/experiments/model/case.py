@@ -14,10 +14,9 @@ from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.look import Counted, count_by_running, look_at
-from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
+from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import exact
 from nanolib.meters.flops import BACKWARD_FACTOR, model_flops
-from nanolib.meters.holders import Holding
 from nanolib.meters.memory import MIB
 from nanolib.models import attention, create_model, text
 from nanolib.models.optimise import is_compiled
@@ -34,7 +33,6 @@ from nanolib.run.workload import (
 )
 
 Mode = Literal["inference", "training", "generation"]
-_Made = tuple[nn.Module, Iterator[Workload]]
 
 
 @dataclass(frozen=True)
@@ -193,34 +191,19 @@ class ModelCase(ShapedCase):
             return Plan(reason=reason)
         return look_at(self.planned_as).plan
 
-    @property
-    def depth(self) -> int:
-        """How many blocks lie on one another; 0 where that is not known."""
-        return 0 if self.own else self.config.num_layers
-
-    def holdings(self) -> dict[str, Holding]:
-        """Who will hold the peak of each of its calls; nothing where that cannot be planned."""
-        return {} if self.not_planned() else look_at(self.planned_as).holdings
-
-    def at_depth(self, depth: int) -> _Made:
-        """Its model with so many blocks, or its own where that is 0, and its calls."""
-        step = self.step_at_depth(depth)
-        return step.model, step.workloads()
-
-    def step_at_depth(
+    def at_depth(
         self, depth: int, optimizer: str = "adamw", layers: str = "num_layers"
-    ) -> Step:
-        """What it calls, of a model with so many blocks.
+    ) -> tuple[nn.Module, Iterator[Workload]]:
+        """Its model with so many blocks, and its calls.
 
         Args:
-            depth: 0 for its own.
-            optimizer: Of a training step, a key of `OPTIMIZERS`.
-            layers: What the option is called that says how many blocks there are.
+            depth: Blocks; 0 for its own.
+            optimizer: A key of `OPTIMIZERS`.
+            layers: The option that says how many blocks there are.
         """
-        low = (
-            dataclasses.replace(self, overrides=self.overrides | {layers: depth}) if depth else self
-        )
-        return low.step(low.build(), self.no_ids(), 1e-3, optimizer)
+        overrides = self.overrides | ({layers: depth} if depth else {})
+        model = dataclasses.replace(self, overrides=overrides).build()
+        return model, self.step(model, self.no_ids(), 1e-3, optimizer).workloads()
 
     def no_ids(self) -> torch.Tensor:
         """Ids of its shape, all 0: int64 [batch, length + 1]."""
@@ -276,7 +259,7 @@ class ModelCase(ShapedCase):
 
     def step(
         self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
-    ) -> Step:
+    ) -> Inferring | Training | Generating:
         """Its calls: what its times and its memory are of."""
         if self.mode == "inference":
             return Inferring(model, ids[:, :-1], self.optimisation)
@@ -326,8 +309,9 @@ class ModelCase(ShapedCase):
             elif is_compiled(self.optimisation):
                 yield from unattributed_rows(work, self.device, self.plan())
             else:
+                known = {} if self.not_planned() else look_at(self.planned_as).holdings
                 yield from holding_rows(
-                    work, model, self.device, self.plan(), self.holdings().get(work.scope)
+                    work, model, self.device, self.plan(), known.get(work.scope)
                 )
 
 
@@ -344,7 +328,7 @@ class GenerationCase(ModelCase):
 
     def step(
         self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
-    ) -> Step:
+    ) -> Inferring | Training | Generating:
         """Reading the prompt, and one token after it."""
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimisation)
 
@@ -363,11 +347,8 @@ def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eage
     """What charts and tables call a model: one that was changed never goes by its bare name."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > 60:
-        changed = (
-            changed[:50]
-            + " … "
-            + hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()[:4]
-        )
+        digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
+        changed = f"{changed[:50]} … {digest[:4]}"
     name = f"{preset} with {changed}" if changed else preset
     return name if optimisation == "eager" else f"{name} ({optimisation.replace('_', ' ')})"
 

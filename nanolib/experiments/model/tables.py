@@ -1,0 +1,156 @@
+"""One line per model and shape, per part of a peak, and per batch of a generation."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from nanolib.report.in_turns import with_speed_ups
+from nanolib.report.overview import cached, having, pick
+from nanolib.report.tables import Column, filled, flagged, joined, known, titles, with_state, worst
+
+MIB = 2**20
+MOST_MODELS, _MOST_PARTS = 4, 8  # of a chart, and of a model in the table of its memory
+_FACTORS = ["name", "optimisation", "attention_type", "seq_len", "batch_size", "dtype", "device"]
+MODEL = ["run_id", "name", "attention_type", "dtype"]
+SERIES = [*MODEL, "seq_len"]
+CALLS = {
+    "inference": "inference",
+    "prefill": "reading the prompt",
+    "decode": "next token",
+    "training_step": "training step",
+}
+SCOPES = ("inference", "decode", "training_step")  # whose times of one shape are ranked
+
+_COLUMNS = (
+    Column("name", "Model"),
+    Column("seq_len", "Seq len"),
+    Column("shape", "Attention, batch, dtype"),
+    Column("parameters", "", "parameters"),
+    Column("footprint", "", "footprint"),
+    Column("flops", "", "flops", "inference", "formula"),
+    Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
+    Column("inference_share", "", "ceiling_share", "inference"),
+    Column("inference_tokens_per_second", "", "tokens_per_second", "inference"),
+    Column("inference_memory", "Peak reading, MiB", "peak_memory", "inference"),
+    Column("prefill", "First token, ms [95 %]", "latency", "prefill", interval=True),
+    Column("decode", "Next token, ms [95 %]", "latency", "decode", interval=True),
+    Column("decode_p50", "", "latency", "decode", detail="p50"),
+    Column("decode_p99", "", "latency", "decode", detail="p99"),
+    Column("decode_memory", "", "peak_memory", "decode"),
+    Column("decode_tokens_per_second", "", "tokens_per_second", "decode"),
+    Column("forward", "", "latency", "forward", interval=True),
+    Column("backward", "", "latency", "backward", interval=True),
+    Column("optimizer_step", "", "latency", "optimizer_step", interval=True),
+    Column("training_step", "Training step, ms [95 %]", "latency", "training_step", interval=True),
+    Column("training_share", "", "ceiling_share", "training_step"),
+    Column("training_tokens_per_second", "", "tokens_per_second", "training_step"),
+    Column("training_memory", "Peak training, MiB", "peak_memory", "training_step"),
+    Column("compile", "", "latency", "compile"),
+    Column("difference", "", "relative_error", "against_eager", "logits"),
+    Column("gradient_difference", "", "relative_error", "against_eager", "gradient"),
+    Column("state", "State"),
+)
+MODEL_COLUMNS = titles(_COLUMNS)
+PART_COLUMNS = {
+    "name": "Model",
+    "call": "Call",
+    "kind": "Kind",
+    "module": "Module",
+    "by": "Saved or made by",
+    "mib": "MiB",
+    "share": "Share of the peak",
+}
+
+
+@cached
+def model_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per model and shape.
+
+    Returns:
+        The factors; `_COLUMNS`; `flags`, `message`; and per scope of `SCOPES` what `with_speed_ups` gives,
+        such as `decode_speed_up`.
+    """
+    rows = having(rows, "model", "mode")
+    if rows.empty:
+        return pd.DataFrame()
+    key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
+    ends = rows[rows["metric"] == "case_time"].groupby(key, sort=False)
+    table = ends.agg(status=("status", worst), message=("message", joined)).reset_index()
+    table = filled(table, rows, _COLUMNS, key)
+    for scope in SCOPES:
+        table = with_speed_ups(table, rows, scope, f"{scope}_speed_up", key)
+    table = flagged(table, rows, key).rename(columns=lambda name: name.removeprefix("factor."))
+    batches = table["batch_size"].astype(int).astype(str)
+    table["shape"] = table["attention_type"] + ", " + batches + ", " + table["dtype"]
+    return with_state(table)
+
+
+@cached
+def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The largest peak of each eager model whose parts are known, of training if it was trained.
+
+    Returns:
+        `run_id`, `name`, `attention_type`, `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB), `parts`
+        (kind, module, operation, line, bytes of each); the largest first.
+    """
+    found = pick(having(rows, "model", "mode"), "peak_memory")
+    if found.empty:
+        return found
+    found = found.rename(columns=lambda name: name.removeprefix("factor."))
+    found = found.assign(
+        parts=[details.get("parts") for details in found["details"]],
+        trains=found["scope"] == "training_step",
+        mib=found["estimate"],
+        planned=found["predicted"],
+    )
+    found = found[found["parts"].notna() & ~found["optimisation"].fillna("eager").ne("eager")]
+    found = found.sort_values(["trains", "mib"], ascending=False, kind="stable")
+    return found.drop_duplicates(MODEL[1:])
+
+
+@cached
+def part_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The largest parts of each model's largest peak; columns as in `PART_COLUMNS`, and `run_id`, `seq_len`."""
+    lines = []
+    for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
+        whole = sum(part[4] for part in row["parts"])
+        largest = sorted(row["parts"], key=lambda part: -part[4])[:_MOST_PARTS]
+        for kind, module, operation, line, size in largest:
+            lines.append(
+                {
+                    "run_id": row["run_id"],
+                    "seq_len": row["seq_len"],
+                    "name": row["name"],
+                    "call": call_of(row),
+                    "kind": kind,
+                    "module": module or "—",
+                    "by": line or operation.removeprefix("aten::") or "—",
+                    "mib": size / MIB,
+                    "share": f"{size / whole:.0%}",
+                }
+            )
+    return pd.DataFrame(lines)
+
+
+def call_of(row: pd.Series) -> str:
+    """The call that a row is of, and its length, for people."""
+    return f"{CALLS[row['scope']]}, n = {int(row['seq_len'])}"
+
+
+def bytes_by_kind(row: pd.Series) -> pd.Series:
+    """Kind → bytes of a peak, the largest first."""
+    return pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().sort_values(ascending=False)
+
+
+@cached
+def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per batch of each eager generation measured with several: `user` and `total` tokens per second."""
+    table = known(model_table(rows), "decode")
+    if table.empty:
+        return table
+    table = table[table["optimisation"] == "eager"].sort_values("batch_size", kind="stable")
+    table = table[table.groupby(SERIES)["batch_size"].transform("nunique") > 1]
+    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        table[f"user{end}"] = 1e3 / table[f"decode{other}"]
+        table[f"total{end}"] = table[f"user{end}"] * table["batch_size"]
+    return table.assign(total_busy=table["decode_busy"])

@@ -1,0 +1,226 @@
+"""What a person sees of whole models: the time of a call, the memory at its peak, batches of a generation, the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import altair as alt
+import pandas as pd
+
+from nanolib.experiments.model.tables import (
+    CALLS,
+    MIB,
+    MODEL,
+    MODEL_COLUMNS,
+    MOST_MODELS,
+    PART_COLUMNS,
+    SCOPES,
+    SERIES,
+    batch_table,
+    bytes_by_kind,
+    call_of,
+    model_table,
+    part_table,
+    peak_table,
+)
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_number
+from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.in_turns import gains
+from nanolib.report.linking import links
+from nanolib.report.over_length import KEY, ROOFLINE_KEY, over_length
+from nanolib.report.overview import cached, having, listed, pick
+from nanolib.report.plot import plot
+from nanolib.report.roofline import roofline_chart, roofline_words
+from nanolib.report.section import CaseTable, Section
+from nanolib.report.tables import in_ms, known
+
+
+def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Memory at the largest peak of each model, by kind."""
+    lines = []
+    for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
+        label = {"series": f"{row['name']}, {call_of(row)}", "text": f"{row['mib']:,.0f} MiB"}
+        link = pd.DataFrame(links(row.to_frame().T)).to_dict("records")[0]
+        for kind, size in bytes_by_kind(row).items():
+            lines.append(label | {"part": kind, "x": size / MIB} | link)
+    return plot(
+        pd.DataFrame(lines),
+        "Memory at the peak",
+        "bars",
+        subtitle=["Counted, exact, at the largest peak of each model."],
+        unit="Live memory (MiB)",
+        empty="no peak was counted by kind",
+    )
+
+
+def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Tokens per second of all users and of each over the batch size."""
+    table = batch_table(rows)
+    parts = []
+    for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
+        shape = table["attention_type"] + ", " + table["dtype"]
+        lengths = table["seq_len"].astype(int).astype(str)
+        parts.append(
+            pd.DataFrame(
+                {
+                    "panel": panel,
+                    "series": table["name"] + ", " + shape + ", n = " + lengths,
+                    "x": table["batch_size"].astype(int),
+                    "y": table[name],
+                    "low": table[f"{name}_low"],
+                    "high": table[f"{name}_high"],
+                    **links(table),
+                }
+            )
+        )
+    return plot(
+        pd.concat(parts) if parts else None,
+        "Tokens per second as the batch grows",
+        unit="Tokens per second",
+        xunit="Sequences in the batch",
+        log="xy",
+        width=680,
+        empty="no generation was measured with several batches; give generation_batch_sizes",
+    )
+
+
+def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Loss over real training steps; `rows` must carry samples."""
+    found = pick(having(rows, "model", "steps"), "loss")
+    lines = []
+    for _, row in found.iterrows():
+        name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
+        same = {"series": name, "run_id": row["run_id"], "name": row["factor.name"]}
+        same["seq_len"] = row["factor.seq_len"]
+        lines += [same | {"x": step, "y": y} for step, y in enumerate(row["samples"], 1)]
+    data, subtitle = pd.DataFrame(lines), ["Before each step, on bytes of the corpus. One seed."]
+    if lines:
+        data = data.assign(**links(data))
+        steps = int(data["x"].max())
+        subtitle += [f"{steps} steps: {SMOKE_TEST}."] * (steps < LEARNING_STEPS)
+    return plot(
+        data,
+        "Loss on real text",
+        subtitle=subtitle,
+        unit="Loss (nats per byte)",
+        xunit="Step",
+        empty="no loss was measured",
+    )
+
+
+model_performance = over_length(
+    "model",
+    "latency",
+    "Time of a call",
+    [KEY, ROOFLINE_KEY],
+    {scope: CALLS[scope] for scope in SCOPES},
+    ["attention_type", "batch_size", "dtype"],
+)
+
+
+@cached
+def verdict(rows: pd.DataFrame) -> list[Claim]:
+    """What each model costs, what optimisations change, what uses the memory, and what a batch brings."""
+    table = model_table(rows)
+    timed = known(table, "inference")
+    if timed.empty:
+        return [Claim("No model case gave a time", advice="nano run quick model")]
+    eager = timed[timed["optimisation"] == "eager"]
+    longest = (eager if len(eager) else timed).sort_values("seq_len", kind="stable")
+    claims = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
+    for _, row in table[table["status"] == "oom_predicted"].iterrows():
+        name = f"{row['name']}, n = {int(row['seq_len'])}, was not started"
+        claims.append(Claim(name, row["message"]))
+    claims += [*_changes(table), *_memory(rows), *_batches(rows)]
+    return [*claims, *roofline_words(rows, "model")]
+
+
+def _about(row: pd.Series) -> str:
+    shape = f"batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
+    return f"{row['name']} ({row['attention_type']}, {row['dtype']}), {shape}"
+
+
+def _cost(row: pd.Series) -> Claim:
+    """What a model costs at its longest length."""
+    times, evidence = [f"Inference takes {in_ms(row, 'inference')}"], []
+    scopes = ["inference"]
+    if pd.notna(row["decode"]):
+        times.append(f"a generated token {in_ms(row, 'decode')}")
+        evidence.append(
+            f"the first token takes {in_ms(row, 'prefill')}, p99 of the next ones is {format_number(row['decode_p99'])} ms"
+        )
+        scopes += ["prefill", "decode"]
+    if pd.notna(row["training_step"]):
+        times.append(f"a training step {in_ms(row, 'training_step')}")
+        weights = row["training_memory"] / row["footprint"]
+        evidence.append(
+            f"training peaks at {row['training_memory']:,.0f} MiB, {weights:.1f}× the weights"
+        )
+        scopes.append("training_step")
+    else:
+        evidence.append(f"{row['inference_tokens_per_second']:,.0f} tokens/s")
+    figures = tuple(Figure.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
+    return Claim(listed(times), "; ".join(evidence), about=_about(row), figures=figures)
+
+
+def _changes(table: pd.DataFrame) -> Iterator[Claim]:
+    """Each optimisation and dtype against what it was timed in turns with, at its longest length."""
+    words = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "no clear difference"}
+    longest = table.sort_values("seq_len", kind="stable")
+    for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows():
+        is_eager = row["optimisation"] == "eager"
+        base = f"eager {table['dtype'].iloc[0] if is_eager else row['dtype']}"
+        pairs = {scope: gains(row, row["name"], f"{scope}_speed_up", {base}) for scope in SCOPES}
+        parts = [
+            f"{CALLS[scope]} {gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast ({words[order]})"
+            for scope, found in pairs.items()
+            for gain, order, _ in found
+        ]
+        if parts and pd.notna(row["difference"]):
+            parts.append(f"logits differ by {row['difference']:.1e}")
+        if parts:
+            name = f"{row['name']} in {row['dtype']}, n = {int(row['seq_len'])}, against {base}"
+            compared = tuple(pair for found in pairs.values() for pair in found)
+            yield Claim(name, ", ".join(parts), compared=compared)
+
+
+def _memory(rows: pd.DataFrame) -> Iterator[Claim]:
+    """What uses each model's largest peak."""
+    for _, row in peak_table(rows).iterrows():
+        (kind, most), *rest = (bytes_by_kind(row) / sum(part[4] for part in row["parts"])).items()
+        evidence = ", ".join(f"{other} {share:.0%}" for other, share in rest if share >= 0.05)
+        if pd.notna(row["planned"]):
+            evidence += f"; planned: {row['planned']:,.0f} MiB"
+        call = f"The peak of a {CALLS[row['scope']]} is {row['mib']:,.0f} MiB"
+        yield Claim(f"{call}, of which {kind} are {most:.0%}", evidence, about=_about(row))
+
+
+def _batches(rows: pd.DataFrame) -> Iterator[Claim]:
+    """What the largest batch of a generation brings over the smallest."""
+    for _, group in batch_table(rows).groupby(SERIES, sort=False) if len(batch_table(rows)) else ():
+        first, last = group.iloc[0], group.iloc[-1]
+        small, large = (int(line["batch_size"]) for line in (first, last))
+        more = f"{last['total'] / first['total']:#.3g}× the tokens/s of batch {small}"
+        totals = [Figure.of(line, "total", name=str(line["batch_size"])) for line in (first, last)]
+        compared = comparing(*reversed(totals))
+        if compared[0][1] is Order.ALIKE:
+            more += " (no clear difference)"
+        each = f"each user gets {first['user']:,.0f} → {last['user']:,.0f} tokens/s"
+        yield Claim(f"Batch {large} gives {more}", each, about=_about(first), compared=compared)
+
+
+SECTION = Section(
+    "model",
+    "What does a whole model cost?",
+    {
+        "model_performance": model_performance,
+        "model_peaks": model_peaks,
+        "generation_batches": generation_batches,
+    },
+    {
+        "Inference, generation and training": CaseTable(model_table, MODEL_COLUMNS),
+        "Memory use": CaseTable(part_table, PART_COLUMNS),
+    },
+    verdict,
+    files={"model_loss": model_loss, "model_roofline": roofline_chart("model")},
+)
