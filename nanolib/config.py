@@ -9,12 +9,7 @@ import pydantic
 from nanolib.measurement import BadInput
 from nanolib.params import StrictModel
 
-ATTENTION_KINDS = (
-    "dense",
-    "flash_attn",
-    "flex",
-    "sparse",
-)  # what each is, `models.attention` knows
+ATTENTION_KINDS = ("dense", "flash_attn", "flex", "sparse", "own")  # see `models.attention`
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]
