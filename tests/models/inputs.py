@@ -59,3 +59,7 @@ def closed_form(length: int, window: int, causal: bool) -> int:
     w = min(window, length)
     one_side = w * length - w * (w - 1) // 2
     return one_side if causal else 2 * one_side - length
+
+
+def returns_nothing(q, k, v, causal):
+    """Of a user's who forgot something."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nanolib.experiments.attention.attention_case import AttentionCase
+from nanolib.experiments.attention.case import AttentionCase
 from nanolib.measurement import BadInput
 from nanolib.meters.memory import peak_memory
 from nanolib.models import attention

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nanolib.measurement import Flag, Measurement, exact
+from nanolib.measurement import Measurement, exact
 from tests.report.cases import (
     CEILINGS,
     SHAPE,
@@ -166,16 +166,6 @@ def test_the_ends_of_a_ratio_that_includes_a_long_compile_are_in_order(say):
     assert low < high
 
 
-def test_what_never_settled_is_counted(say):
-    cases = [
-        attention_case("dense", 9, 10, 11),
-        attention_case("b", 5, 6, 7, flags=(Flag.NO_STEADY_STATE,)),
-    ]
-    said = "1 of 2 forward timings never settled: their intervals hold for this run alone."
-    assert any(line.startswith(said) for line in say("attention", cases))
-    assert not any("never settled" in line for line in say("attention", cases[:1]))
-
-
 @pytest.mark.parametrize(
     ("second", "said"),
     [
@@ -222,9 +212,12 @@ def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
     [
         (
             (0.01, 0.3, 0.5),
-            "costs loss, and the fine-tune does not take back all of it: ",
+            "costs loss, and after a fine-tune it costs loss: ",
         ),
-        ((-0.5, -0.3, 0.0), "costs loss, and after a fine-tune these seeds show no difference: "),
+        (
+            (-0.5, -0.3, 0.0),
+            "costs loss, and after a fine-tune it makes no clear difference to the loss: ",
+        ),
         (None, "removes 90%, costs loss: "),
     ],
 )
@@ -260,7 +253,8 @@ def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned,
     lines = say("attention", [case(0.9, 0.6), case(0.5, 0.2), attention_case("dense", 9, 10, 11)])
     (line,) = (line for line in lines if "trained decoder" in line)
     assert (
-        "+0.600 [+0.500 … +0.800] nats per byte on a loss of 2.00" in line
+        "+0.600 [+0.500 … +0.800] nats per byte" in line
+        and " on a loss of 2.00" in line
         and said in line
         and line.endswith("; 5 seeds.")
     )

@@ -115,7 +115,7 @@ def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
     assert (
         ("a smoke test" in text)
         == (steps < LEARNING_STEPS)
-        == ("the fine-tune does not take back" not in text)
+        == ("after a fine-tune it costs loss" not in text)
     )
 
 

@@ -25,7 +25,7 @@ MaskMod = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) → w
 Device = torch.device | None  # where a mask is asked for; None: with arrays, on the host
 DYNAMIC = ("top_k", "threshold", "dca")
 WINDOWED = ("window", "local_global", "bigbird")  # a sparsity is reached by their window
-_BY_TILE = ("strided", "block", "random", "top_k")  # and here by the number of tiles
+BY_TILE = ("strided", "block", "random", "top_k")  # and here by the number of tiles
 _DRAWN = ("random", "bigbird")
 TABLED = (*_DRAWN, "document")  # these look up each query in a table, so it must be at a key
 _MOST = 2**24  # tokens: no sequence is longer
@@ -74,7 +74,7 @@ class Options(StrictModel):
             raise ValueError(
                 f"pattern: {shown(self.pattern)} is no pattern; use one of {', '.join(known)}"
             )
-        if self.sparsity is not None and self.pattern not in (*WINDOWED, *_BY_TILE):
+        if self.sparsity is not None and self.pattern not in (*WINDOWED, *BY_TILE):
             raise ValueError(
                 f"sparsity: {self.pattern} keeps what the input or its other options say; "
                 "set mass, window, global_tokens or document_lengths instead"
