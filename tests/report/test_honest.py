@@ -22,7 +22,7 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
     cases = [attention_case("dense", 9.9, 10, 10.1), (factors, found)]
     text = "\n".join(say("attention", cases))
     assert (
-        ("window removes nothing at " in text)
+        ("The mask of window removes nothing at " in text)
         == (not removed)
         == ("Sparse attention is" not in text)
     )

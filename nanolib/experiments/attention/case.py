@@ -92,7 +92,9 @@ class AttentionCase(Case):
 
     @property
     def work(self) -> attention.Work | None:
-        """What the kind keeps; None where that depends on the input, or is not known."""
+        """What the kind keeps; None where that depends on the input or on code of yours."""
+        if self.runs_code:
+            return None
         n = self.seq_len
         return attention.work(self.attention_type, n, n, causal=self.causal, options=self.options)
 
@@ -156,10 +158,8 @@ class AttentionCase(Case):
         """The peak memory of a case, counted without running it, unless the input or your code decides or a CPU compiles."""
         if self.attention_type == "flex" and not self.device.startswith("cuda"):
             return Plan(reason=UNCOUNTED)
-        if self.runs_code:
-            return Plan(reason="code of yours is not run to plan its memory")
         if self.work is None:
-            return Plan(reason="how much is kept depends on the input")
+            return Plan(reason="how much is kept depends on the input, or on code of yours")
         like = {"dtype": self._torch_dtype, "device": self.device}
         return planned(
             self,
@@ -177,8 +177,7 @@ class AttentionCase(Case):
             `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
         """
         predicted: dict[str, float | str] = {"bytes": self.moved}
-        work = None if self.runs_code else self.work
-        if work is None:
+        if (work := self.work) is None:
             return predicted
         flops = self._flops(work)
         predicted |= {
@@ -325,34 +324,19 @@ class AttentionCase(Case):
         return exact("relative_error", error, scope="forward", method=method)
 
 
-# The options that tell kinds of one pattern apart; of all others it is the window.
-_SIZES = {
-    "local_global": ("window", "global_tokens"),
-    "bigbird": ("window", "global_tokens", "random_tokens"),
-    "dca": ("window", "global_tokens", "random_tokens"),
-    "random": ("random_tokens",),
-    "threshold": ("mass",),
-    "document": ("document_lengths", "document_starts"),
-    "prefix_lm": ("global_tokens",),
-    "own": ("mask_mod",),
-}
-_SAID = ("backend", "impl", "version", "call")  # of the kinds without a pattern
+_UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")  # of patterns
 
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
     """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `flex window s=0.9`."""
     if attention_type not in ("sparse", "flex"):
-        said = " ".join(str(options[name]) for name in _SAID if options.get(name))
-        return f"{attention_type} ({said})" if said else attention_type
-    parsed = attention.parse_options(attention_type, options)
-    words = [
-        word
-        for word in (attention_type, options.get("backend"))
-        if word in ("flex", "triton", "flash")
-    ]
-    if parsed.sparsity is not None:
-        return " ".join([*words, parsed.pattern, f"s={parsed.sparsity:g}"])
-    sizes: list[str] = []
-    for value in (getattr(parsed, name) for name in _SIZES.get(parsed.pattern, ("window",))):
-        sizes += map(str, value) if isinstance(value, tuple) else [str(value)]
-    return " ".join([*words, parsed.pattern, "+".join(sizes)])
+        values = " ".join(map(str, options.values()))
+        return f"{attention_type} ({values})" if values else attention_type
+    words = [attention_type, options.get("backend", "")]
+    words = [word for word in words if word not in ("sparse", "auto", "")]
+    words.append(attention.parse_options(attention_type, options).pattern)
+    if (sparsity := options.get("sparsity")) is not None:
+        return " ".join([*words, f"s={sparsity:g}"])
+    values = [value for name, value in options.items() if name not in _UNNAMED]
+    sizes = (size for value in values for size in (value if isinstance(value, list) else [value]))
+    return " ".join([*words, "+".join(map(str, sizes))]).strip()

@@ -37,7 +37,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         why = why_empty(rows, "attention")
         return empty_chart(title, "no sparse kind was measured with a dense one" if timed else why)
     dense = listed(figure.name for figures in table["speed_up_over"] for figure in figures)
-    doubtful = table["forward_unsteady"] | table["speed_up_busy"].astype(bool)
+    doubtful = table["unsteady"] | table["speed_up_busy"].astype(bool)
     data = table.assign(
         series=table["name"],
         x=table["seq_len"].astype(int),

@@ -46,7 +46,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: the factors, those of `_COLUMNS`, `speed_up` (the smallest over any dense kernel timed in the same rounds, with
         what `with_speed_ups` puts beside it), `once` (ms of a mask that is built once, and of compiling), `speed_up_paid` (with
         `once` in it), `bound` (what its baseline would gain by skipping the same tiles), `not_sparse` (its mask removes nothing),
-        `is_dense`, `forward_unsteady` (it never settled), `message`.
+        `is_dense`, `unsteady` (a timing never settled), `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -65,7 +65,9 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         forward = table[f"forward{end}"]
         share = forward / (forward + table[f"once{other}"])
         table[f"speed_up_paid{end}"] = table[f"speed_up{end}"] * share
-    return with_state(_with_steadiness(_with_bound(table), rows))
+    table = flagged(_with_bound(table), rows)
+    table["unsteady"] = [Flag.NO_STEADY_STATE in flags for flags in table["flags"]]
+    return with_state(table)
 
 
 def _with_bound(table: pd.DataFrame) -> pd.DataFrame:
@@ -76,10 +78,3 @@ def _with_bound(table: pd.DataFrame) -> pd.DataFrame:
     table = table.merge(dense, on=[*shape, "speed_up_baseline"], how="left")
     table["bound"] = (1 - table["tiles"]) / (1 - table["block_sparsity"])
     return table.drop(columns="tiles")
-
-
-def _with_steadiness(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    forward = rows[(rows["metric"] == "latency") & (rows["scope"] == "forward")]
-    flags = flagged(table[["run_id", "case_id"]], forward)["flags"]
-    unsteady = [isinstance(own, list) and Flag.NO_STEADY_STATE in own for own in flags]
-    return flagged(table, rows).assign(forward_unsteady=unsteady)

@@ -12,9 +12,14 @@ from nanolib.report.claim import Claim, Order
 from nanolib.report.in_turns import ONE, Pairs, gains, not_slower
 from nanolib.report.overview import cached, listed
 from nanolib.report.roofline import roofline_words
-from nanolib.report.tables import in_ms, known, percent, times
+from nanolib.report.tables import in_ms, known, times
 
-_ORDERS = ("faster", "busy", "unclear", "slower")  # of several patterns the first counts
+_ORDERS = {  # of several patterns at one length the first counts
+    "faster": "sparse attention is faster than every dense kernel",
+    "busy": "the machine was too busy to draw an order",
+    "unclear": "no clear difference between sparse and dense attention",
+    "slower": "dense attention is faster than sparse",
+}
 _LONGER = "raise budget_s for narrower intervals"
 
 
@@ -54,42 +59,27 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     lines = known(sparse, "speed_up")
     if lines.empty:
         if len(sparse):
-            yield _without_baseline(group, about)
+            answer = "Sparse attention was not timed in the same rounds as a dense kernel"
+            yield Claim(
+                answer, "", "add {kind: dense} to attention_types, or raise budget_s", about
+            )
         return
     lines = lines.assign(order=[_order(row, group) for _, row in lines.iterrows()])
-    lines = lines.assign(rank=lines["order"].map(_ORDERS.index))
+    lines = lines.assign(rank=lines["order"].map([*_ORDERS].index))
     best = lines.sort_values(["rank", "speed_up"], ascending=[True, False])
     best = best.drop_duplicates("seq_len").sort_values("seq_len")
-    lengths = {order: _tokens(part["seq_len"]) for order, part in best.groupby("order")}
-    shown = next(word for word in ("faster", "unclear", "slower", "busy") if word in lengths)
-    answer = "Dense attention is faster than sparse"
-    if shown == "faster":
-        answer = f"Sparse attention is faster than {_dense_kernels(group, best)}"
-    if shown == "unclear":
-        answer = "No clear difference between sparse and dense attention"
+    said = {
+        order: f"{_ORDERS[order]} at {_tokens(part['seq_len'])}"
+        for order, part in best.groupby("order")
+    }
+    shown = next(order for order in ("faster", "unclear", "slower", "busy") if order in said)
     sure = [_gain(best[best["order"] == shown].iloc[-1])]
-    for order, words in (
-        ("slower", "dense is faster at {}"),
-        ("unclear", "there is no clear difference at {}"),
-        ("busy", "the machine was busy at {}: no order drawn"),
-    ):
-        sure += [words.format(lengths[order])] if order in lengths and order != shown else []
+    sure += [words for order, words in said.items() if order != shown]
     told = lines.merge(best[["seq_len", "order"]])
     told = told[(told["order"] != "busy") | (shown == "busy")]
     compared = tuple(pair for _, row in told.iterrows() for pair in _over_dense(row))
     advice = _LONGER if shown == "unclear" else ""
-    yield Claim(f"{answer} at {lengths[shown]}", "; ".join(sure), advice, about, compared)
-
-
-def _without_baseline(group: pd.DataFrame, about: str) -> Claim:
-    """Why nothing is said of sparse beside dense."""
-    if group["is_dense"].any():
-        answer = (
-            "Sparse and dense attention were not timed in the same rounds, so no order is drawn"
-        )
-        return Claim(answer, "", "raise budget_s: six rounds are the fewest", about)
-    answer = "No dense kernel was measured at these shapes, so sparse attention has no baseline"
-    return Claim(answer, "", "add {kind: dense} to attention_types", about)
+    yield Claim(said[shown].capitalize(), "; ".join(sure), advice, about, compared)
 
 
 def _order(row: pd.Series, group: pd.DataFrame) -> str:
@@ -108,20 +98,12 @@ def _gain(row: pd.Series) -> str:
     """How much faster one pattern is than the dense kernel that is nearest to it, what it removes, and what its mask takes."""
     text = f"at {_tokens([row['seq_len']])} {row['name']} (sparsity {row['sparsity']:.0%}) is "
     text += f"{times(row, 'speed_up')} as fast as {row['speed_up_baseline']}"
+    if row["mask_kept"] == 0:
+        return f"{text}, with choosing the mask in each call"
     if row["once"] > 0:
-        built = ["building the mask"] if row["mask"] > 0 and row["mask_kept"] != 0 else []
-        also = " and ".join([*built, *(["compiling"] if row["compile"] > 0 else [])])
-        text += f", {times(row, 'speed_up_paid')} with {also} in the first call"
-    elif row["mask_kept"] == 0:
-        text += ", with choosing the mask in each call"
+        also = " and compiling" if row["compile"] > 0 else ""
+        text += f", {times(row, 'speed_up_paid')} with building the mask{also} in the first call"
     return text
-
-
-def _dense_kernels(group: pd.DataFrame, best: pd.DataFrame) -> str:
-    """The dense kernels measured at the lengths where sparse is faster."""
-    faster = best[best["order"] == "faster"]["seq_len"]
-    names = set(group[group["is_dense"] & group["seq_len"].isin(faster)]["name"])
-    return names.pop() if len(names) == 1 else "every dense kernel"
 
 
 def _of_yours(group: pd.DataFrame, about: str) -> Iterator[Claim]:
@@ -149,16 +131,14 @@ def _fastest(group: pd.DataFrame, about: str) -> Iterator[Claim]:
         return
     at = dense[dense["seq_len"] == dense["seq_len"].max()].sort_values("forward", kind="stable")
     best, where = at.iloc[0], f"at {_tokens([at['seq_len'].iloc[0]])}"
-    alike = not_slower(best, (name for name in at["name"] if name != best["name"]))
-    sure = in_ms(best, "forward")
-    if pd.notna(best["forward_share"]):
-        sure += f", {percent(best, 'forward_share')} of the measured {best['dtype']} peak"
+    alike = not_slower(best, at["name"])
+    answer, advice = f"{best['name']} is the fastest dense kernel {where}", ""
     if alike:
-        answer = f"No clear difference between {listed([best['name'], *alike])} {where}"
-        yield Claim(answer, f"{best['name']} {sure}", _LONGER, about, _over_dense(best))
-    else:
-        answer = f"{best['name']} is the fastest dense kernel {where}"
-        yield Claim(answer, sure, "", about, _over_dense(best))
+        names = listed([best["name"], *alike])
+        answer, advice = f"No clear difference between {names} {where}", _LONGER
+    yield Claim(
+        answer, f"{best['name']} takes {in_ms(best, 'forward')}", advice, about, _over_dense(best)
+    )
 
 
 def _sparse_kinds(group: pd.DataFrame) -> pd.Series:
