@@ -14,6 +14,7 @@ ATTENTION_KINDS = {
     "flash_attn": "the flash-attn package, if it is installed (CUDA)",
     "flex": "compiled FlexAttention over a pattern",
     "sparse": "computes only the tiles that a pattern keeps",
+    "own": "a function of yours: call: package.module:function",
 }
 ATTENTION_PATTERNS = {  # what a query sees, before causality
     "window": "the nearest keys",
@@ -22,6 +23,9 @@ ATTENTION_PATTERNS = {  # what a query sees, before causality
     "block": "its own chunk of window tokens",
     "random": "its own tile and random tiles",
     "bigbird": "the nearest keys, the first global_tokens, and random tiles",
+    "document": "the keys of its own packed document",
+    "prefix_lm": "the keys before it, and all of the prefix",
+    "own": "a mask_mod of yours: mask_mod: package.module:function",
     "top_k": "the tiles with the highest estimated scores",
     "threshold": "the tiles that hold a share (mass) of the estimated attention",
     "dca": "the nearest keys, globals chosen by a learned score, and random keys",

@@ -169,7 +169,6 @@ METRICS: dict[str, Metric] = {
         Metric("sparsity", "1", _EQUAL, "Connections removed"),
         Metric("block_sparsity", "1", _EQUAL, "Tiles skipped"),
         Metric("relative_error", "1", _LOWER, "Relative error"),
-        Metric("cosine", "1", _HIGHER, "Cosine with dense"),
         Metric("loss", "nats", _LOWER, "Loss"),
         Metric("loss_difference", "nats", _LOWER, "Loss above dense"),
         Metric("parity", "nats", _LOWER, "Loss above bf16"),

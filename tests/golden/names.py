@@ -67,7 +67,6 @@ LEFT_OUT = {
     "ceiling_bytes": "a rate",
     "tokens_per_second": "a rate",
     "relative_error": "rounding, which differs between processors",
-    "cosine": "rounding, which differs between processors",
     "sqnr": "rounding after training, which differs between processors",
     "underflow": "rounding after training, which differs between processors",
     "overflow": "rounding after training, which differs between processors",

@@ -6,6 +6,23 @@ from nanolib.models.attention.reference import relative_error
 from nanolib.models.attention.sparse import choose_mask
 
 TOLERANCE = 1e-5
+# What a pattern must be told; all others have defaults.
+TOLD = {
+    "document": {"document_lengths": [7, 30, 1]},
+    "own": {"mask_mod": "tests.models.inputs:even_distance", "per_head": True},
+}
+
+
+def even_distance(b, h, q_idx, kv_idx):
+    """A mask of a user's: every second key of even heads, every third of odd ones."""
+    return (q_idx - kv_idx) % (2 + h % 2) == 0
+
+
+def strided_attention(q, k, v, causal):
+    """Attention of a user's."""
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=True
+    )
 
 
 def qkv(batch, heads, kv_heads, q_len, kv_len, head_dim=16, seed=0):
@@ -42,3 +59,7 @@ def closed_form(length: int, window: int, causal: bool) -> int:
     w = min(window, length)
     one_side = w * length - w * (w - 1) // 2
     return one_side if causal else 2 * one_side - length
+
+
+def returns_nothing(q, k, v, causal):
+    """Of a user's who forgot something."""

@@ -15,7 +15,7 @@ from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import Options, choose_mask, forget_masks, watched_work
-from tests.models.inputs import TOLERANCE, agrees, closed_form, masked_by, qkv
+from tests.models.inputs import TOLD, TOLERANCE, agrees, closed_form, masked_by, qkv
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
@@ -36,7 +36,8 @@ def test_dense_lets_each_of_a_few_queries_see_the_keys_up_to_its_own(
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("q_len", "kv_len"), [(300, 300), (64, 64), (1, 77), (33, 200), (5, 5)])
 def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
-    options = Options(pattern=pattern, window=37, global_tokens=5, random_tokens=9, block_size=32)
+    sizes = {"window": 37, "global_tokens": 5, "random_tokens": 9, "block_size": 32}
+    options = Options(pattern=pattern, **sizes, **TOLD.get(pattern, {}))
     inputs = qkv(2, 4, 2, q_len, kv_len)
     mask, _ = masked_by(inputs, causal, options)
     out = attention.attend("sparse", *inputs, causal=causal, options=options)
@@ -59,22 +60,23 @@ def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 def test_queries_before_the_first_key_are_refused_or_right(pattern):
-    options = Options(pattern=pattern, window=20, global_tokens=2, random_tokens=16, block_size=16)
+    sizes = {"window": 20, "global_tokens": 2, "random_tokens": 16, "block_size": 16}
+    options = Options(pattern=pattern, **sizes, **TOLD.get(pattern, {}) | {"per_head": False})
     inputs = qkv(1, 2, 2, 90, 40)
-    if pattern in ("random", "bigbird"):
+    if pattern in ("random", "bigbird", "document"):
         for kind in ("sparse", "flex"):
             with (
                 torch.no_grad(),
                 pytest.raises(
                     BadInput,
-                    match="q: more queries than keys; for a pattern of tiles give at most as many",
+                    match="q: more queries than keys; for a pattern of tiles or documents give at most",
                 ),
             ):
                 attention.attend(kind, *inputs, causal=False, options=options.model_dump())
         return
     dense_mask, mask = masked_by(inputs, False, options)
     blind = ~dense_mask[0, 0].any(dim=1)
-    assert 0 < blind.sum() < 90 or pattern in ("local_global", "strided")
+    assert 0 < blind.sum() < 90 or pattern in ("local_global", "strided", "prefix_lm", "own")
     with torch.no_grad():
         for out in (
             attention.attend("sparse", *inputs, causal=False, options=options),
@@ -106,7 +108,7 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
 )
 def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, batch, group, options):
     q_len = min(queries, kv_len)
-    parsed = Options(pattern=pattern, **options)
+    parsed = Options(pattern=pattern, **TOLD.get(pattern, {}) | options)
     inputs = qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)
     dense, mask = masked_by(inputs, causal, parsed)
     out = attention.attend("sparse", *inputs, causal=causal, options=parsed)
@@ -174,65 +176,6 @@ def test_dca_takes_as_many_globals_as_the_scores_stand_out():
     options = Options(pattern="dca", window=4, global_tokens=10, random_tokens=0, block_size=25)
     mask = choose_mask(q, k, causal=True, options=options, scores=peaks[None]).elements(0)
     assert mask[99, [3, 50, 97]].all() and not mask[99, 10] and not mask[2, 3]
-
-
-@pytest.mark.parametrize(
-    ("field", "inside", "outside"),
-    [
-        ("window", [1], [0]),
-        ("global_tokens", [0], [-1]),
-        ("random_tokens", [0], [-1]),
-        ("sparsity", [0, 0.99, None], [-0.01, 1, 1.5]),
-        ("mass", [1e-9, 1], [0, 1.01]),
-        ("block_size", [1], [0]),
-        ("seed", [0, 2**31 - 1], [-1, 2**31]),
-    ],
-)
-def test_an_option_has_its_limits(field, inside, outside):
-    for value in inside:
-        assert getattr(Options(pattern="window", **{field: value}), field) == value
-    for value in outside:
-        with pytest.raises(BadInput, match=field):
-            Options(pattern="window", **{field: value})
-
-
-def test_what_the_options_are_unless_told():
-    """Recorded runs and the texts of notebooks mean these."""
-    assert Options().model_dump() == {
-        "pattern": "local_global",
-        "window": 256,
-        "global_tokens": 32,
-        "random_tokens": 0,
-        "sparsity": None,
-        "mass": 0.9,
-        "block_size": 128,
-        "seed": 0,
-        "per_head": False,
-    }
-
-
-def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_them():
-    options = attention.shared_options("sparse", {"window": 7, "backend": "math"})
-    assert (
-        options == Options(window=7)
-        and attention.shared_options("flash_attn", {"window": 7}).model_dump() == {}
-    )
-    with pytest.raises(
-        BadInput, match=r"attention_options\.windw: no attention kind takes it; dense takes backend"
-    ):
-        attention.shared_options("dense", {"windw": 7})
-
-
-@pytest.mark.parametrize("pattern", ALL_PATTERNS)
-def test_a_learned_score_is_for_dca_alone(pattern):
-    assert attention.chooses_by_score("sparse", {"pattern": pattern}) == (pattern == "dca")
-    assert not attention.chooses_by_score("dense", {"pattern": pattern})
-
-
-@pytest.mark.parametrize("pattern", ["threshold", "dca"])
-def test_a_pattern_that_follows_the_input_takes_no_sparsity(pattern):
-    with pytest.raises(BadInput, match="keeps what the input asks for"):
-        Options(pattern=pattern, sparsity=0.5)
 
 
 def _tiles(mask, size):

@@ -1,8 +1,7 @@
-"""The package flash_attn, which needs CUDA: what it is handed, and what is said where it is not."""
+"""The package flash_attn in stub packages of each version: which is found, what it is handed, and what is said where it fails."""
 
-import importlib.machinery
+import importlib
 import sys
-import types
 from types import SimpleNamespace
 
 import pytest
@@ -10,67 +9,108 @@ import torch
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import flash_attn
+from nanolib.models.attention import dense, flash_attn
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from tests.models.inputs import TOLERANCE, qkv
 
+STUB = """
+import torch
 
-def test_flash_attn_says_what_it_lacks(monkeypatch):
-    q, k, v = (x.detach() for x in qkv(1, 1, 1, 8, 8))
-    with pytest.raises(
-        Unsupported,
-        match="flash_attn is not installed; on a machine with CUDA: pip install flash-attn",
-    ):
-        attention.attend("flash_attn", q, k, v, causal=True)
+def flash_attn_func(q, k, v, softmax_scale, causal):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True
+    ).transpose(1, 2)
+    return RETURNED
+"""
+FILES = {  # version → its file, and what it returns
+    2: ("flash_attn/__init__.py", "out"),
+    3: ("flash_attn_interface.py", "(out, None)"),
+    "3 in its package": ("flash_attn_3/flash_attn_interface.py", "out"),
+    4: ("flash_attn/cute/__init__.py", "(out, None)"),
+}
+BROKEN = 'raise ImportError("flash_attn_2_cuda.so: undefined symbol: _ZN3c104")\n'
 
 
 @pytest.fixture
-def flash_package(monkeypatch):
-    """The package as it is found, and nothing in it."""
-    package = types.ModuleType("flash_attn")
-    package.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)
-    package.__path__ = []
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    flash_attn.kernel.cache_clear()
-    yield package
-    flash_attn.kernel.cache_clear()
+def install(tmp_path, monkeypatch):
+    """Install stubs of some versions; `broken` are there and cannot be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+    _forget()
+
+    def install(*versions, broken=()):
+        for version in (*versions, *broken):
+            name, returned = FILES[version]
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(BROKEN if version in broken else STUB.replace("RETURNED", returned))
+        importlib.invalidate_caches()
+
+    yield install
+    _forget()
+
+
+def _forget():
+    flash_attn._imported.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("flash_attn")]:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(
-    ("module", "returns"),
-    [("flash_attn", "out"), ("flash_attn_interface", "out"), ("flash_attn.cute", "tuple")],
+    ("there", "broken", "version", "found"),
+    [
+        ([2], [], "auto", 2),
+        ([2, 3], [], "auto", 3),
+        ([2, "3 in its package", 4], [], "auto", 4),
+        ([2, 3, 4], [], 2, 2),
+        ([2, 3, 4], [], 3, 3),
+        ([3, 4], [2], "auto", 4),
+        ([4], [2], 2, None),
+        ([2], [4], "auto", 2),
+        ([2], [3], 3, None),
+        ([4], [], 2, None),
+        ([], [], "auto", None),
+    ],
 )
-def test_flash_attn_is_called_as_either_version_wants_it(
-    monkeypatch, flash_package, module, returns
+def test_the_version_named_is_taken_or_the_newest_and_a_broken_one_hides_no_other(
+    install, there, broken, version, found
 ):
-    """The package needs CUDA; what it is handed, and how its answer is read, does not."""
+    install(*there, broken=broken)
+    assert flash_attn.found_version(version) == found
+    if found is None:
+        with pytest.raises(Unsupported) as said:
+            options = {"version": version}
+            attention.attend("flash_attn", *_inputs(), causal=True, options=options)
+        assert ("undefined symbol: _ZN3c104" in str(said.value)) == (version in broken)
+        assert 'pip install -e ".[cuda]"' in str(said.value)
 
-    def function(q, k, v, softmax_scale, causal):
-        assert (q.shape, softmax_scale, causal) == ((1, 8, 2, 16), 0.5, True)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)),
-            is_causal=True,
-            scale=softmax_scale,
-            enable_gqa=True,
-        ).transpose(1, 2)
-        return out if returns == "out" else (out, None)
 
-    holder = flash_package if module == "flash_attn" else types.ModuleType(module)
-    holder.flash_attn_func = function
-    monkeypatch.setitem(sys.modules, module, holder)
-    assert flash_attn.kernel() is function
-    q, k, v = (x.detach() for x in qkv(1, 2, 1, 8, 8))
+def _inputs():
+    return [x.detach() for x in qkv(1, 2, 1, 8, 8)]
+
+
+@pytest.mark.parametrize("version", FILES)
+def test_each_version_is_called_as_it_wants(install, version):
+    install(version)
+    q, k, v = _inputs()
     with pytest.raises(Unsupported, match="flash_attn has no cpu kernel"):
         attention.attend("flash_attn", q, k, v, causal=True)
-    out = flash_attn.call(q, k, v, causal=True, scale=0.5)
+    out = flash_attn.call(flash_attn.found_version(), q, k, v, causal=True, scale=0.5)
     assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8), 0.5)) < TOLERANCE
 
 
-def test_flash_attn_takes_short_types_on_a_gpu(monkeypatch, flash_package):
-    assert flash_attn.kernel() is None
-    flash_attn.kernel.cache_clear()
+def test_what_a_version_asserts_is_unsupported(monkeypatch):
+    def refuses(*_, **__):
+        raise AssertionError("head_dim 16 is not supported on SM 9.x")
+
+    monkeypatch.setattr(flash_attn, "_imported", lambda version: (refuses, ""))
+    with pytest.raises(Unsupported, match="flash_attn 4: head_dim 16 is not supported on SM"):
+        flash_attn.call(4, *_inputs(), causal=True, scale=None)
+
+
+def test_it_takes_short_types_on_a_gpu(monkeypatch):
     called = []
-    flash_package.flash_attn_func = lambda *x, **rest: called.append(rest) or x[0]
+    monkeypatch.setattr(flash_attn, "found_version", lambda version: 3)
     monkeypatch.setattr(flash_attn, "call", lambda *x, **rest: called.append((x, rest)))
     gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
     rest = {"causal": True, "scale": 0.5}
@@ -78,6 +118,38 @@ def test_flash_attn_takes_short_types_on_a_gpu(monkeypatch, flash_package):
         flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
     for gpu.dtype in (torch.float16, torch.bfloat16):
         flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
-    assert called == [((gpu, gpu, gpu), rest)] * 2
-    with pytest.raises(BadInput, match=r"attention_options\.window: unknown name"):
-        flash_attn.Options(window=3)
+    assert called == [((3, gpu, gpu, gpu), rest)] * 2
+
+
+@pytest.mark.parametrize("wrong", [{"window": 3}, {"version": 5}, {"version": "new"}])
+def test_there_is_no_other_version(wrong):
+    with pytest.raises(BadInput, match=r"^attention_options\.(window|version): "):
+        flash_attn.Options(**wrong)
+
+
+def test_a_dense_case_says_whose_flash_kernels_it_runs(monkeypatch):
+    """They are swapped when the next case is called, so that versions are never mixed."""
+    done = []
+    for name in ("activate_flash_attention_impl", "restore_flash_attention_impl"):
+        monkeypatch.setattr(
+            torch.nn.attention, name, lambda *of, name=name: done.append((name[:7], *of))
+        )
+    for impl in ("", "FA4", "FA4", "FA3", "", ""):
+        dense.activate(impl)
+    assert done == [
+        ("activat", "FA4"),
+        ("restore",),
+        ("activat", "FA3"),
+        ("restore",),
+    ]
+
+
+def test_flash_kernels_that_are_not_there_are_unsupported():
+    with pytest.raises(Unsupported, match="impl FA4: ModuleNotFoundError: No module named"):
+        dense.activate("FA4")
+    dense.activate("")
+    options = {"backend": "flash", "impl": "FA3"}
+    with pytest.raises(Unsupported, match="impl FA3 has no cpu kernel; leave impl out"):
+        attention.attend("dense", *_inputs(), causal=True, options=options)
+    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 is of backend flash"):
+        dense.Options(impl="FA3")

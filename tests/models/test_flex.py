@@ -16,6 +16,7 @@ from nanolib.models.attention import flex, sparse
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import masked_attention, relative_error
+from tests.models.inputs import TOLD
 
 SHAPES = {  # batch, heads, key heads, queries, keys
     "square": (2, 4, 4, 80, 80),
@@ -42,7 +43,7 @@ def _options(pattern, **others):
         global_tokens=5,
         random_tokens=9,
         block_size=16,
-        **(drawn | others),
+        **(drawn | TOLD.get(pattern, {}) | others),
     )
 
 
@@ -72,7 +73,6 @@ def test_outputs_and_gradients_are_those_of_the_reference(
     monkeypatch, pattern, shape, causal, tile
 ):
     monkeypatch.setattr(flex, "kernel_tile", lambda device, block_size: tile)
-    monkeypatch.setattr(flex, "_PAIRS", 1000)  # a tile of queries at a time
     sparse.forget_masks()
     q, k, v = _inputs(shape)
     options = _options(pattern)

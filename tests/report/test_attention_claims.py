@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nanolib.measurement import Flag, Measurement, exact
+from nanolib.measurement import Measurement, exact
 from tests.report.cases import (
     CEILINGS,
     SHAPE,
@@ -21,12 +21,12 @@ from tests.report.cases import (
         (
             (10.91, 12, 14),
             (11.5, 13, 20),
-            "dense is the fastest dense kernel at 64 tokens: 10.0 ms [9.00 … 10.9]",
+            "dense is the fastest dense kernel at 64 tokens: dense takes 10.0 ms [9.00 … 10.9]",
         ),
         (
             (10.89, 12, 14),
             (11.5, 13, 20),
-            "No clear difference between dense and dense (math) at 64 tokens: dense 10.0 ms",
+            "No clear difference between dense and dense (math) at 64 tokens: dense takes 10.0 ms",
         ),
         (
             (8.000, 8.5, 8.99),
@@ -48,9 +48,8 @@ def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_
         "window": (1, 2, 3),
     }
     cases = [attention_case(name, *ms) for name, ms in times.items()]
-    (line,) = (line for line in say("attention", cases) if "of the measured float32 peak" in line)
+    (line,) = (line for line in say("attention", cases) if " takes " in line)
     assert line.startswith(f"Non-causal, batch 3, float32: {said}")
-    assert ", 37% [30% … 50%] of the measured float32 peak." in line
     assert ("Next: raise budget_s" in line) == ("No clear difference" in line)
 
 
@@ -79,7 +78,7 @@ def test_times_of_two_runs_or_devices_are_not_ranked(say, same):
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ((8, 10, 12), "Sparse attention is faster than dense at 64 tokens: at 64 tokens window (sparsity 70%) "
+        ((8, 10, 12), "Sparse attention is faster than every dense kernel at 64 tokens: at 64 tokens window (sparsity 70%) "
                       "is 2.00× [1.50 … 2.88] as fast as dense."),
         ((8, 17, 18), "No clear difference between sparse and dense attention at 64 tokens: at 64 tokens window "),
 
@@ -100,8 +99,8 @@ def test_the_first_sentence_answers_the_question(say, ends, said):
     [
         (
             (64, 256, 512),
-            "Sparse attention is faster than dense at 64, 256 and 512 tokens",
-            "; dense is faster at 128 tokens",
+            "Sparse attention is faster than every dense kernel at 64, 256 and 512 tokens",
+            "; dense attention is faster than sparse at 128 tokens",
         ),
         ((), "Dense attention is faster than sparse at 64, 128, 256 and 512 tokens", ""),
     ],
@@ -166,16 +165,6 @@ def test_the_ends_of_a_ratio_that_includes_a_long_compile_are_in_order(say):
     assert low < high
 
 
-def test_what_never_settled_is_counted(say):
-    cases = [
-        attention_case("dense", 9, 10, 11),
-        attention_case("b", 5, 6, 7, flags=(Flag.NO_STEADY_STATE,)),
-    ]
-    said = "1 of 2 forward timings never settled: their intervals hold for this run alone."
-    assert any(line.startswith(said) for line in say("attention", cases))
-    assert not any("never settled" in line for line in say("attention", cases[:1]))
-
-
 @pytest.mark.parametrize(
     ("second", "said"),
     [
@@ -222,9 +211,12 @@ def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
     [
         (
             (0.01, 0.3, 0.5),
-            "costs loss, and the fine-tune does not take back all of it: ",
+            "costs loss, and after a fine-tune it costs loss: ",
         ),
-        ((-0.5, -0.3, 0.0), "costs loss, and after a fine-tune these seeds show no difference: "),
+        (
+            (-0.5, -0.3, 0.0),
+            "costs loss, and after a fine-tune it makes no clear difference to the loss: ",
+        ),
         (None, "removes 90%, costs loss: "),
     ],
 )
@@ -260,7 +252,8 @@ def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned,
     lines = say("attention", [case(0.9, 0.6), case(0.5, 0.2), attention_case("dense", 9, 10, 11)])
     (line,) = (line for line in lines if "trained decoder" in line)
     assert (
-        "+0.600 [+0.500 … +0.800] nats per byte on a loss of 2.00" in line
+        "+0.600 [+0.500 … +0.800] nats per byte" in line
+        and " on a loss of 2.00" in line
         and said in line
         and line.endswith("; 5 seeds.")
     )
@@ -276,7 +269,7 @@ def test_each_run_and_device_is_named_where_there_are_several(say):
     named = [
         line.partition(": Sparse")[0]
         for line in say("attention", cases, cases)
-        if "is faster than dense at" in line
+        if "is faster than every dense kernel at" in line
     ]
     places = [f"run run-{at}-of, {device}" for at in (0, 1) for device in ("cpu", "cuda:0")]
     assert named == [f"Non-causal, batch 3, float32, {place}" for place in places]

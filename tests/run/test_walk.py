@@ -9,6 +9,7 @@ import pytest
 
 from nanolib.config import ATTENTION_KINDS, DTYPES
 from nanolib.experiments import ALL
+from nanolib.experiments.attention.quality import QUALITY_PATTERNS
 from nanolib.experiments.distributed import prefill, training
 from nanolib.experiments.fp8 import parity, speed
 from nanolib.experiments.fp8.numerics import VARIANTS
@@ -21,6 +22,7 @@ from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
 from nanolib.store import Store
+from tests.models.inputs import TOLD
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
 
@@ -57,6 +59,21 @@ WALK = {
             ],
             "quality_patterns": [],
             "backward": False,
+        },
+        {  # what a user brings, and patterns that must be told something
+            "seq_lens": [64],
+            "batch_sizes": [2],
+            "dtypes": ["float32"],
+            "num_heads": 2,
+            "head_dim": 16,
+            "attention_types": [
+                {"kind": "own", "call": "tests.models.inputs:strided_attention"},
+                *({"kind": "sparse", "pattern": name} | TOLD[name] for name in TOLD),
+                {"kind": "sparse", "pattern": "prefix_lm", "global_tokens": 10},
+                {"kind": "dense", "backend": "flash", "impl": "FA4"},
+                {"kind": "flash_attn", "version": 4},
+            ],
+            "quality_patterns": [],
         },
     ],
     "model": [
@@ -166,7 +183,8 @@ KNOWN = (
     r"SDPA backend cudnn has no CPU kernel",
     r"SDPA backend efficient has no CPU kernel",
     r"SDPA backend \w+ ",
-    r"flash_attn is not installed",
+    r"this needs flash_attn, which cannot be imported \(version \d: ",
+    r"impl FA4 has no cpu kernel",
     r"FlexAttention has no backward pass on CPU",
     r"CUDA graphs need a CUDA device",
     r"reduce-overhead is compile with CUDA graphs, and this is cpu; use compile",
@@ -218,7 +236,7 @@ def _walked(name, field):
     ("name", "field", "all_of"),
     [
         ("attention", "dtypes", DTYPES),
-        ("attention", "quality_patterns", {*PATTERNS, *CHOOSERS}),
+        ("attention", "quality_patterns", QUALITY_PATTERNS),
         ("model", "dtypes", DTYPES),
         ("model", "optimisations", OPTIMISATIONS),
         ("fp8", "precisions", speed.DTYPES),

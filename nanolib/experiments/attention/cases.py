@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 
-from nanolib.experiments.attention.attention_case import AttentionCase, kind_name
-from nanolib.experiments.attention.sparse_quality import QUALITY_PATTERNS, quality_cases
+from nanolib.experiments.attention.case import AttentionCase, kind_name
+from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
 from nanolib.measurement import BadInput, shown
 from nanolib.meters.machine import resolve_device
 from nanolib.models import attention
+from nanolib.models.attention import flash_attn, own
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.ceilings import ceiling_cases
-from nanolib.run.params import MAX_SEQ_LEN, distinct, known, known_dtypes
+from nanolib.run.params import Batch, Length, distinct, known, known_dtypes
+
+_Share = Annotated[float, pydantic.Field(gt=0, lt=1)]
 
 
 class Params(shared.Params):
@@ -45,8 +49,8 @@ class Params(shared.Params):
 
     NAME: ClassVar[str] = "attention"
 
-    seq_lens: list[int] = pydantic.Field([128, 256], min_length=1, max_length=64)
-    batch_sizes: list[int] = pydantic.Field([1], min_length=1, max_length=64)
+    seq_lens: list[Length] = pydantic.Field([128, 256], min_length=1, max_length=64)
+    batch_sizes: list[Batch] = pydantic.Field([1], min_length=1, max_length=64)
     attention_types: list[dict[str, Any]] = pydantic.Field(
         [
             {"kind": "dense"},
@@ -64,7 +68,7 @@ class Params(shared.Params):
     backward: bool = True
     cold: bool = False
     quality_patterns: list[str] = pydantic.Field(["window"], max_length=64)
-    quality_sparsities: list[float] = pydantic.Field([0.5], min_length=1, max_length=64)
+    quality_sparsities: list[_Share] = pydantic.Field([0.5], min_length=1, max_length=64)
     quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)
     quality_block_size: int = pydantic.Field(16, gt=0, le=4096)
     quality_seeds: int = pydantic.Field(2, ge=2, le=1000)
@@ -87,16 +91,6 @@ class Params(shared.Params):
         lambda names: known(names, QUALITY_PATTERNS, "pattern")
     )
 
-    @pydantic.field_validator("quality_sparsities")
-    @classmethod
-    def _shares(cls, values: list[float]) -> list[float]:
-        for value in values:
-            if not 0 < value < 1:
-                raise ValueError(
-                    f"{value} will not do; give shares of connections to remove, between 0 and 1"
-                )
-        return values
-
     @pydantic.field_validator("attention_types", mode="before")
     @classmethod
     def _spell_out(cls, values: Any) -> Any:
@@ -110,21 +104,12 @@ class Params(shared.Params):
     def _kinds_exist(cls, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for value in values:
             if "kind" not in value:
-                raise ValueError(
-                    f"{shown(value)} names no kind; give kind: one of {', '.join(attention.kinds())}"
-                )
+                kinds = ", ".join(attention.kinds())
+                raise ValueError(f"{shown(value)} names no kind; give kind: one of {kinds}")
             try:
-                attention.parse_options(value["kind"], _options(value))
+                attention.parse_options(*_kind(value))
             except BadInput as error:
                 raise ValueError("; ".join(error.lines)) from None
-        return values
-
-    @pydantic.field_validator("seq_lens", "batch_sizes")
-    @classmethod
-    def _sizes(cls, values: list[int]) -> list[int]:
-        for value in values:
-            if not 0 < value <= MAX_SEQ_LEN:
-                raise ValueError(f"{value} will not do; give whole numbers from 1 to {MAX_SEQ_LEN}")
         return values
 
     @pydantic.model_validator(mode="after")
@@ -135,20 +120,32 @@ class Params(shared.Params):
             )
         return self
 
+    def look(self, cases: Sequence[Case]) -> None:
+        """Import the functions of yours that the parameters name; see the base class."""
+        for value in self.attention_types:
+            for field in value.keys() & {"call", "mask_mod"}:
+                own.imported(field, value[field])
 
-def _options(kind: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kind.items() if name != "kind"}
+
+def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A kind and its options, of flash-attn with the version that is found, so that versions are never mixed."""
+    options = {name: option for name, option in value.items() if name != "kind"}
+    if value["kind"] == "flash_attn" and options.get("version", "auto") == "auto":
+        found = flash_attn.found_version()
+        options |= {"version": found} if found else {}
+    return value["kind"], options
 
 
 def cases(params: Params) -> list[Case]:
     """The ceilings, then every kind at every shape, short sequences first, then what patterns do to a trained model."""
     device = resolve_device(params.device)
+    kinds = [_kind(value) for value in params.attention_types]
     grid = [
         AttentionCase(
             device,
-            kind_name(kind["kind"], _options(kind)),
-            kind["kind"],
-            _options(kind),
+            kind_name(kind, options),
+            kind,
+            options,
             seq_len,
             batch_size,
             dtype,
@@ -161,19 +158,23 @@ def cases(params: Params) -> list[Case]:
         for seq_len in params.seq_lens
         for batch_size in params.batch_sizes
         for dtype in params.dtypes
-        for kind in params.attention_types
+        for kind, options in kinds
     ]
-    quality = {
-        "seq_len": params.quality_seq_len,
-        "block_size": params.quality_block_size,
-        "seeds": params.quality_seeds,
-        "steps": params.quality_steps,
-        "tuning_steps": params.quality_tuning_steps,
-        "d_model": params.quality_d_model,
-        "num_layers": params.quality_layers,
-    }
-    return [
-        *ceiling_cases(device, params.dtypes, params.budget_s),
-        *grid,
-        *quality_cases(device, params.quality_patterns, params.quality_sparsities, quality),
+    quality = [
+        QualityCase(
+            device,
+            f"{pattern} s={target:g}",
+            pattern,
+            target,
+            params.quality_seq_len,
+            params.quality_block_size,
+            params.quality_seeds,
+            params.quality_steps,
+            params.quality_tuning_steps,
+            params.quality_d_model,
+            params.quality_layers,
+        )
+        for pattern in params.quality_patterns
+        for target in params.quality_sparsities
     ]
+    return [*ceiling_cases(device, params.dtypes, params.budget_s), *grid, *quality]

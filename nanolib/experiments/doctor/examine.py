@@ -82,6 +82,8 @@ def _existing(folder: Path) -> Path:
 def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     told = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
     for kind in ATTENTION_KINDS:
+        if kind == "own":  # a function of yours
+            continue
         told[f"attention {kind}"] = _attention_support(kind, device)
     with resident_peak() as peak:
         pass
@@ -91,16 +93,13 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     for kind, reason in sensors.missing.items():
         told[f"power by {kind}"] = f"no: {reason}"
     told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
-    told["flash-attn"] = (
-        "installed"
-        if flash_attn.kernel()
-        else 'not installed; on a machine with CUDA, in the checkout: pip install -e ".[cuda]"'
-    )
+    version = flash_attn.found_version()
+    told["flash-attn"] = f"version {version}" if version else f"no: {flash_attn.missing()}"
     return told
 
 
 def _attention_support(kind: str, device: str) -> str:
-    x = torch.zeros(1, 1, 16, 16, device=device)
+    x = torch.zeros(1, 1, 16, 16, device=device, dtype=torch.bfloat16)
     try:
         attention.attend(kind, x, x, x, causal=True)
     except Unsupported as error:

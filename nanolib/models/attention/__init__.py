@@ -35,7 +35,7 @@ def kinds() -> tuple[str, ...]:
 
     Example:
         >>> kinds()
-        ('dense', 'flash_attn', 'flex', 'sparse')
+        ('dense', 'flash_attn', 'flex', 'sparse', 'own')
     """
     return tuple(ATTENTION_KINDS)
 
@@ -55,6 +55,8 @@ def _module(kind: str) -> Any:
             from nanolib.models.attention import flex as module
         case "sparse":
             from nanolib.models.attention import sparse as module
+        case "own":
+            from nanolib.models.attention import own as module
     return module
 
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
     DYNAMIC,
     PATTERNS,
+    TABLED,
     WINDOWED,
+    MaskMod,
     Options,
     Pattern,
     Run,
@@ -147,12 +150,6 @@ class BlockMask:
         return torch.from_numpy(mask)
 
 
-def uploaded(x: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy on a device, without data where tensors have none: `.to` would follow a small array's values, and need the device."""
-    values = torch.from_numpy(x)
-    return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(values)
-
-
 def merge_runs(runs: Iterable[Run], length: int) -> list[Run]:
     """`runs` cut to [0, length), sorted, with overlapping and touching ones joined."""
     merged: list[Run] = []
@@ -168,9 +165,9 @@ def merge_runs(runs: Iterable[Run], length: int) -> list[Run]:
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
     """Connections and tiles that the pattern keeps, counted from its mask; None where that depends on the input."""
-    return (
-        None if options.pattern in DYNAMIC else static_mask(options, q_len, kv_len, causal, 1).work
-    )
+    if options.pattern in DYNAMIC:
+        return None
+    return static_mask(options, q_len, kv_len, causal, 1).work
 
 
 @functools.lru_cache(maxsize=64)
@@ -181,49 +178,64 @@ def static_mask(
 
     Args:
         options: The pattern, and what it reads.
-        q_len: Queries; they stand at the last positions of the keys.
+        q_len: Queries; they are at the last positions of the keys.
         kv_len: Keys.
         causal: Whether the future is masked.
-        heads: Heads that draw for themselves; 1 where all share the mask.
+        heads: Query heads.
         size: Side of a tile in which is skipped; None means `block_size`.
+
+    Raises:
+        BadInput: More queries than keys, for a pattern with a table.
     """
-    pattern, size = (
-        static_pattern(options, q_len, kv_len, causal, heads),
-        size or options.block_size,
+    options = with_window(options, q_len, kv_len, causal)
+    pattern = PATTERNS[options.pattern](options, kv_len, heads, None)
+    causal, size = options.hides_future(causal), size or options.block_size
+    plans = (
+        _plan(pattern, head, q_len, kv_len, causal, size)
+        for head in range(options.masked_heads(heads))
     )
-    plans = (_plan(pattern, head, q_len, kv_len, causal, size) for head in range(pattern.heads))
     return BlockMask(tuple(plans), q_len, kv_len, causal, size)
 
 
 @functools.lru_cache(maxsize=64)
-def static_pattern(options: Options, q_len: int, kv_len: int, causal: bool, heads: int) -> Pattern:
-    """A pattern with its window where a sparsity was asked for: the largest that removes that share, 1 where none does.
+def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
+    """Options with a window where a sparsity was asked for: the largest that removes that share, 1 where none does.
 
     Raises:
-        BadInput: More queries than keys, for a pattern with a table: it has no row for a query before the first key.
+        BadInput: As `static_mask`.
     """
-    make = PATTERNS[options.pattern]
-    if options.sparsity is not None and options.pattern in WINDOWED:
-        allowed, low, high = allowed_pairs(q_len, kv_len, causal), 1, kv_len
-        while low < high:  # removed connections fall as the window grows
-            middle = (low + high + 1) // 2
-            pattern = make(options.model_copy(update={"window": middle}), kv_len, 1)
-            plan = _plan(pattern, 0, q_len, kv_len, causal, options.block_size)
-            enough = 1 - sum(block.kept for block in plan) / allowed >= options.sparsity
-            low, high = (middle, high) if enough else (low, middle - 1)
-        options = options.model_copy(update={"window": low})
-    pattern = make(options, kv_len, heads)
-    if pattern.table is not None and q_len > kv_len:
+    if q_len > kv_len and options.pattern in TABLED:
         raise BadInput(
-            "q: more queries than keys; for a pattern of tiles give at most as many, or use pattern window"
+            "q: more queries than keys; for a pattern of tiles or documents give at most as many, or use pattern window"
         )
-    return pattern
+    if options.sparsity is None or options.pattern not in WINDOWED:
+        return options
+    allowed, low, high = allowed_pairs(q_len, kv_len, causal), 1, kv_len
+    while low < high:  # removed connections fall as the window grows
+        middle = (low + high + 1) // 2
+        found = options.model_copy(update={"window": middle})
+        pattern = PATTERNS[options.pattern](found, kv_len, 1, None)
+        plan = _plan(pattern, 0, q_len, kv_len, causal, options.block_size)
+        enough = 1 - sum(block.kept for block in plan) / allowed >= options.sparsity
+        low, high = (middle, high) if enough else (low, middle - 1)
+    return options.model_copy(update={"window": low})
+
+
+def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
+    """A mask of positions as one of queries, whose first is at `offset`."""
+
+    def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        position = q_idx + offset
+        kept = mask_mod(b, h, position, kv_idx)
+        return kept & (kv_idx <= position) if causal else kept
+
+    return keeps if offset or causal else mask_mod
 
 
 def _plan(pattern: Pattern, head: int, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
-    """The kept tiles of every block of queries; keys are looked at only where the pattern's runs lie."""
+    """The kept tiles of every block of queries; keys are looked at only where the pattern's runs are."""
     blocks, offset = [], kv_len - q_len
-    keeps = pattern.mask_mod(offset, causal)
+    keeps = at_end(pattern.mask_mod, offset, causal)
     for start in range(0, q_len, size):
         rows = start, min(start + size, q_len)
         last = rows[1] - 1 + offset

@@ -24,7 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_loops
-from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock, uploaded
+from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
+from nanolib.models.attention.patterns import placed
 
 _SCORES = 2**18  # at once, per thread: 1 MiB of float32, which stay near the core
 _Heads = list[tuple[int, int]]  # key heads, (batch, kv_head), those of a sequence in a row
@@ -274,4 +275,4 @@ def _seen(block: QueryBlock, device: torch.device, planning: object) -> Tensor:
     """True where a query of the block sees a key of its runs, moved to a device once: an upload would let the host wait for it."""
     seen = np.ones((block.height, block.keys), dtype=bool)
     seen[:, block.hidden_from :] = ~block.hidden
-    return uploaded(seen, device)
+    return placed(seen, device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import pydantic
+import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -27,17 +29,51 @@ class Options(StrictModel):
 
     Attributes:
         backend: Which SDPA kernel; `auto` lets torch choose.
+        impl: Whose flash kernels the backend `flash` runs: torch's own, or those of flash-attn 3 or 4.
     """
 
     NAME: ClassVar[str] = "attention_options"
 
     backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
+    impl: Literal["", "FA3", "FA4"] = ""
+
+    @pydantic.model_validator(mode="after")
+    def _flash_has_it(self) -> Options:
+        if self.impl and self.backend != "flash":
+            raise ValueError(f"impl: {self.impl} is of backend flash, not {self.backend}")
+        return self
+
+
+_active = ""  # which implementation torch's dispatcher has
+
+
+def activate(impl: str) -> None:
+    """Let the backend `flash` run an implementation; a backward pass needs the one that its forward pass had.
+
+    Raises:
+        Unsupported: It is not installed, or this torch does not know it.
+    """
+    global _active
+    if impl == _active:
+        return
+    if _active:
+        torch.nn.attention.restore_flash_attention_impl()
+        _active = ""
+    if impl:
+        try:
+            torch.nn.attention.activate_flash_attention_impl(impl)
+        except Exception as error:  # torch is older, or the package's import fails
+            raise Unsupported(f"impl {impl}: {type(error).__name__}: {error}") from error
+        _active = impl
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
 ) -> Tensor:
     """Dense attention; see `nanolib.models.attention.attend`."""
+    activate(options.impl if q.device.type == "cuda" else "")
+    if options.impl and q.device.type != "cuda":
+        raise Unsupported(f"impl {options.impl} has no {q.device.type} kernel; leave impl out")
     if options.backend == "auto":
         return _call(q, k, v, causal, scale)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:

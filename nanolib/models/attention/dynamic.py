@@ -7,6 +7,7 @@ it asks for the blocks. A new one is a function, and a name in `patterns.DYNAMIC
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,16 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.nn.functional import avg_pool2d
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock, merge_runs, uploaded
-from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, Run, is_near
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock, merge_runs
+from nanolib.models.attention.patterns import (
+    DYNAMIC,
+    MaskMod,
+    Options,
+    Run,
+    is_near,
+    placed,
+    tile_count,
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,24 @@ class Choice:
 
         return keeps
 
+    def tiles(self, side: int) -> tuple[Tensor, Tensor]:
+        """Which tiles hold a kept pair, and which hold nothing else: bool [batch, heads, query tiles, key tiles].
+
+        All of it is done where the table is, and in no more memory than the table takes.
+        """
+        cell = self.block_size, self.key_size
+        part = math.gcd(side, cell[0]), math.gcd(side, cell[1])
+        shape = (self.q_len, self.kv_len), cell, part, side, self.window, self.causal
+        row, column, *allowed, near, all_near = _parts(
+            *shape, self.table.device, detect_fake_mode()
+        )
+        chosen = self.table[:, :, row][:, :, :, column]
+        some, whole = (
+            (x & y).unflatten(3, (-1, side // part[1])).unflatten(2, (-1, side // part[0]))
+            for x, y in zip((chosen | near, chosen | all_near), allowed, strict=True)
+        )
+        return some.any(dim=5).any(dim=3), whole.all(dim=5).all(dim=3)
+
     def blocks(self) -> BlockMask:
         """The mask in blocks, on the host, which waits for it."""
         tables = self.table.flatten(0, 1).cpu().numpy()
@@ -93,6 +120,53 @@ class Choice:
         return QueryBlock.of(
             rows, runs, self.kv_len, seen & (j <= i) if self.causal else seen, begin
         )
+
+
+@functools.lru_cache(maxsize=16)
+def _parts(
+    lengths: tuple[int, int],
+    cell: tuple[int, int],
+    part: tuple[int, int],
+    side: int,
+    window: int,
+    causal: bool,
+    device: torch.device,
+    planning: object,
+) -> tuple[Tensor, ...]:
+    """Tiles in parts of which each is in one cell of a choice's table; of a shape the same in each call, so made once.
+
+    Args:
+        lengths: Queries and keys.
+        cell: Queries and keys of a cell.
+        part: Queries and keys of a part.
+        side: Of a tile.
+        window: As in `Choice`.
+        causal: As in `Choice`.
+        device: Where the table is.
+        planning: The mode in which tensors have no data, if they have none.
+
+    Returns:
+        Of each row of parts the table's row, of each column its column; and bool [rows, columns]: where the lengths and causality
+        allow a pair, and all; where the window has a pair, and all.
+    """
+    (q_len, kv_len), (height, width) = lengths, part
+    row, start = (
+        np.arange(0, tile_count(n, side) * side, step)
+        for n, step in zip(lengths, part, strict=True)
+    )
+    first = row[:, None] + kv_len - q_len  # position of a part's first query
+    last, stop = first + height - 1, start + width - 1
+    some, whole = (first < kv_len) & (start < kv_len), (last < kv_len) & (stop < kv_len)
+    last, stop = np.minimum(last, kv_len - 1), np.minimum(stop, kv_len - 1)
+    arrays = (
+        np.minimum(row, q_len - 1) // cell[0],
+        np.minimum(start, kv_len - 1) // cell[1],
+        some & (start <= last) if causal else some,
+        whole & (stop <= first) if causal else whole,
+        (start - last < window) & (first - stop < window) & (window > 0),
+        (stop - first < window) & (last - start < window),
+    )
+    return tuple(placed(x, device) for x in arrays)
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
@@ -232,7 +306,7 @@ def _drawn(
         if among:
             source = np.random.RandomState((options.seed * 1_000_003 + place) % 2**32)
             row[:] = source.randint(2**32, size=count, dtype=np.uint32) % among
-    return tuple(uploaded(x, device) for x in (np.array(known)[:, None], rows))
+    return tuple(placed(x, device) for x in (np.array(known)[:, None], rows))
 
 
 CHOOSERS: dict[str, Callable[..., Choice]] = dict(

@@ -1,12 +1,18 @@
-"""Dense attention by the flash-attn package where it is installed: 2.x, 3.x (`flash_attn_interface`), 4.x (`flash_attn.cute`)."""
+"""Dense attention by the flash-attn package: version 2, 3 or 4, whichever you name or is installed.
+
+Version 4 is `pip install flash-attn-4`, a pure Python wheel that compiles its kernels when they are first called. Versions 2 and 3
+are built from source.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
+import importlib.util
+import sys
+import types
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,35 +21,73 @@ from nanolib.measurement import Unsupported
 from nanolib.models.attention.work import Work, dense_work
 from nanolib.params import StrictModel
 
-INSTALL = "pip install flash-attn --no-build-isolation"
-_MODULES = (
-    "flash_attn.cute",
-    "flash_attn_interface",
-    "flash_attn",
-)  # where several are there, the newest
+Version = Literal["auto", 2, 3, 4]
+_MODULES = {  # the newest first: `auto` takes the first that can be imported
+    4: ("flash_attn.cute",),
+    3: ("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
+    2: ("flash_attn",),
+}
 
 
 class Options(StrictModel):
-    """`flash_attn` has no options."""
+    """Options of `flash_attn`.
+
+    Attributes:
+        version: Which major version; `auto` takes the newest that is installed.
+    """
 
     NAME: ClassVar[str] = "attention_options"
 
+    version: Version = "auto"
+
 
 @functools.cache
-def kernel() -> Callable[..., Any] | None:
-    """The package's function on q, k, v of shape [batch, length, heads, head_dim]; None where no version of it is installed."""
-    for module in _MODULES:
-        with contextlib.suppress(ImportError, AttributeError):
-            return importlib.import_module(module).flash_attn_func
-    return None
+def _imported(version: int) -> tuple[Callable[..., Any] | None, str]:
+    """The function of one version, on q, k, v of shape [batch, length, heads, head_dim]; or why there is none."""
+    if version == 4 and _imported(2)[0] is None:
+        _skip_parent()
+    said = []
+    for name in _MODULES[version]:
+        try:
+            return importlib.import_module(name).flash_attn_func, ""
+        except Exception as error:  # a binary of another torch fails in ways of its own
+            said.append(f"{type(error).__name__}: {error}")
+    return None, "; ".join(said)
+
+
+def _skip_parent() -> None:
+    """Let version 4 be imported where version 2 cannot: it lives in the same package, whose own file would fail again."""
+    spec = importlib.util.find_spec("flash_attn") if "flash_attn" not in sys.modules else None
+    if spec and spec.submodule_search_locations:
+        package = types.ModuleType("flash_attn")
+        package.__path__ = list(spec.submodule_search_locations)
+        sys.modules["flash_attn"] = package
+
+
+def found_version(version: Version = "auto") -> int | None:
+    """The version that is used; None where it cannot be imported."""
+    wanted = _MODULES if version == "auto" else (version,)
+    return next((one for one in wanted if _imported(one)[0]), None)
+
+
+def missing(version: Version = "auto") -> str:
+    """What cannot be imported, in the words of the import errors, and what to do."""
+    wanted = _MODULES if version == "auto" else (version,)
+    errors = "; ".join(f"version {one}: {_imported(one)[1]}" for one in wanted)
+    return f'flash_attn, which cannot be imported ({errors}); on a machine with CUDA: pip install -e ".[cuda]"'
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
 ) -> Tensor:
-    """Dense attention; see `nanolib.models.attention.attend`."""
-    if kernel() is None:
-        raise Unsupported(f"flash_attn is not installed; on a machine with CUDA: {INSTALL}")
+    """Dense attention; see `nanolib.models.attention.attend`.
+
+    Raises:
+        Unsupported: The version is not installed, or has no kernel for this device, dtype or head_dim.
+    """
+    version = found_version(options.version)
+    if version is None:
+        raise Unsupported(f"this needs {missing(options.version)}")
     if q.device.type != "cuda":
         raise Unsupported(
             f"flash_attn has no {q.device.type} kernel; use dense, whose flash backend has one"
@@ -52,12 +96,18 @@ def attend(
         raise Unsupported(
             f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}"
         )
-    return call(q, k, v, causal=causal, scale=scale)
+    return call(version, q, k, v, causal=causal, scale=scale)
 
 
-def call(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None) -> Tensor:
-    """The package's function on our shapes; it aligns causality at the end, as we do, since its version 2.1."""
-    out = kernel()(*(x.transpose(1, 2) for x in (q, k, v)), softmax_scale=scale, causal=causal)
+def call(
+    version: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None
+) -> Tensor:
+    """One version on our shapes; it aligns causality at the end, as we do, since 2.1."""
+    function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
+    try:
+        out = function(*inputs, softmax_scale=scale, causal=causal)
+    except AssertionError as error:  # how version 4 says that it has no such kernel
+        raise Unsupported(f"flash_attn {version}: {error or 'it refuses this input'}") from error
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
 

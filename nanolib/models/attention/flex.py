@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,19 +13,30 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._higher_order_ops.flex_attention import flex_attention as operation
 from torch.nn.attention.flex_attention import BlockMask as FlexMask
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.block_mask import static_mask, static_pattern, uploaded, work
+from nanolib.models.attention import flash_attn
+from nanolib.models.attention.block_mask import at_end, static_mask, with_window, work
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
-from nanolib.models.attention.patterns import Options, tile_count
+from nanolib.models.attention.patterns import PATTERNS, MaskMod, placed, tile_count
+from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.own_code import with_own_code
 
 __all__ = ["Options", "attend", "work"]
 
 _KERNEL_TILE = 128  # of queries and keys: torch's kernels for GPUs need multiples of it, backward ones for Hopper too
 _LEAST_HEAD_DIM = 16
-_PAIRS = 2**26  # of queries and keys that a chosen mask is asked for at once: some hundred MiB
+
+
+class Options(SparseOptions):
+    """Options of `flex`: those of `sparse`, and who computes.
+
+    Attributes:
+        backend: Which of torch's kernels for FlexAttention; `auto` lets torch choose, `flash` is flash-attn 4.
+    """
+
+    backend: Literal["auto", "triton", "flash"] = "auto"
 
 
 def kernel_tile(device: str, block_size: int) -> int:
@@ -48,9 +59,14 @@ def computes_sparse(
     return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
-def unsupported(device: str, backward: bool) -> str:
+def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
     """Why FlexAttention cannot run there; empty when it can. To ask compiles nothing."""
-    if backward and torch.device(device).type == "cpu":
+    on_cpu = torch.device(device).type == "cpu"
+    if backend != "auto" and on_cpu:
+        return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
+    if backend == "flash" and not flash_attn.found_version(4):
+        return f"FlexAttention's backend flash needs {flash_attn.missing(4)}"
+    if backward and on_cpu:
         return (
             "FlexAttention has no backward pass on CPU; use sparse, or measure with backward: false"
         )
@@ -64,7 +80,7 @@ def attend(
     *,
     causal: bool,
     scale: float | None,
-    options: Options,
+    options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
     """Sparse attention by FlexAttention, compiled, or planned by its operation; see `nanolib.models.attention.attend`.
@@ -73,7 +89,8 @@ def attend(
         Unsupported: A backward pass on CPU, which torch refuses.
     """
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if reason := unsupported(q.device.type, graph):
+    backend = getattr(options, "backend", "auto")  # `sparse` has no such option
+    if reason := unsupported(q.device.type, graph, backend):
         raise Unsupported(reason)
     mask = mask_of(q, k, causal=causal, options=options, scores=scores)
     if detect_fake_mode():
@@ -86,7 +103,15 @@ def attend(
     kernel = compiled(q.shape, k.shape, q.dtype, options)
     # else the backward pass may write over what the graph has saved; what is compiled here serves other processes too
     with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
-        out = kernel(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        out = kernel(
+            q,
+            k,
+            v,
+            block_mask=mask,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+            kernel_options=None if backend == "auto" else {"BACKEND": backend.upper()},
+        )
     return out.to(q.dtype)
 
 
@@ -105,18 +130,18 @@ def compiled(*of: Any) -> Any:
 
 
 def mask_of(
-    q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None
+    q: Tensor, k: Tensor, *, causal: bool, options: SparseOptions, scores: Tensor | None = None
 ) -> FlexMask:
     """The mask as FlexAttention takes it; arguments as of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
-    heads = q.shape[1] if options.per_head else 1
-    return drawn_mask(options, q.shape[2], k.shape[2], causal, heads, q.device, detect_fake_mode())
+    shape = q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
+    return drawn_mask(options, *shape, q.device, detect_fake_mode())
 
 
 @functools.lru_cache(maxsize=16)
 def drawn_mask(
-    options: Options,
+    options: SparseOptions,
     q_len: int,
     kv_len: int,
     causal: bool,
@@ -131,59 +156,39 @@ def drawn_mask(
         q_len: Queries.
         kv_len: Keys.
         causal: Whether the future is masked.
-        heads: Heads that draw for themselves.
-        device: Where the inputs lie.
+        heads: Heads with a mask of their own.
+        device: Where the inputs are.
         planning: The mode in which tensors have no data, if they have none.
     """
-    tile, pattern = (
-        kernel_tile(device.type, options.block_size),
-        static_pattern(options, q_len, kv_len, causal, heads),
-    )
+    tile = kernel_tile(device.type, options.block_size)
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
-    kept = np.zeros((len(plans), tile_count(q_len, tile), tile_count(kv_len, tile)), dtype=bool)
-    part = np.zeros_like(kept)
+    some = np.zeros((len(plans), tile_count(q_len, tile), tile_count(kv_len, tile)), dtype=bool)
+    part = np.zeros_like(some)
     for head, plan in enumerate(plans):
         for row, block in enumerate(plan):
             keys = block.positions // tile
-            kept[head, row, keys] = True
+            some[head, row, keys] = True
             part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
     part[:, q_len // tile :] = part[:, :, kv_len // tile :] = True  # cut by the sequence's end
-    lists: list[Tensor] = []
-    for tiles in (kept & part, kept & ~part):
-        order = (~tiles).argsort(axis=-1, kind="stable")
-        lists += (uploaded(x.astype(np.int32)[None], device) for x in (tiles.sum(axis=-1), order))
-    table = None if pattern.table is None else uploaded(pattern.table, device)
-    mask_mod = pattern.mask_mod(kv_len - q_len, causal, table)
-    return FlexMask.from_kv_blocks(
-        *lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len)
-    )
+    made = with_window(options, q_len, kv_len, causal)
+    pattern = PATTERNS[options.pattern](made, kv_len, heads, device)
+    mask_mod = at_end(pattern.mask_mod, kv_len - q_len, options.hides_future(causal))
+    tiles = (placed(x[None], device) for x in (some, some & ~part))
+    return _listed(*tiles, tile, mask_mod, (q_len, kv_len))
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
-    """Of a pattern that looks at the input, a few tiles of queries at a time: all pairs at once would fill the memory."""
-    mask_mod, device, q_len, kv_len = (
-        choice.mask_mod(),
-        choice.table.device,
-        choice.q_len,
-        choice.kv_len,
-    )
-    batch, heads = choice.table.shape[:2]
-    tile = kernel_tile(device.type, choice.block_size)
-    rows = max(1, _PAIRS // (batch * heads * kv_len * tile)) * tile
-    parts = [
-        create_block_mask(
-            lambda b, h, q_idx, kv_idx, first=first: mask_mod(b, h, q_idx + first, kv_idx),
-            batch,
-            heads,
-            min(rows, q_len - first),
-            kv_len,
-            device,
-            BLOCK_SIZE=tile,
-        )
-        for first in range(0, q_len, rows)
-    ]
-    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    lists = [torch.cat([getattr(part, name) for part in parts], dim=2) for name in names]
-    return FlexMask.from_kv_blocks(
-        *lists, BLOCK_SIZE=tile, mask_mod=mask_mod, seq_lengths=(q_len, kv_len)
-    )
+    """Of a pattern that looks at the input: the tiles are listed where the choice is, and the host waits for nothing."""
+    tile = kernel_tile(choice.table.device.type, choice.block_size)
+    return _listed(*choice.tiles(tile), tile, choice.mask_mod(), (choice.q_len, choice.kv_len))
+
+
+def _listed(
+    some: Tensor, whole: Tensor, tile: int, mask_mod: MaskMod, lengths: tuple[int, int]
+) -> FlexMask:
+    """A mask from which tiles hold a kept pair, and which nothing else; bool [batch, heads, query tiles, key tiles]."""
+    part, lists = some & ~whole, []
+    for tiles in (part, whole, part.mT.contiguous(), whole.mT.contiguous()):
+        order = tiles.int().argsort(dim=-1, descending=True, stable=True)
+        lists += [tiles.sum(dim=-1, dtype=torch.int32), order.int()]
+    return FlexMask(lengths, *lists, BLOCK_SIZE=(tile, tile), mask_mod=mask_mod)

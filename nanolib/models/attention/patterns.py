@@ -1,33 +1,35 @@
-"""Sparse patterns that depend on positions alone, and the options of all.
+"""Sparse patterns that depend on positions alone, and the options of all patterns.
 
-A pattern is a function of (options, kv_len, heads) that returns a `Pattern`, and a line in `PATTERNS`. Causality is applied on top.
-Those that look at the input are in `dynamic`.
+A pattern is a function of `(options, kv_len, heads, device)` that returns a `Pattern`, and a line in `PATTERNS`. Its `mask_mod` is
+what FlexAttention takes; the CPU kernel plans its tiles from it. Causality is applied on top. Patterns that look at the input are
+in `dynamic`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pydantic
+import torch
 
 from nanolib.measurement import shown
+from nanolib.models.attention import own
 from nanolib.models.attention.work import BLOCK_SIZE
 from nanolib.params import StrictModel
 
 Run = tuple[int, int]  # keys [start, stop)
-MaskMod = Callable[
-    [Any, Any, Any, Any], Any
-]  # (batch, head, query, key) -> whether the query sees the key
+MaskMod = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) → whether it is seen
+Device = torch.device | None  # where a mask is asked for; None: with arrays, on the host
 DYNAMIC = ("top_k", "threshold", "dca")
-WINDOWED = (
-    "window",
-    "local_global",
-    "bigbird",
-)  # whose window is searched for when a sparsity is asked for
+WINDOWED = ("window", "local_global", "bigbird")  # a sparsity is reached by their window
+BY_TILE = ("strided", "block", "random", "top_k")  # and here by the number of tiles
+_DRAWN = ("random", "bigbird")
+TABLED = (*_DRAWN, "document")  # these look up each query in a table, so it must be at a key
 _MOST = 2**24  # tokens: no sequence is longer
+_Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 
 
 class Options(StrictModel):
@@ -36,13 +38,17 @@ class Options(StrictModel):
     Attributes:
         pattern: A key of `PATTERNS`, or one of `DYNAMIC`.
         window: Reach of the local part, tokens.
-        global_tokens: Positions that all see: the leading ones (`local_global`, `bigbird`), or at most so many chosen ones (`dca`).
+        global_tokens: Positions that all see: the leading ones (`local_global`, `bigbird`, `prefix_lm`), or at most so many
+            chosen ones (`dca`).
         random_tokens: Random keys (`bigbird`, `random`: in whole tiles).
         sparsity: Share of connections to remove, in [0, 1); it takes the place of `window`.
         mass: Share of the estimated attention that `threshold` keeps.
         block_size: Side of a tile: what is skipped, and how many queries attend at once.
         seed: For patterns that draw.
-        per_head: Whether each head draws for itself (`random`, `bigbird`).
+        per_head: Whether each head has a mask of its own (`random`, `bigbird`, `own`).
+        document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full (`document`).
+        document_starts: In place of lengths, where the second and later documents begin.
+        mask_mod: `package.module:function`, your own mask (`own`).
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -57,6 +63,9 @@ class Options(StrictModel):
     block_size: int = pydantic.Field(BLOCK_SIZE, gt=0, le=_MOST)
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     per_head: bool = False
+    document_lengths: tuple[_Tokens, ...] = ()
+    document_starts: tuple[_Tokens, ...] = ()
+    mask_mod: str = ""
 
     @pydantic.model_validator(mode="after")
     def _pattern_takes_them(self) -> Options:
@@ -65,65 +74,43 @@ class Options(StrictModel):
             raise ValueError(
                 f"pattern: {shown(self.pattern)} is no pattern; use one of {', '.join(known)}"
             )
-        if self.sparsity is not None and self.pattern in ("threshold", "dca"):
+        if self.sparsity is not None and self.pattern not in (*WINDOWED, *BY_TILE):
             raise ValueError(
-                f"sparsity: {self.pattern} keeps what the input asks for; set mass, window or global_tokens instead"
+                f"sparsity: {self.pattern} keeps what the input or its other options say; "
+                "set mass, window, global_tokens or document_lengths instead"
             )
+        if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
+            raise ValueError(
+                "document_lengths: pattern document takes either these or document_starts"
+            )
+        if list(self.document_starts) != sorted(set(self.document_starts)):
+            raise ValueError(
+                f"document_starts: {list(self.document_starts)} do not rise; sort them"
+            )
+        if self.pattern == "own" or self.mask_mod:
+            own.check_name("mask_mod", self.mask_mod)
         return self
 
+    def masked_heads(self, heads: int) -> int:
+        """How many of the heads have a mask of their own; 1 if all share it."""
+        return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
-@dataclass(frozen=True, eq=False)
-class Pattern:
-    """Which connections are kept: by arithmetic on positions, or by a table of tiles.
+    def hides_future(self, causal: bool) -> bool:
+        """Whether causality is applied on top of the pattern; `prefix_lm` has its own."""
+        return causal and self.pattern != "prefix_lm"
+
+
+class Pattern(NamedTuple):
+    """Which keys a query sees.
 
     Attributes:
-        near: (query position, key position) -> whether the query sees the key; on arrays of numpy and tensors alike.
-        near_runs: (first and last query position) -> key ranges that hold all keys which `near` lets them see; they may overlap,
+        mask_mod: On positions; arrays of numpy and tensors alike.
+        runs: (head, first and last query position) → key ranges outside which none of these queries sees a key; they may overlap,
             and exceed the sequence's ends.
-        table: Tiles that are kept beside them, bool [heads or 1, query tiles, key tiles].
-        size: Side of such a tile, positions.
     """
 
-    near: Callable[[Any, Any], Any]
-    near_runs: Callable[[int, int], list[Run]]
-    table: np.ndarray | None = None
-    size: int = 1
-
-    @property
-    def heads(self) -> int:
-        """How many heads see different keys."""
-        return 1 if self.table is None else len(self.table)
-
-    def mask_mod(self, offset: int, causal: bool, table: Any = None) -> MaskMod:
-        """The pattern as FlexAttention asks for it.
-
-        Args:
-            offset: Position of the first query.
-            causal: Whether the future is masked.
-            table: `self.table` where positions are tensors: as a tensor on their device.
-        """
-        near, size, table = self.near, self.size, self.table if table is None else table
-        heads = self.heads
-
-        def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-            position = q_idx + offset
-            kept = near(position, kv_idx)
-            if table is not None:
-                kept = kept | table[h % heads, position // size, kv_idx // size]
-            return kept & (kv_idx <= position) if causal else kept
-
-        return keeps
-
-    def runs(self, head: int, first: int, last: int) -> list[Run]:
-        """Key ranges outside which no query from the first to the last position sees a key."""
-        if self.table is None:
-            return self.near_runs(first, last)
-        rows = self.table[head % self.heads, first // self.size : last // self.size + 1]
-        tiles = [
-            (tile * self.size, (tile + 1) * self.size)
-            for tile in rows.any(axis=0).nonzero()[0].tolist()
-        ]
-        return [*self.near_runs(first, last), *tiles]
+    mask_mod: MaskMod
+    runs: Callable[[int, int, int], list[Run]]
 
 
 def tile_count(length: int, size: int) -> int:
@@ -131,35 +118,49 @@ def tile_count(length: int, size: int) -> int:
     return -(-length // size)
 
 
+def placed(x: np.ndarray, device: Device) -> Any:
+    """A copy on a device, without data where tensors have none: `.to` would follow a small array's values, and need the device."""
+    if device is None:
+        return x
+    values = torch.from_numpy(x)
+    return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(values)
+
+
 def is_near(i: Any, j: Any, reach: int) -> Any:
-    """|i − j| < reach, by comparisons alone: a difference would be a number of eight bytes for each pair."""
+    """|i − j| < reach, by comparisons: a difference would be a number of eight bytes for each pair."""
     return (j > i - reach) & (j < i + reach)
 
 
-def window(options: Options, kv_len: int, heads: int) -> Pattern:
-    """|i − j| < `window`: the keys around a query, its own position included."""
+def window(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+    """|i − j| < `window`: the keys around a query, its own position included.
+
+    Source: the sliding window of Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
+    """
     reach = options.window
     return Pattern(
-        lambda i, j: is_near(i, j, reach), lambda first, last: [(first - reach + 1, last + reach)]
+        lambda b, h, q_idx, kv_idx: is_near(q_idx, kv_idx, reach),
+        lambda h, first, last: [(first - reach + 1, last + reach)],
     )
 
 
-def local_global(options: Options, kv_len: int, heads: int) -> Pattern:
+def local_global(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
     """The window, and the first `global_tokens` positions, which see every key and are seen by every query.
 
     Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
-    reach, leading = options.window, options.global_tokens
+    near, leading = window(options, kv_len, heads, device), options.global_tokens
+    return Pattern(
+        lambda b, h, q_idx, kv_idx: (
+            near.mask_mod(b, h, q_idx, kv_idx) | (q_idx < leading) | (kv_idx < leading)
+        ),
+        lambda h, first, last: [
+            (0, kv_len if first < leading else leading),
+            *near.runs(h, first, last),
+        ],
+    )
 
-    def runs(first: int, last: int) -> list[Run]:
-        return (
-            [(0, kv_len)] if first < leading else [(0, leading), (first - reach + 1, last + reach)]
-        )
 
-    return Pattern(lambda i, j: is_near(i, j, reach) | (i < leading) | (j < leading), runs)
-
-
-def strided(options: Options, kv_len: int, heads: int) -> Pattern:
+def strided(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
     """A query's own tile and every `stride`-th from it: 1 / (1 − `sparsity`), or as many tiles as hold `window` tokens.
 
     Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; of tiles, so that they can be skipped.
@@ -168,23 +169,29 @@ def strided(options: Options, kv_len: int, heads: int) -> Pattern:
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
     stride = max(1, round(stride))
 
-    def runs(first: int, last: int) -> list[Run]:
+    def runs(h: int, first: int, last: int) -> list[Run]:
         residues = {row % stride for row in range(first // size, last // size + 1)}
         tiles = range(tile_count(kv_len, size))
         return [(tile * size, (tile + 1) * size) for tile in tiles if tile % stride in residues]
 
-    return Pattern(lambda i, j: (i // size - j // size) % stride == 0, runs)
+    return Pattern(lambda b, h, q_idx, kv_idx: (q_idx // size - kv_idx // size) % stride == 0, runs)
 
 
-def block(options: Options, kv_len: int, heads: int) -> Pattern:
-    """A query's own chunk alone: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` tokens."""
+def block(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+    """A query's own chunk: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` tokens.
+
+    Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
+    """
     size, chunk = options.block_size, options.window
     if options.sparsity is not None:
         chunk = max(1, round((1 - options.sparsity) * kv_len / size)) * size
-    return _chunks(chunk)
+    return Pattern(
+        lambda b, h, q_idx, kv_idx: q_idx // chunk == kv_idx // chunk,
+        lambda h, first, last: [(first // chunk * chunk, (last // chunk + 1) * chunk)],
+    )
 
 
-def random(options: Options, kv_len: int, heads: int) -> Pattern:
+def random(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
     """A row's own tile and others drawn at random: all but `sparsity` of them, or so many that they hold `random_tokens`.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
@@ -193,26 +200,66 @@ def random(options: Options, kv_len: int, heads: int) -> Pattern:
     kept = 1 + tile_count(options.random_tokens, size)
     if options.sparsity is not None:
         kept = max(1, round((1 - options.sparsity) * tile_count(kv_len, size)))
-    return replace(_chunks(size), table=_draw(options, kv_len, heads, kept), size=size)
+    drawn = _draw(options, kv_len, options.masked_heads(heads), kept)
+    tables, count = placed(drawn, device), len(drawn)
+
+    def runs(h: int, first: int, last: int) -> list[Run]:
+        rows = drawn[h % count, first // size : last // size + 1].any(axis=0)
+        return [(tile * size, (tile + 1) * size) for tile in rows.nonzero()[0].tolist()]
+
+    return Pattern(
+        lambda b, h, q_idx, kv_idx: tables[h % count, q_idx // size, kv_idx // size], runs
+    )
 
 
-def bigbird(options: Options, kv_len: int, heads: int) -> Pattern:
+def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
     """`local_global`, and random tiles that hold `random_tokens`.
 
     Source: Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
-    size, near = options.block_size, local_global(options, kv_len, heads)
+    near = local_global(options, kv_len, heads, device)
     if not options.random_tokens:
         return near
-    kept = 1 + tile_count(options.random_tokens, size)
-    return replace(near, table=_draw(options, kv_len, heads, kept), size=size)
-
-
-def _chunks(chunk: int) -> Pattern:
+    drawn = random(options.model_copy(update={"sparsity": None}), kv_len, heads, device)
     return Pattern(
-        lambda i, j: i // chunk == j // chunk,
-        lambda first, last: [(first // chunk * chunk, (last // chunk + 1) * chunk)],
+        lambda *at: near.mask_mod(*at) | drawn.mask_mod(*at),
+        lambda *rows: [*near.runs(*rows), *drawn.runs(*rows)],
     )
+
+
+def document(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+    """The keys of a query's own document, where several are packed into one sequence.
+
+    Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
+    """
+    lengths = itertools.cycle(options.document_lengths)
+    starts = options.document_starts or itertools.accumulate(lengths)
+    inner = itertools.takewhile(lambda start: start < kv_len, starts)
+    edges = np.array([0, *inner, kv_len])
+    number = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    numbers = placed(number, device)
+    return Pattern(
+        lambda b, h, q_idx, kv_idx: numbers[q_idx] == numbers[kv_idx],
+        lambda h, first, last: [(int(edges[number[first]]), int(edges[number[last] + 1]))],
+    )
+
+
+def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+    """The first `global_tokens` positions see each other; later ones see all before them. It is so whatever `causal` says.
+
+    Source: Raffel et al. (2020), T5, arXiv 1910.10683.
+    """
+    prefix = options.global_tokens
+    return Pattern(
+        lambda b, h, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx),
+        lambda h, first, last: [(0, max(prefix, last + 1))],
+    )
+
+
+def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+    """Your own `mask_mod`, the same for each sequence of a batch: asked for every pair on the host, or by FlexAttention."""
+    mask_mod = own.imported("mask_mod", options.mask_mod)
+    return Pattern(mask_mod if device else own.on_arrays(mask_mod), lambda *_: [(0, kv_len)])
 
 
 def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
@@ -230,11 +277,14 @@ def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
     return tables
 
 
-PATTERNS: dict[str, Callable[[Options, int, int], Pattern]] = {
+PATTERNS: dict[str, Callable[[Options, int, int, Device], Pattern]] = {
     "window": window,
     "local_global": local_global,
     "strided": strided,
     "block": block,
     "random": random,
     "bigbird": bigbird,
+    "document": document,
+    "prefix_lm": prefix_lm,
+    "own": own_mask,
 }

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_sparse, flex
-from nanolib.models.attention.block_mask import BlockMask, static_mask, work
+from nanolib.models.attention.block_mask import BlockMask, static_mask, with_window, work
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import Options
 from nanolib.models.attention.work import Work
@@ -81,12 +81,12 @@ def choose_mask(
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
-    return static_mask(
-        options, q.shape[2], k.shape[2], causal, q.shape[1] if options.per_head else 1
-    )
+    heads = options.masked_heads(q.shape[1])
+    return static_mask(options, q.shape[2], k.shape[2], causal, heads)
 
 
 def forget_masks() -> None:
     """The next call makes its mask anew."""
+    with_window.cache_clear()
     static_mask.cache_clear()
     flex.drawn_mask.cache_clear()

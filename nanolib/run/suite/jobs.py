@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, shown
-from nanolib.models.user import runs_code
 from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
 from nanolib.run.sweep import part_of
@@ -158,9 +157,7 @@ def look_for_models(jobs: Sequence[Job]) -> None:
     Raises:
         BadInput: One is not there.
     """
-    named = {
-        job.params.model: job.params for job in jobs if runs_code(getattr(job.params, "model", ""))
-    }
+    named = {getattr(job.params, "model", "") or job.name: job.params for job in jobs}
     for params in named.values():
         params.look([])
 

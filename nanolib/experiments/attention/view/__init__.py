@@ -1,14 +1,10 @@
-"""What a person sees of attention: how fast, how much memory, how exact, and what the missing connections cost."""
+"""What a person sees of attention: how much faster sparse is than dense, where the time goes, and what sparsity costs in loss."""
 
-from nanolib.experiments.attention.view import charts
-from nanolib.experiments.attention.view.charts import (
-    attention_efficiency,
-    attention_latency,
-    attention_memory,
-    attention_parts,
-    attention_roofline,
-    attention_speed_up,
-)
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
 from nanolib.experiments.attention.view.quality import (
     QUALITY_COLUMNS,
     attention_quality,
@@ -16,16 +12,117 @@ from nanolib.experiments.attention.view.quality import (
 )
 from nanolib.experiments.attention.view.tables import ATTENTION_COLUMNS, attention_table
 from nanolib.experiments.attention.view.words import verdict
+from nanolib.measurement import format_number
+from nanolib.report.linking import link_columns, links
+from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
+from nanolib.report.overview import listed, why_empty
+from nanolib.report.plot import plot
+from nanolib.report.roofline import roofline_chart
 from nanolib.report.section import CaseTable, Section
+from nanolib.report.tables import known
+from nanolib.report.theme import empty_chart
+
+_OTHERS = ["batch_size", "dtype", "causal"]
+_TIMED = {"forward": "forward", "backward": "backward"}
+_PARTS = ["forward", "backward", "mask"]
+
+
+def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Smallest forward speed-up over any dense kernel, and what that one would gain by skipping the same tiles."""
+    table = known(attention_table(rows), "speed_up")
+    table = table[~table["is_dense"] & ~table["not_sparse"]] if len(table) else table
+    title = "Speed-up of sparse attention over dense"
+    if table.empty:
+        timed = len(known(attention_table(rows), "forward"))
+        why = why_empty(rows, "attention")
+        return empty_chart(title, "no sparse kind was measured with a dense one" if timed else why)
+    dense = listed(figure.name for figures in table["speed_up_over"] for figure in figures)
+    doubtful = table["unsteady"] | table["speed_up_busy"].astype(bool)
+    data = table.assign(
+        series=table["name"],
+        x=table["seq_len"].astype(int),
+        y=table["speed_up"],
+        low=table["speed_up_low"],
+        high=table["speed_up_high"],
+        pred=table["bound"],
+        sure=~doubtful,
+        text=table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
+        note="against " + table["speed_up_baseline"],
+        **links(table, but="link_model"),
+    )
+    drawn = ["series", "x", "y", "low", "high", "pred", "sure", "text", "note"]
+    return plot(
+        data[[*drawn, *link_columns(data)]],
+        title,
+        subtitle=[
+            f"Forward, in turns with each dense kernel ({dense}), the smallest gain. Above the grey line sparse is faster.",
+            "Masks that are built once are not in it. Hollow: not settled. Dashed: what skipping the same tiles would allow.",
+        ],
+        unit="Speed-up (×)",
+        xunit="Sequence length (tokens)",
+        log="xy",
+        ref=1.0,
+        ref_text="dense",
+    )
+
+
+def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Where the time of each kind goes at the longest length: forward, backward, and the mask if it is built."""
+    table = known(attention_table(rows), "forward")
+    if len(table):
+        table = table[table["seq_len"] == table["seq_len"].max()]
+        total = table[_PARTS].sum(axis=1)
+        table = table.assign(
+            series=table["name"],
+            total=total,
+            text=total.map(format_number) + " ms",
+            **links(table, but="link_model"),
+        ).sort_values("total")
+        table = table.melt(["series", "text", *link_columns(table)], _PARTS, "part", "x")
+        table = table[table["x"] > 0]
+    return plot(
+        table,
+        "Where the time goes at the longest sequence length",
+        "bars",
+        unit="Median time (ms)",
+        empty="no attention case gave a time",
+    )
+
 
 SECTION = Section(
     "attention",
     "When is sparse attention faster?",
-    charts.CHARTS,
+    {
+        "attention_speed_up": attention_speed_up,
+        "attention_parts": attention_parts,
+        "attention_quality": attention_quality,
+    },
     {
         "Time, memory and error": CaseTable(attention_table, ATTENTION_COLUMNS),
         "Loss in a trained model": CaseTable(quality_table, QUALITY_COLUMNS),
     },
     verdict,
-    files=charts.FILES,
+    files={
+        "attention_latency": over_length(
+            "attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS
+        ),
+        "attention_memory": over_length(
+            "attention",
+            "peak_memory",
+            "Attention memory",
+            [COUNTED_KEY, PLAN_KEY],
+            {"forward": "forward", "forward_backward": "forward + backward"},
+            _OTHERS,
+        ),
+        "attention_efficiency": over_length(
+            "attention",
+            "ceiling_share",
+            "Attention efficiency",
+            ["Useful FLOP/s (of kept connections) as a share of the measured peak rate."],
+            _TIMED,
+            _OTHERS,
+            share=True,
+        ),
+        "attention_roofline": roofline_chart("attention"),
+    },
 )

@@ -13,6 +13,7 @@ from nanolib.report.plot import plot
 from nanolib.report.tables import Column, base, filled, known, titles, with_state
 from nanolib.report.theme import empty_chart
 
+_FACTORS = ["pattern", "target", "seq_len", "seeds", "steps"]
 _QUALITY = (
     Column("pattern", "Pattern"),
     Column("sparsity", "Sparsity", "sparsity", interval=True),
@@ -24,6 +25,12 @@ _QUALITY = (
 )
 QUALITY_COLUMNS = titles(_QUALITY)
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
+_NONE = Figure.exactly(0.0, "no difference")
+_MEANING = {
+    Order.ABOVE: "costs loss",
+    Order.BELOW: "lowers the loss",
+    Order.ALIKE: "makes no clear difference to the loss",
+}
 
 
 @cached
@@ -31,14 +38,12 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per pattern and sparsity.
 
     Returns:
-        Columns: `run_id`, `case_id`, `seq_len`,
-        `pattern`, `target`, `sparsity` (as it came out), `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats
-        per byte) each with `_low` and `_high`, `seeds`, `steps` of training, `status`, `message`.
+        Columns: `run_id`, `case_id`, `seq_len`, `pattern`, `target`, `sparsity` (as it came out), `dense_loss`, `replaced` and
+        `fine_tuned` (loss above dense, nats per byte) each with `_low` and `_high`, `seeds`, `steps` of training, `status`,
+        `message`.
     """
     rows = having(rows, "attention", "pattern")
-    table = filled(
-        base(rows, ["pattern", "target", "seq_len", "seeds", "steps"], "pattern"), rows, _QUALITY
-    )
+    table = filled(base(rows, _FACTORS, "pattern"), rows, _QUALITY)
     table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_busy"))])
     return with_state(table)
 
@@ -49,6 +54,7 @@ def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
     title = "Loss that sparsity adds to a trained model"
     if table.empty:
         return empty_chart(title, "no pattern was tried in a trained model; set quality_patterns")
+    learnt = ~(table["steps"] < LEARNING_STEPS)
     parts = [
         pd.DataFrame(
             {
@@ -58,19 +64,19 @@ def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
                 "y": table[name],
                 "low": table[f"{name}_low"],
                 "high": table[f"{name}_high"],
-                "sure": ~(table["steps"] < LEARNING_STEPS),
+                "sure": learnt,
                 **links(table),
             }
         )
         for name, words in _PANELS.items()
     ]
-    few = (table["steps"] < LEARNING_STEPS).all()
+    few = "" if learnt.any() else f"{int(table['steps'].max())} steps: {SMOKE_TEST}."
     return plot(
         pd.concat(parts),
         title,
         subtitle=[
             f"Small decoders, {int(table['seeds'].max())} seeds; differences paired by seed, with 95 % intervals.",
-            f"{int(table['steps'].max())} steps: {SMOKE_TEST}." if few else "",
+            few,
         ],
         unit="Loss above dense (nats per byte)",
         xunit="Sparsity (share of connections removed)",
@@ -80,61 +86,27 @@ def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def quality_words(rows: pd.DataFrame) -> list[Claim]:
-    """What each pattern costs at its highest sparsity, and whether training on takes it back."""
+    """What each pattern costs at its highest sparsity, and after the fine-tune."""
     table = quality_table(rows)
-    if len(table) and (table["steps"] < LEARNING_STEPS).all():
+    short = table["steps"] < LEARNING_STEPS
+    if len(table) and short.all():
         tried = f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps"
         return [Claim(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
-    claims = []
-    tried = known(table[~(table["steps"] < LEARNING_STEPS)], "replaced")
-    for pattern, group in tried.groupby("pattern", sort=False):
-        row = group.sort_values("sparsity").iloc[-1]
-        if not row["sparsity"]:
-            claims.append(
-                Claim(
-                    f"In a trained decoder {pattern} removed nothing, so its loss says nothing of sparsity"
-                )
-            )
-            continue
-        figures = [_loss(row, name) for name in ("replaced", "fine_tuned") if pd.notna(row[name])]
-        answer = f"In a trained decoder {pattern}, which removes {row['sparsity']:.0%}, {_meaning(*figures)}"
-        sure = f"{_nats(row, 'replaced')} on a loss of {row['dense_loss']:.2f}"
-        if len(figures) > 1:
-            sure += f", {_nats(row, 'fine_tuned')} after both were trained on"
-        sure += f"; {int(row['seeds'])} seeds"
-        compared = tuple(pair for figure in figures for pair in comparing(figure, _NONE))
-        claims.append(Claim(answer, sure, compared=compared))
-    return claims
+    tried = known(table[~short], "replaced").sort_values("sparsity", kind="stable")
+    return [_cost(row) for _, row in tried.drop_duplicates("pattern", keep="last").iterrows()]
 
 
-def _nats(row: pd.Series, name: str) -> str:
-    return (
-        f"{row[name]:+.3f} [{row[f'{name}_low']:+.3f} … {row[f'{name}_high']:+.3f}] nats per byte"
-    )
-
-
-_NONE = Figure.exactly(0.0, "no difference")
-
-
-def _loss(row: pd.Series, scope: str) -> Figure:
-    return Figure.of(row, scope, "loss_difference", scope, row["pattern"])
-
-
-def _meaning(replaced: Figure, tuned: Figure | None = None) -> str:
-    """What replacing dense attention does to the loss, and whether training on takes it back, as the intervals tell."""
-    said = {
-        Order.ABOVE: "costs loss",
-        Order.BELOW: "lowers the loss",
-        Order.ALIKE: "shows no difference in loss",
-    }
-    text = said[replaced.against(_NONE)]
-    if tuned is None:
-        return text
-    after = {
-        Order.ABOVE: "the fine-tune does not take back all of it",
-        Order.BELOW: "after a fine-tune it is lower than dense",
-        Order.ALIKE: "after a fine-tune these seeds show no difference",
-    }
-    if replaced.against(_NONE) is not Order.ABOVE:
-        after[Order.ABOVE] = "after a fine-tune it is higher than dense"
-    return f"{text}, and {after[tuned.against(_NONE)]}"
+def _cost(row: pd.Series) -> Claim:
+    """What one pattern does to the loss, when it replaces dense attention and after the fine-tune."""
+    who = f"In a trained decoder {row['pattern']}"
+    if not row["sparsity"]:
+        return Claim(f"{who} removed nothing, so its loss says nothing of sparsity")
+    scopes = [scope for scope in _PANELS if pd.notna(row[scope])]
+    figures = [Figure.of(row, scope, "loss_difference", scope, row["pattern"]) for scope in scopes]
+    replaced, *tuned = (_MEANING[figure.against(_NONE)] for figure in figures)
+    answer = f"{who}, which removes {row['sparsity']:.0%}, {replaced}"
+    answer += "".join(f", and after a fine-tune it {meaning}" for meaning in tuned)
+    ends = [f"{f.estimate:+.3f} [{f.low:+.3f} … {f.high:+.3f}] nats per byte" for f in figures]
+    sure = f"{', then '.join(ends)} on a loss of {row['dense_loss']:.2f}"
+    compared = tuple(pair for figure in figures for pair in comparing(figure, _NONE))
+    return Claim(answer, f"{sure}; {int(row['seeds'])} seeds", compared=compared)

@@ -6,8 +6,8 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.in_turns import with_speed_ups
-from nanolib.report.overview import cached, of_experiment, pick
-from nanolib.report.tables import CASE, Column, base, filled, flagged, titles, with_state
+from nanolib.report.overview import cached, of_experiment
+from nanolib.report.tables import Column, base, filled, flagged, titles, with_state
 
 _FACTORS = ["name", "seq_len", "batch_size", "dtype", "causal", "device"]
 
@@ -30,8 +30,6 @@ _COLUMNS = (
     Column("peak_memory", "Peak, MiB", "peak_memory", "forward"),
     Column("peak_memory_backward", "", "peak_memory", "forward_backward"),
     Column("relative_error", "", "relative_error", "forward"),
-    Column("error_to_dense", "", "relative_error", "against_dense"),
-    Column("cosine", "", "cosine"),
     Column("state", "State"),
 )
 ATTENTION_COLUMNS = titles(_COLUMNS)
@@ -45,10 +43,10 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         rows: Measurements of any experiments.
 
     Returns:
-        Columns: the factors, those of `_COLUMNS` (`error_to_dense` and `cosine`: on random inputs), `once` (ms of a mask that is
-        built once, and of compiling), `paid` (ms of one forward with `once`), `speed_up` (the smallest over any dense kernel timed
-        in the same rounds, with what `with_speed_ups` puts beside it) and `speed_up_paid` (with `once`), its `bound`,
-        `not_sparse` (its mask removes nothing), `is_dense`, `forward_unsteady` (it never settled), `message`.
+        Columns: the factors, those of `_COLUMNS`, `speed_up` (the smallest over any dense kernel timed in the same rounds, with
+        what `with_speed_ups` puts beside it), `once` (ms of a mask that is built once, and of compiling), `speed_up_paid` (with
+        `once` in it), `bound` (what its baseline would gain by skipping the same tiles), `not_sparse` (its mask removes nothing),
+        `is_dense`, `unsteady` (a timing never settled), `message`.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
@@ -56,43 +54,27 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = base(rows, _FACTORS, "name")
     if table.empty:
         return table
-    table = filled(table, rows, _COLUMNS)
-    forward = pick(rows, "latency", "forward")
-    unsteady = forward.loc[[Flag.NO_STEADY_STATE in flags for flags in forward["flags"]]]
-    cases, never_settled = (pd.MultiIndex.from_frame(part[[*CASE]]) for part in (table, unsteady))
-    table["forward_unsteady"] = cases.isin(never_settled)
+    table = with_speed_ups(filled(table, rows, _COLUMNS), rows, "forward")
     table["is_dense"] = table["name"].str.startswith(("dense", "flash_attn"))
-    table = with_speed_ups(_with_paid(table), rows, "forward")
-    return _with_flags(_with_bound(table), rows)
-
-
-def _with_paid(table: pd.DataFrame) -> pd.DataFrame:
-    """What is paid once, and a forward with it. A mask that each input decides (`mask_kept` is False) is in every forward."""
-    kept = table["mask_kept"].ne(False)
+    table["not_sparse"] = (table["sparsity"] == 0) & ~table["is_dense"]
+    table["shape"] = table["batch_size"].astype(int).astype(str) + ", " + table["dtype"]
+    once = table["mask_kept"].ne(False)  # otherwise the input decides, and it is in each forward
     for end in ("", "_low", "_high"):
-        table[f"once{end}"] = table[f"mask{end}"].where(kept).fillna(0) + table["compile"].fillna(0)
-        table[f"paid{end}"] = table[f"forward{end}"] + table[f"once{end}"]
-    return table
+        table[f"once{end}"] = table[f"mask{end}"].where(once).fillna(0) + table["compile"].fillna(0)
+    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        forward = table[f"forward{end}"]
+        share = forward / (forward + table[f"once{other}"])
+        table[f"speed_up_paid{end}"] = table[f"speed_up{end}"] * share
+    table = flagged(_with_bound(table), rows)
+    table["unsteady"] = [Flag.NO_STEADY_STATE in flags for flags in table["flags"]]
+    return with_state(table)
 
 
 def _with_bound(table: pd.DataFrame) -> pd.DataFrame:
-    """Its gain with what is paid once, and its bound: what its baseline would gain by skipping the same tiles."""
-    for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        forward = table[f"forward{end}"]
-        table[f"speed_up_paid{end}"] = (
-            table[f"speed_up{end}"] * forward / (forward + table[f"once{other}"])
-        )
     shape = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
     dense = table[table["is_dense"]].drop_duplicates([*shape, "name"])
     dense = dense[[*shape, "name", "block_sparsity"]]
     dense = dense.rename(columns={"name": "speed_up_baseline", "block_sparsity": "tiles"})
     table = table.merge(dense, on=[*shape, "speed_up_baseline"], how="left")
     table["bound"] = (1 - table["tiles"]) / (1 - table["block_sparsity"])
-    return table.drop(columns=["tiles"])
-
-
-def _with_flags(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    table = flagged(table, rows)
-    table["not_sparse"] = (table["sparsity"] == 0) & ~table["is_dense"]
-    table["shape"] = table["batch_size"].astype(int).astype(str) + ", " + table["dtype"]
-    return with_state(table)
+    return table.drop(columns="tiles")

@@ -1,8 +1,8 @@
 import pytest
 
 from nanolib.experiments.attention import cases as attention
-from nanolib.experiments.attention import sparse_quality
-from nanolib.experiments.attention.sparse_quality import QUALITY_PATTERNS, QualityCase
+from nanolib.experiments.attention import quality
+from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +23,10 @@ def _case(pattern, target, **changes):
 @pytest.fixture
 def _little_text(monkeypatch):
     for name, value in (("_HELD_OUT_BATCHES", 2), ("_BATCH", 2)):
-        monkeypatch.setattr(sparse_quality, name, value)
-    sparse_quality._dense.cache_clear()
+        monkeypatch.setattr(quality, name, value)
+    quality._dense.cache_clear()
     yield
-    sparse_quality._dense.cache_clear()
+    quality._dense.cache_clear()
 
 
 @pytest.mark.usefixtures("_little_text")

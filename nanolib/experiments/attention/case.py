@@ -1,0 +1,342 @@
+"""One attention kind on one shape: its name, its work, and how its time, memory and error are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Unsupported, exact
+from nanolib.meters import measure
+from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
+from nanolib.models import attention
+from nanolib.models.attention import dense, flex
+from nanolib.models.attention.block_mask import BlockMask
+from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
+from nanolib.models.attention.sparse import choose_mask, forget_masks
+from nanolib.run.case import Case, Measuring, Plan
+from nanolib.run.ceilings import rate_rows, roofline_ms
+from nanolib.run.workload import (
+    UNCOUNTED,
+    Workload,
+    compile_row,
+    first_call_ms,
+    memory_rows,
+    planned,
+    trace,
+)
+
+_ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
+_Inputs = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class AttentionCase(Case):
+    """One attention kind on one shape; `name` is what charts call the kind."""
+
+    name: str
+    attention_type: str
+    options: dict[str, Any]
+    seq_len: int
+    batch_size: int
+    dtype: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    causal: bool
+    backward: bool
+
+    @property
+    def masked(self) -> bool:
+        """Whether the kind has a sparse mask."""
+        return self.attention_type in ("sparse", "flex")
+
+    @property
+    def by_flex(self) -> bool:
+        """Whether FlexAttention computes it: always for `flex`, and for `sparse` on CUDA."""
+        if self.attention_type != "sparse":
+            return self.attention_type == "flex"
+        size = self._parsed.block_size
+        return flex.computes_sparse(
+            self.device, self._torch_dtype, self.head_dim, self.seq_len, size
+        )
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its first call compiles: FlexAttention, flash-attn 4, and perhaps a function of yours."""
+        flash_4 = "FA4" in self.options.values() or self.options.get("version") == 4
+        return self.by_flex or self.attention_type == "own" or flash_4
+
+    @property
+    def runs_code(self) -> bool:
+        """See `Case.runs_code`: a function or a mask of yours."""
+        return bool(self.options.keys() & {"call", "mask_mod"})
+
+    @property
+    def _parsed(self) -> Any:
+        return attention.parse_options(self.attention_type, self.options)
+
+    @property
+    def _torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def moved(self) -> int:
+        """Bytes of q, k, v and the output, each once."""
+        row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
+        return row * (2 * self.num_heads + 2 * self.num_kv_heads)
+
+    @property
+    def work(self) -> attention.Work | None:
+        """What the kind keeps; None where that depends on the input or on code of yours."""
+        if self.runs_code:
+            return None
+        n = self.seq_len
+        return attention.work(self.attention_type, n, n, causal=self.causal, options=self.options)
+
+    @property
+    def group(self) -> str:
+        """See `Case.group`: all kinds on one shape."""
+        sizes = self.seq_len, self.batch_size, self.dtype, self.num_heads, self.num_kv_heads
+        return " ".join(map(str, (self.device, *sizes, self.head_dim, self.causal, self.backward)))
+
+    @property
+    def title(self) -> str:
+        """See `Case.title`."""
+        return self.name
+
+    @property
+    def is_baseline(self) -> bool:
+        """See `Case.is_baseline`: every dense kernel."""
+        return self.attention_type in ("dense", "flash_attn")
+
+    def __str__(self) -> str:
+        """The kind and the shape."""
+        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+
+    def inputs(self, seed: int) -> _Inputs:
+        """Random q, k, v, drawn afresh for the case."""
+        generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
+        shapes = self._shapes()
+        q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+        return tuple(x.to(self.device, self._torch_dtype) for x in (q, k, v))
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        heads = self.num_heads, self.num_kv_heads, self.num_kv_heads
+        return [(self.batch_size, count, self.seq_len, self.head_dim) for count in heads]
+
+    def attend(self, inputs: _Inputs) -> Tensor:
+        """One forward pass, by torch's own flash kernels unless the options say otherwise."""
+        if self.attention_type != "dense":
+            dense.activate("")
+        kind, options = self.attention_type, self.options
+        return attention.attend(kind, *inputs, causal=self.causal, options=options)
+
+    def workloads(self, *inputs: Tensor) -> Iterator[Workload]:
+        """The forward pass without a graph; and forward with backward."""
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return self.attend(inputs)
+
+        yield Workload("forward", forward, lambda: inputs)
+        if self.backward:
+            gradient = torch.empty_like(inputs[0])
+
+            def both() -> tuple[Tensor, ...]:
+                for x in inputs:
+                    x.requires_grad_()
+                return torch.autograd.grad(self.attend(inputs), inputs, gradient)
+
+            yield Workload("forward_backward", both, lambda: (*inputs, gradient))
+
+    def plan(self) -> Plan:
+        """The peak memory of a case, counted without running it, unless the input or your code decides or a CPU compiles."""
+        if self.attention_type == "flex" and not self.device.startswith("cuda"):
+            return Plan(reason=UNCOUNTED)
+        if self.work is None:
+            return Plan(reason="how much is kept depends on the input, or on code of yours")
+        like = {"dtype": self._torch_dtype, "device": self.device}
+        return planned(
+            self,
+            lambda: list(self.workloads(*(torch.empty(s, **like) for s in self._shapes()))),
+        )
+
+    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+        """What formulas say before anything runs, without planning its memory.
+
+        Args:
+            ceilings: As `roofline_ms` takes them; without them no time is predicted.
+
+        Returns:
+            `bytes` (q, k, v and out once); unless the input or your code decides, `flops` (FLOP, forward), `sparsity`,
+            `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
+        """
+        predicted: dict[str, float | str] = {"bytes": self.moved}
+        if (work := self.work) is None:
+            return predicted
+        flops = self._flops(work)
+        predicted |= {
+            "flops": flops,
+            "sparsity": work.sparsity,
+            "block_sparsity": work.block_sparsity,
+        }
+        latency = roofline_ms(flops, self.moved, self.dtype, ceilings or {})
+        return predicted if latency is None else predicted | {"latency": latency}
+
+    def _flops(self, work: attention.Work) -> int:
+        return work.flops(self.batch_size, self.num_heads, self.head_dim)
+
+    def unsupported(self) -> str:
+        """Why this machine cannot run it, found by a call on a few tokens; FlexAttention is asked, and your code is left alone."""
+        if self.attention_type == "flex":
+            backend = self.options.get("backend", "auto")
+            return flex.unsupported(self.device, self.backward, backend)
+        if self.runs_code:
+            return ""
+        few = replace(self, seq_len=16, batch_size=1)
+        try:
+            with torch.set_grad_enabled(self.backward):
+                few.attend(tuple(x.requires_grad_(self.backward) for x in few.inputs(0)))
+        except Unsupported as error:
+            return str(error)
+        return ""
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+        """Its work, memory and error, and in turns with the other kinds on its shape its latency, with its rates."""
+        inputs = self.inputs(params.seed)
+        forward, *both = self.workloads(*inputs)
+        mask = None
+        if self.masked:
+            mask = choose_mask(*inputs[:2], causal=self.causal, options=self._parsed)
+            yield self._build_mask(inputs, params)
+        work = self.work if mask is None else mask.work
+        first_ms = first_call_ms(forward.call) if self.compiles else 0.0
+        yield self._error(forward.call(), inputs, mask)
+        if work is not None:
+            yield from self._counts(work, forward)
+        yield exact("bytes", self.moved, scope="forward")
+        yield from self._peaks(forward, params)
+        flops = None if work is None else self._flops(work)
+        timed = yield params.timed(self.device, {"forward": forward.call})
+        latency, *rates = self._with_rates(timed["forward"], flops, self.moved, ceilings)
+        yield latency
+        yield from rates
+        if self.compiles:
+            yield compile_row(first_ms, latency.estimate)
+        if params.cold:
+            cold = params.timing(self.device) | {"scope": "forward, cold", "cold": True}
+            yield measure(forward.call, predicted=latency.predicted, **cold)
+        for workload in both:
+            yield from self._peaks(workload, params)
+            yield from self._measure_backward(params, inputs, flops, ceilings)
+
+    def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
+        """How long making the mask takes; `kept` says whether it is made once, or anew in each forward pass."""
+        make = flex.mask_of if self.by_flex else choose_mask
+
+        def build() -> None:
+            forget_masks()
+            make(*inputs[:2], causal=self.causal, options=self._parsed)
+
+        few = params.timing(self.device) | {"budget_s": params.budget_s / 4}
+        built = measure(build, scope="mask", **few)
+        kept = self._parsed.pattern not in CHOOSERS
+        return replace(built, details=built.details | {"kept": kept})
+
+    def _counts(self, work: attention.Work, forward: Workload) -> Iterator[Measurement]:
+        """What the mask keeps, beside what was requested, and the FLOPs that follow."""
+        flops, dense_mask = self._flops(work), self.masked and not work.sparsity
+        yield exact(
+            "sparsity",
+            work.sparsity,
+            method="mask",
+            predicted=self.options.get("sparsity"),
+            flags=(Flag.NOT_SPARSE,) if dense_mask else (),
+            message=FLAG_TEXT[Flag.NOT_SPARSE] if dense_mask else "",
+        )
+        yield exact("block_sparsity", work.block_sparsity, method="mask")
+        yield exact("flops", flops, scope="forward")
+        # the counter knows torch's own operations, not what others compile
+        if not self.compiles and self.attention_type != "flash_attn":
+            counted = count_flops(forward.call)
+            yield exact("flops", counted, scope="forward", method="flop_counter", predicted=flops)
+
+    def _peaks(self, work: Workload, params: Any) -> Iterator[Measurement]:
+        """Its peak memory, after a first call of what compiles."""
+        if self.compiles:
+            work.call()
+        trace(work, self, params)
+        counted = not self.by_flex or self.device.startswith("cuda")
+        yield from memory_rows(work, self.device, self.plan(), counted)
+
+    def _with_rates(
+        self, timed: Measurement, flops: int | None, moved: int, ceilings: dict[str, float]
+    ) -> list[Measurement]:
+        """A latency beside its roofline, and its rates, if its work is known."""
+        if flops is None:
+            return [timed]
+        roofline = roofline_ms(flops, moved, self.dtype, ceilings)
+        latency = replace(timed, predicted=roofline)
+        return [latency, *rate_rows(latency, flops, self.dtype, ceilings)]
+
+    def _measure_backward(
+        self, params: Any, inputs: _Inputs, flops: int | None, ceilings: dict[str, float]
+    ) -> Measuring:
+        if self.by_flex:
+            flex.allow_repeated_backward()
+        for x in inputs:
+            x.requires_grad_()
+        out = self.attend(inputs)
+        gradient = torch.randn_like(out)
+
+        def backward() -> tuple[Tensor, ...]:
+            dense.activate(self.options.get("impl", ""))
+            return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+
+        # the math backend keeps the weights for the backward pass; all others compute the scores again
+        keeps_scores = self.options.get("backend") == "math"
+        if flops is not None:
+            factor = BACKWARD_FACTOR if keeps_scores else RECOMPUTING_BACKWARD_FACTOR
+            flops = round(factor * flops)
+            yield exact("flops", flops, scope="backward")
+        # read q, k, v, out, dout; write dq, dk, dv
+        moved = 2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes
+        yield exact("bytes", moved, scope="backward")
+        timed = yield params.timed(self.device, {"backward": backward})
+        yield from self._with_rates(timed["backward"], flops, moved, ceilings)
+
+    def _error(self, out: Tensor, inputs: _Inputs, block_mask: BlockMask | None) -> Measurement:
+        """The kernel against float64 with the same mask, on evenly spread queries of the first sequence."""
+        n = self.seq_len
+        rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
+        mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()
+        if block_mask is not None:
+            heads = range(1 if block_mask.shared else self.num_heads)
+            mask = torch.stack([block_mask.elements(head, rows.tolist()) for head in heads])
+        q, k, v, out = (x[:1].detach().cpu() for x in (*inputs, out))
+        error = relative_error(out[:, :, rows], masked_attention(q[:, :, rows], k, v, mask))
+        method = f"float64 on {len(rows)} queries"
+        return exact("relative_error", error, scope="forward", method=method)
+
+
+_UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")  # of patterns
+
+
+def kind_name(attention_type: str, options: dict[str, Any]) -> str:
+    """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `flex window s=0.9`."""
+    if attention_type not in ("sparse", "flex"):
+        values = " ".join(map(str, options.values()))
+        return f"{attention_type} ({values})" if values else attention_type
+    words = [attention_type, options.get("backend", "")]
+    words = [word for word in words if word not in ("sparse", "auto", "")]
+    words.append(attention.parse_options(attention_type, options).pattern)
+    if (sparsity := options.get("sparsity")) is not None:
+        return " ".join([*words, f"s={sparsity:g}"])
+    values = [value for name, value in options.items() if name not in _UNNAMED]
+    sizes = (size for value in values for size in (value if isinstance(value, list) else [value]))
+    return " ".join([*words, "+".join(map(str, sizes))]).strip()

@@ -1,0 +1,154 @@
+"""What sparsity does to a model: the loss of a trained decoder when its dense attention is replaced, and after a fine-tune with it.
+
+Everything is paired by seed: the dense model and the sparse one start from the same weights and read the same text in the same
+order, so that they differ in attention only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean  # unlike `sum`, the same to the last digit in every Python
+from typing import Any, ClassVar
+
+import torch
+
+from nanolib.config import NanoConfig
+from nanolib.experiments.model.steps import planned_training
+from nanolib.measurement import Measurement, exact
+from nanolib.models import Transformer, create_model, text
+from nanolib.models.attention.patterns import BY_TILE, DYNAMIC, WINDOWED
+from nanolib.models.attention.sparse import watched_work
+from nanolib.models.training import train
+from nanolib.run.case import Case, Plan
+from nanolib.run.seeds import over_seeds
+
+# Option, largest value (0: the length) and its type, of patterns that take no sparsity: it is searched for.
+_SEARCHED: dict[str, tuple[str, float, type]] = {
+    "threshold": ("mass", 1.0, float),
+    "dca": ("window", 0.0, int),
+}
+QUALITY_PATTERNS = (*WINDOWED, *BY_TILE, *_SEARCHED)
+_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # streams of text that share nothing but the seed
+_HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
+_BISECTIONS = 8
+_Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class QualityCase(Case):
+    """One pattern at one sparsity in a small decoder, over seeds; `name` is what charts call it."""
+
+    interleaves: ClassVar[bool] = False  # nothing is timed
+
+    name: str
+    pattern: str
+    target: float
+    seq_len: int
+    block_size: int
+    seeds: int
+    steps: int
+    tuning_steps: int
+    d_model: int
+    num_layers: int
+
+    def __str__(self) -> str:
+        """Pattern, sparsity and length."""
+        return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
+
+    @property
+    def as_dense(self) -> QualityCase:
+        """The case without its pattern: the same for all patterns, so that its models are trained once."""
+        return replace(self, name="", pattern="dense", target=0.0, seeds=1)
+
+    def plan(self) -> Plan:
+        """The peak memory of a training step of the dense model, which no pattern exceeds by much."""
+        return planned_training(self.as_dense, self.config(), _BATCH, self.seq_len)
+
+    def config(self, **changes: Any) -> NanoConfig:
+        """The decoder's."""
+        shape = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": 4}
+        return NanoConfig(
+            vocab_size=text.VOCAB_SIZE, context_length=self.seq_len, **shape, **changes
+        )
+
+    def batches(self, stream: int, count: int, seed: int = 0) -> list[torch.Tensor]:
+        """Windows of the text: its last tenth is for `_HELD_OUT` only."""
+        data = text.load("")
+        cut = len(data) * 9 // 10
+        part = data[cut:] if stream == _HELD_OUT else data[:cut]
+        generator = torch.Generator().manual_seed(1000 * seed + stream)
+        return list(text.batches(part, count, _BATCH, self.seq_len + 1, generator, self.device))
+
+    @torch.no_grad()
+    def loss(self, model: Transformer) -> float:
+        """On held-out text, nats per byte."""
+        batches = self.batches(_HELD_OUT, _HELD_OUT_BATCHES)
+        return sum(float(model.loss(ids)) for ids in batches) / len(batches)
+
+    def tuned_loss(self, model: Transformer, seed: int) -> float:
+        """After more training, on the same text for dense and sparse."""
+        train(model, self.batches(_TUNED, self.tuning_steps, seed), _RATE / 3)
+        return self.loss(model)
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Loss above the dense model's with the pattern in its place, and after both were trained on for the same steps.
+
+        Yields:
+            `sparsity` as it came out, `loss` of the dense model, `loss_difference` in scope `replaced` and `fine_tuned`, nats per
+            byte, each a mean over seeds with its interval.
+        """
+        sparsities, losses, replaced, tuned = [], [], [], []
+        for seed in range(self.seeds):
+            weights, dense_loss, dense_tuned = _dense(self.as_dense, seed)
+            sparse = self._sparse(weights, **self._options(weights))
+            with watched_work() as found:
+                replaced.append(self.loss(sparse) - dense_loss)
+            sparsities.append(fmean(work.sparsity for work in found))
+            losses.append(dense_loss)
+            tuned.append(self.tuned_loss(sparse, seed) - dense_tuned)
+        if self.pattern in DYNAMIC:  # every input has its own
+            yield over_seeds("sparsity", sparsities)
+        else:
+            yield exact("sparsity", sparsities[0], method="mask")
+        yield over_seeds("loss", losses, "dense")
+        yield over_seeds("loss_difference", replaced, "replaced", paired=True)
+        yield over_seeds("loss_difference", tuned, "fine_tuned", paired=True)
+
+    def _sparse(self, weights: _Weights, **options: Any) -> Transformer:
+        options |= {"pattern": self.pattern, "block_size": self.block_size}
+        config = self.config(attention_type="sparse", attention_options=options)
+        model = create_model(config, self.device, seed=0)
+        # the score that dca chooses by is not in a dense model: it starts untrained
+        model.load_state_dict(weights, strict=False)
+        return model
+
+    def _options(self, weights: _Weights) -> dict[str, Any]:
+        """What makes the pattern remove the share asked for, on this text if the text decides."""
+        count = max(1, round((1 - self.target) * self.seq_len / 8))
+        options: dict[str, Any] = {"global_tokens": count, "random_tokens": self.block_size}
+        if self.pattern not in _SEARCHED:
+            return options | {"sparsity": self.target}
+        if self.pattern == "dca":
+            options["random_tokens"] = count
+        name, largest, kind = _SEARCHED[self.pattern]
+        ids = self.batches(_HELD_OUT, _HELD_OUT_BATCHES)[0]
+        low, high = 0.0, largest or float(self.seq_len)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            options[name] = middle if kind is float else max(1, round(middle))
+            with watched_work() as found, torch.no_grad():
+                self._sparse(weights, **options).loss(ids)
+            removed = fmean(work.sparsity for work in found)
+            low, high = (middle, high) if removed > self.target else (low, middle)
+        return options
+
+
+@functools.lru_cache(maxsize=64)
+def _dense(case: QualityCase, seed: int) -> tuple[_Weights, float, float]:
+    """A trained dense decoder: its weights, its loss, and that after it was trained on."""
+    model = create_model(case.config(), case.device, seed=seed)
+    train(model, case.batches(_TRAINED, case.steps, seed), _RATE)
+    weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    return weights, case.loss(model), case.tuned_loss(model, seed)

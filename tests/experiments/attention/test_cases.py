@@ -1,0 +1,104 @@
+"""Cases of attention: what is named, what is measured of functions of a user's, and what is refused."""
+
+import pytest
+import torch
+
+from nanolib.experiments.attention import cases as attention
+from nanolib.measurement import BadInput
+from nanolib.models.attention import flash_attn
+from nanolib.run.workload import timed_alone
+
+CALL = "tests.models.inputs:strided_attention"
+MASK = "tests.models.inputs:even_distance"
+SHAPE = {"seq_lens": [48], "num_heads": 2, "head_dim": 8, "quality_patterns": [], "device": "cpu"}
+
+
+def _case(kind, **changes):
+    params = attention.Params(attention_types=[kind], budget_s=0.01, rel_ci=0.5, **SHAPE | changes)
+    return attention.cases(params)[-1], params
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted"),
+    [
+        ({"kind": "own", "call": CALL}, False),
+        ({"kind": "sparse", "pattern": "own", "mask_mod": MASK, "block_size": 8}, True),
+        ({"kind": "sparse", "pattern": "document", "document_lengths": [5, 9]}, True),
+        ({"kind": "sparse", "pattern": "prefix_lm", "global_tokens": 7}, True),
+    ],
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_a_user_brings_is_a_case_like_all_others(kind, counted, causal):
+    case, params = _case(kind, causal=causal)
+    assert not case.unsupported()
+    rows = {(row.metric, row.scope): row for row in timed_alone(case.measure(params, {}))}
+    assert rows["relative_error", "forward"].estimate < 1e-5
+    assert {"forward", "backward"} <= {scope for metric, scope in rows if metric == "latency"}
+    assert rows["peak_memory", "forward"].estimate > 0
+    assert (("flops", "forward") in rows) == counted == (("sparsity", "") in rows)
+    assert (("latency", "compile") in rows) == (not counted)
+    if "mask_mod" in kind:
+        q, k = torch.arange(48)[:, None], torch.arange(48)
+        kept = ((q - k) % 2 == 0) & ((k <= q) | (not causal))
+        # the counter's row, whose prediction is that of the mask
+        assert rows["flops", "forward"].predicted == 4 * 2 * 8 * int(kept.sum())
+
+
+def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
+    monkeypatch.setattr(attention.own, "imported", lambda *_: pytest.fail("it was imported"))
+    for kind in (
+        {"kind": "own", "call": "not.there:attend"},
+        {"kind": "flex", "pattern": "own", "mask_mod": "not.there:mask"},
+    ):
+        case, _ = _case(kind)
+        assert case.runs_code and set(case.formulas()) == {"bytes"} and not case.plan().peaks
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ({"kind": "own"}, "attention_options.call: is missing; give a value"),
+        ({"kind": "own", "call": "attend"}, "call: 'attend' names no function"),
+        ({"kind": "sparse", "pattern": "own"}, "mask_mod: '' names no function"),
+        ({"kind": "own", "call": "not.there:f"}, "call: not.there:f cannot be imported: Module"),
+        ({"kind": "own", "call": "tests.models.inputs:f"}, "inputs has no function f; name one"),
+    ],
+)
+def test_a_bad_name_is_refused_in_one_line(kind, said):
+    with pytest.raises(BadInput) as caught:
+        _case(kind)[1].look([])
+    (line,) = caught.value.lines
+    assert said in line
+
+
+def test_a_function_that_returns_something_else_is_refused():
+    with pytest.raises(BadInput, match=r"returned NoneType; return shape \[1, 2, 48, 8\]"):
+        case, _ = _case({"kind": "own", "call": "tests.models.inputs:returns_nothing"})
+        case.attend(case.inputs(0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ({"kind": "dense"}, "dense"),
+        ({"kind": "dense", "backend": "flash", "impl": "FA4"}, "dense (flash FA4)"),
+        ({"kind": "flash_attn", "version": 3}, "flash_attn (3)"),
+        ({"kind": "flex", "pattern": "window", "backend": "flash"}, "flex flash window"),
+        ({"kind": "sparse"}, "local_global"),
+        ({"kind": "sparse", "window": 8, "global_tokens": 4, "block_size": 8}, "local_global 8+4"),
+        ({"kind": "sparse", "pattern": "random", "sparsity": 0.5}, "random s=0.5"),
+        ({"kind": "sparse", "pattern": "threshold", "mass": 0.9}, "threshold 0.9"),
+        ({"kind": "sparse", "pattern": "document", "document_lengths": [5, 9]}, "document 5+9"),
+        ({"kind": "flex", "pattern": "own", "mask_mod": MASK}, f"flex own {MASK}"),
+        ({"kind": "own", "call": CALL}, f"own ({CALL})"),
+    ],
+)
+def test_a_kind_has_a_name_of_its_own(kind, name):
+    assert _case(kind)[0].name == name
+
+
+def test_the_version_of_flash_attn_that_is_found_is_part_of_the_case(monkeypatch):
+    monkeypatch.setattr(flash_attn, "found_version", lambda version="auto": 4)
+    case, _ = _case({"kind": "flash_attn"})
+    assert (case.options, case.name) == ({"version": 4}, "flash_attn (4)")
+    assert case.compiles and not _case({"kind": "flash_attn", "version": 2})[0].compiles

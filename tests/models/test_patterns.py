@@ -1,0 +1,120 @@
+"""Options of the sparse patterns: their limits, what must be given, and the masks that they describe."""
+
+import pytest
+
+from nanolib.measurement import BadInput
+from nanolib.models import attention
+from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.patterns import PATTERNS
+from nanolib.models.attention.sparse import Options, choose_mask
+from tests.models.inputs import TOLD, qkv
+
+ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
+
+
+@pytest.mark.parametrize(
+    ("field", "inside", "outside"),
+    [
+        ("window", [1], [0]),
+        ("global_tokens", [0], [-1]),
+        ("random_tokens", [0], [-1]),
+        ("sparsity", [0, 0.99, None], [-0.01, 1, 1.5]),
+        ("mass", [1e-9, 1], [0, 1.01]),
+        ("block_size", [1], [0]),
+        ("seed", [0, 2**31 - 1], [-1, 2**31]),
+    ],
+)
+def test_an_option_has_its_limits(field, inside, outside):
+    for value in inside:
+        assert getattr(Options(pattern="window", **{field: value}), field) == value
+    for value in outside:
+        with pytest.raises(BadInput, match=field):
+            Options(pattern="window", **{field: value})
+
+
+def test_what_the_options_are_unless_told():
+    """Recorded runs and the texts of notebooks mean these."""
+    assert Options().model_dump() == {
+        "pattern": "local_global",
+        "window": 256,
+        "global_tokens": 32,
+        "random_tokens": 0,
+        "sparsity": None,
+        "mass": 0.9,
+        "block_size": 128,
+        "seed": 0,
+        "per_head": False,
+        "document_lengths": (),
+        "document_starts": (),
+        "mask_mod": "",
+    }
+
+
+def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_them():
+    options = attention.shared_options("sparse", {"window": 7, "backend": "math"})
+    assert options == Options(window=7)
+    assert attention.shared_options("flash_attn", {"window": 7}).version == "auto"
+    with pytest.raises(
+        BadInput, match=r"attention_options\.windw: no attention kind takes it; dense takes backend"
+    ):
+        attention.shared_options("dense", {"windw": 7})
+
+
+@pytest.mark.parametrize("pattern", ALL_PATTERNS)
+def test_a_learned_score_is_for_dca_alone(pattern):
+    bag = {"pattern": pattern} | TOLD.get(pattern, {})
+    assert attention.chooses_by_score("sparse", bag) == (pattern == "dca")
+    assert not attention.chooses_by_score("dense", bag)
+
+
+@pytest.mark.parametrize("pattern", ["threshold", "dca", "document", "prefix_lm", "own"])
+def test_a_pattern_that_knows_what_to_keep_takes_no_sparsity(pattern):
+    with pytest.raises(BadInput, match=f"sparsity: {pattern} keeps what the input or its other"):
+        Options(pattern=pattern, sparsity=0.5, **TOLD.get(pattern, {}))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("told", "starts"),
+    [
+        ({"document_lengths": [3, 5]}, [0, 3, 8, 11, 16, 19]),
+        ({"document_lengths": [50]}, [0]),
+        ({"document_starts": [4, 5, 20, 99]}, [0, 4, 5, 20]),
+    ],
+)
+def test_a_document_sees_itself(told, starts, causal):
+    number = [sum(start <= i for start in starts) for i in range(21)]
+    mask = _elements(Options(pattern="document", block_size=4, **told), 21, 21, causal)
+    assert mask == [
+        [number[i] == number[j] and (j <= i or not causal) for j in range(21)] for i in range(21)
+    ]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_prefix_is_seen_whole_and_the_rest_is_causal(causal):
+    options = Options(pattern="prefix_lm", global_tokens=6, block_size=4)
+    expected = [[j < 6 or j <= i for j in range(17)] for i in range(17)]
+    assert _elements(options, 17, 17, causal) == expected
+    assert _elements(options, 5, 17, causal) == expected[12:]
+    work = attention.work("sparse", 17, 17, causal=causal, options=options)
+    assert (work.kept, work.total) == (sum(map(sum, expected)), 17 * 17)
+
+
+def _elements(options, q_len, kv_len, causal):
+    q, k, _ = qkv(1, 2, 2, q_len, kv_len)
+    return choose_mask(q, k, causal=causal, options=options).elements().tolist()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"pattern": "document"}, "document_lengths: pattern document takes either"),
+        ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
+        ({"pattern": "document", "document_starts": [5, 4]}, "document_starts: .* do not rise"),
+        ({"pattern": "own"}, "mask_mod: '' names no function; write package.module:function"),
+        ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' names no function"),
+    ],
+)
+def test_what_a_pattern_must_be_told_is_one_line(wrong, said):
+    with pytest.raises(BadInput, match=rf"^attention_options\.{said}"):
+        Options(**wrong)
