@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from nanolib.run.jobs import scenarios, suites
 
 from nanolib.cli import main
 from nanolib.cli.command import EXIT_CLOSED
@@ -15,7 +16,6 @@ from nanolib.meters.machine import this_machine
 from nanolib.meters.time.latency import summarise
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
-from nanolib.run.suite.jobs import scenarios, suites
 from nanolib.store import Run, Store
 
 

@@ -66,12 +66,6 @@ from nanolib.paths import database_path
     default="here",
     help="Where: on this machine, or as Ray tasks.",
 )
-@click.option(
-    "--parts",
-    type=click.IntRange(1, 1000),
-    default=1,
-    help="Share each notebook's cases among so many runs.",
-)
 @output_option
 @handle_errors
 def run(
@@ -83,7 +77,6 @@ def run(
     dry_run: bool,
     no_report: bool,
     place: str,
-    parts: int,
     output: str | None,
 ) -> None:
     """Run a suite (default: quick), notebooks or scenarios, then write the report.
@@ -108,25 +101,24 @@ def run(
                 pages.append(beside.submit(_write_report, run_ids, folder / "report"))
 
         from nanolib.experiments import ALL
-        from nanolib.run.suite.jobs import in_parts, look_for_models, plan
+        from nanolib.run.jobs import import_user_models, plan
 
-        jobs = in_parts(
-            plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume}), parts
-        )
+        jobs = plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume})
         if dry_run:
             _show_plan(jobs)
             return
-        from nanolib.run.suite.runner import closing_table, run_jobs
+        from nanolib.run.notebooks import Command, closing_table, run_jobs
 
+        shared = Command(folder)
         if place == "ray":  # whose nodes may hold other code
-            from nanolib.run.suite.on_ray import run_on_ray
+            from nanolib.run.on_ray import run_on_ray
 
-            ended, log = run_on_ray(jobs, folder, echo)
+            ended = run_on_ray(jobs, shared, echo)
         else:
-            look_for_models(jobs)
-            ended, log = run_jobs(
+            import_user_models(jobs)
+            ended = run_jobs(
                 jobs,
-                folder,
+                shared,
                 echo,
                 answered=_answers,
                 measured=write_report,  # beside the summary, which reads what is stored too
@@ -139,7 +131,9 @@ def run(
         run_ids = [end.run_id for end in ended if end.run_id]
         if run_ids:
             _show_failures(run_ids)
-        echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
+        echo(
+            "", f"notebooks  {folder}", f"database   {database_path()}", f"logs       {shared.logs}"
+        )
         write_report(run_ids)
         for page in pages:
             echo(f"report     {page.result()}")

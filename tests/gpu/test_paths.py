@@ -13,7 +13,7 @@ from nanolib.meters.energy import meter, power
 from nanolib.models import NanoConfig, create_model, optimise
 from nanolib.models.generation import generation_of
 from nanolib.run import ranks, sweep
-from nanolib.run.outcome import attempt, is_out_of_memory
+from nanolib.run.outcome import DeviceLost, Outcome, is_out_of_memory
 from nanolib.run.ranks import _failure
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
@@ -105,18 +105,18 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
         def __init__(self):
             Exception.__init__(self, "CUDA error: device-side assert triggered")
 
-    def lost():
-        raise Lost
-        yield
-
     asked = []
 
-    def here(*_):
-        return asked.append(False) or attempt(lost, 10)
+    def here(_, cases, *more):
+        asked.append(False)
+        outcome = Outcome()
+        with contextlib.suppress(DeviceLost), outcome.within(10):
+            raise Lost
+        return {cases[0].case_id: outcome}
 
     def alone(_, cases, *more):
         asked.append(True)
-        return {cases[0].case_id: attempt(lambda: iter(()), 10)}
+        return {cases[0].case_id: Outcome()}
 
     monkeypatch.setattr(sweep, "run_here", here)
     monkeypatch.setattr(sweep, "run_in_process", alone)
