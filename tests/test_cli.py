@@ -5,7 +5,6 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from nanolib.run.jobs import scenarios, suites
 
 from nanolib.cli import main
 from nanolib.cli.command import EXIT_CLOSED
@@ -16,6 +15,7 @@ from nanolib.meters.machine import this_machine
 from nanolib.meters.time.latency import summarise
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
+from nanolib.run.jobs import scenarios, suites
 from nanolib.store import Run, Store
 
 
@@ -91,6 +91,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     dry = nano(
         "run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "attention_types=[dense]"
     ).output
+    assert "How long a notebook takes is known after its first run here" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from nanolib.measurement import BadInput, exact
+from nanolib.meters.machine import this_machine
 from nanolib.run import provenance, sweep
 from nanolib.run.outcome import Outcome
+from nanolib.run.plan import expected_s
+from nanolib.run.provenance import new_run
 from nanolib.run.worker import Cancelled
 from nanolib.store import Run, Store
 from nanolib.store.identity import host, process_name
@@ -286,3 +289,21 @@ def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(
     assert revision() and committed.startswith(revision())
     code.write_text("one = 3\n")
     assert revision().endswith("+")
+
+
+def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
+    machine_id = this_machine().machine_id
+    params = sample.Params(behaviours=["ok", "ok-2", "ok-3"])
+
+    def expected(**changes):
+        cases = sample.cases(params)
+        return expected_s(params.replace(**changes), cases, store, machine_id)
+
+    assert expected() is None
+    for times in ((1.0, 2.0), (3.0, 4.0)):
+        run_id = store.add(new_run("sample_experiment", params, "cpu", 3))
+        for case, seconds in zip(sample.cases(params), times, strict=False):
+            outcomes = {case.case_id: Outcome(seconds=seconds)}
+            sweep.store_outcomes(store, run_id, [case], outcomes)
+    assert expected() == pytest.approx((1 + 2 + 1.75, 2 + 3 + 2.5, 3 + 4 + 3.25))
+    assert expected(budget_s=9.0) is None
