@@ -11,6 +11,7 @@ from nanolib.run.outcome import Outcome
 from nanolib.store import Store
 from nanolib.store.schema import DURING
 
+_OTHERS = "other processes, or a hypervisor, took up to {:.0%} of the CPUs"
 _NOT_OF_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 
@@ -30,8 +31,7 @@ class Interference:
         self.lines: list[str] = []
         self._store, self._run_id, self._cases = store, run_id, cases
         self._known = list(store.runs_of([run_id]).disturbances.iloc[0])
-        self._busy: list[float] = []
-        self._limited: list[str] = []
+        self._shares: dict[str, list[float]] = {}  # what happened → how much of it, by case
 
     def met(self, load: CpuLoad, outcome: Outcome) -> None:
         """Flag what a case measured while others were at work, and store a line about it.
@@ -42,18 +42,16 @@ class Interference:
         """
         outcome.rows = flagged(outcome.rows, load)
         outcome.details, outcome.flags = outcome.details | load.details(), load.flags
-        self._busy += [load.taken] if load.is_busy else []
-        self._limited += [load.limited_by] if load.limited_by else []
+        if load.is_busy:
+            self._shares.setdefault(_OTHERS, []).append(load.taken or 0.0)
+        if load.limited_by:
+            text = f"{load.limited_by} held this process back"
+            self._shares.setdefault(text, []).append(0.0)
         if not load.flags:
             return
-        others = "other processes, or a hypervisor, took up to {:.0%} of the CPUs"
         self.lines = [
-            f"{DURING}{len(found)} of {self._cases} cases {text}"
-            for found, text in (
-                (self._busy, others.format(max(self._busy, default=0.0))),
-                (self._limited, "".join(self._limited[-1:]) + " held this process back"),
-            )
-            if found
+            f"{DURING}{len(shares)} of {self._cases} cases {text.format(max(shares))}"
+            for text, shares in self._shares.items()
         ]
         self._store.update_run(self._run_id, disturbances=[*self._known, *self.lines])
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, shown
+from nanolib.meters.machine import gpu_uuid, resolve_device
 from nanolib.models.user import runs_code
 from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Load = Callable[[], Any]
 Experiments = Mapping[str, Load]
@@ -158,6 +160,23 @@ def import_user_models(jobs: Sequence[Job]) -> None:
     }
     for params in named.values():
         params.look([])
+
+
+def gpu_places() -> list[dict[str, str]]:
+    """For each GPU that this process may use, the variables of a process that sees only this GPU.
+
+    GPUs have their UUIDs as names, because numbers change with what is visible.
+    """
+    import torch  # only to look for GPUs
+
+    return [{VISIBLE: gpu_uuid(f"cuda:{index}")} for index in range(torch.cuda.device_count())]
+
+
+def on_any_gpu(job: Job) -> bool:
+    """Whether the job measures on one GPU, and it may be any."""
+    device = getattr(job.params, "device", "cpu")
+    several = max(getattr(job.params, "world_sizes", [1])) > 1
+    return device in ("auto", "cuda") and not several and resolve_device(device).startswith("cuda")
 
 
 def read_job(

@@ -26,15 +26,14 @@ import yaml
 from tqdm import tqdm
 
 from nanolib.measurement import RunStatus, printable
-from nanolib.meters.machine import gpu_uuid, resolve_device
+from nanolib.meters.machine import resolve_device
 from nanolib.meters.quiet import disturbances
 from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, make_folder
-from nanolib.run.jobs import Job
+from nanolib.run.jobs import Job, gpu_places, on_any_gpu
 from nanolib.run.lock import holder
 from nanolib.run.process import kill_tree, python, signal_name, start
 from nanolib.store import Store
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _POLL_S = 0.3
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
 _KERNEL_DIED = 138  # papermill's own exit code for it
@@ -165,23 +164,6 @@ def run_jobs(
                 measured([done.run_id for done in ended if done.run_id])
             run(job, end, {})
     return ended
-
-
-def gpu_places() -> list[dict[str, str]]:
-    """For each GPU that this process may use, the variables of a process that sees only this GPU.
-
-    GPUs have their UUIDs as names, because numbers change with what is visible.
-    """
-    import torch  # only to look for GPUs
-
-    return [{VISIBLE: gpu_uuid(f"cuda:{index}")} for index in range(torch.cuda.device_count())]
-
-
-def on_any_gpu(job: Job) -> bool:
-    """Whether the job measures on one GPU, and it may be any."""
-    device = getattr(job.params, "device", "cpu")
-    several = max(getattr(job.params, "world_sizes", [1])) > 1
-    return device in ("auto", "cuda") and not several and resolve_device(device).startswith("cuda")
 
 
 def run_job(

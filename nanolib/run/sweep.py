@@ -7,6 +7,7 @@ in flight and nothing else. A failure is a row, and the sweep goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sqlite3
 import sys
@@ -133,12 +134,7 @@ def measure(
         raise BadInput(f"{name}: these parameters give no case; widen them")
     params.look([] if params.isolation == "process" else cases)
     device, stop = resolve_device(params.device), stop or threading.Event()
-
-    def wait(line: str) -> None:
-        if on_progress is None:
-            say(line)
-        else:
-            on_progress(0, len(cases), line)
+    wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say
 
     def pause(seconds: float) -> None:
         if stop.wait(seconds):

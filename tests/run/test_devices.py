@@ -7,10 +7,10 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
 from nanolib.meters import machine
-from nanolib.run import lock, notebooks
+from nanolib.run import jobs, lock, notebooks
 from nanolib.run.jobs import plan
 
-PLACES = [{notebooks.VISIBLE: "GPU-a"}, {notebooks.VISIBLE: "GPU-b"}]
+PLACES = [{jobs.VISIBLE: "GPU-a"}, {jobs.VISIBLE: "GPU-b"}]
 SMALL = {"seq_lens": [16, 32, 48, 64], "attention_types": ["dense"], "quality_patterns": []}
 
 
@@ -41,7 +41,7 @@ def test_jobs_that_any_gpu_can_do_run_on_all_of_them_at_once_and_the_others_afte
     def run(job, command, place, stop, watch):
         if place:
             together.wait()  # passes only while another is at work
-        seen.append((job.title, place.get(notebooks.VISIBLE)))
+        seen.append((job.title, place.get(jobs.VISIBLE)))
         return 0
 
     monkeypatch.setattr(notebooks, "_run_papermill", run)
@@ -80,16 +80,14 @@ def test_ctrl_c_ends_those_that_run_and_starts_no_other(tmp_path, monkeypatch, t
     ],
 )
 def test_which_jobs_any_gpu_can_do(monkeypatch, values, any_gpu):
-    monkeypatch.setattr(
-        notebooks, "resolve_device", lambda name: "cpu" if name == "cpu" else "cuda:0"
-    )
+    monkeypatch.setattr(jobs, "resolve_device", lambda name: "cpu" if name == "cpu" else "cuda:0")
     job = dataclasses.replace(_jobs()[0], params=SimpleNamespace(**values))
-    assert notebooks.on_any_gpu(job) is any_gpu
+    assert jobs.on_any_gpu(job) is any_gpu
 
 
 def test_without_gpus_nothing_is_put_anywhere():
-    assert notebooks.gpu_places() == [] or all(
-        place[notebooks.VISIBLE].startswith("GPU-") for place in notebooks.gpu_places()
+    assert jobs.gpu_places() == [] or all(
+        place[jobs.VISIBLE].startswith("GPU-") for place in jobs.gpu_places()
     )
 
 
