@@ -219,3 +219,18 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
         ended.exit_code == 2
         and "'befor' is not in the database; did you mean before?" in ended.output
     )
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["runs"], ["run", "atention"]])
+def test_a_command_that_measures_nothing_starts_without_torch(tmp_path, arguments):
+    code = (
+        "import sys\nfrom nanolib.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    print('torch' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
+    with Store(tmp_path / "results.sqlite"):
+        pass
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr

@@ -1,4 +1,7 @@
-"""What a command runs: a notebook with its checked parameters per job."""
+"""What a command runs: a notebook with its checked parameters per job.
+
+What needs torch is imported where it is used, so that a mistake on a command line is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, did_you_mean, shown
-from nanolib.meters.machine import gpu_uuid, resolve_device
-from nanolib.models.user import runs_code
 from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
 
@@ -155,6 +156,8 @@ def import_user_models(jobs: Sequence[Job]) -> None:
     Raises:
         BadInput: A model cannot be imported.
     """
+    from nanolib.models.user import runs_code
+
     named = {
         job.params.model: job.params for job in jobs if runs_code(getattr(job.params, "model", ""))
     }
@@ -167,13 +170,17 @@ def gpu_places() -> list[dict[str, str]]:
 
     GPUs have their UUIDs as names, because numbers change with what is visible.
     """
-    import torch  # only to look for GPUs
+    import torch
+
+    from nanolib.meters.machine import gpu_uuid
 
     return [{VISIBLE: gpu_uuid(f"cuda:{index}")} for index in range(torch.cuda.device_count())]
 
 
 def on_any_gpu(job: Job) -> bool:
     """Whether the job measures on one GPU, and it may be any."""
+    from nanolib.meters.machine import resolve_device
+
     device = getattr(job.params, "device", "cpu")
     several = max(getattr(job.params, "world_sizes", [1])) > 1
     return device in ("auto", "cuda") and not several and resolve_device(device).startswith("cuda")

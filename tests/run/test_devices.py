@@ -80,7 +80,9 @@ def test_ctrl_c_ends_those_that_run_and_starts_no_other(tmp_path, monkeypatch, t
     ],
 )
 def test_which_jobs_any_gpu_can_do(monkeypatch, values, any_gpu):
-    monkeypatch.setattr(jobs, "resolve_device", lambda name: "cpu" if name == "cpu" else "cuda:0")
+    monkeypatch.setattr(
+        machine, "resolve_device", lambda name: "cpu" if name == "cpu" else "cuda:0"
+    )
     job = dataclasses.replace(_jobs()[0], params=SimpleNamespace(**values))
     assert jobs.on_any_gpu(job) is any_gpu
 
