@@ -12,7 +12,6 @@ from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
 LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # by which `nano run` finds the run of a job: `TOKEN/NAME`, the token that of the command
-PART_VARIABLE = "NANOLIB_PART"  # `2/4`: this run is the second of four that share the cases
 DATABASE = "results.sqlite"
 
 

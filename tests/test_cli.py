@@ -15,7 +15,7 @@ from nanolib.meters.machine import this_machine
 from nanolib.meters.time.latency import summarise
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
-from nanolib.run.suite.jobs import scenarios, suites
+from nanolib.run.jobs import scenarios, suites
 from nanolib.store import Run, Store
 
 
@@ -91,6 +91,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     dry = nano(
         "run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "attention_types=[dense]"
     ).output
+    assert "How long a notebook takes is known after its first run here" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:
@@ -218,3 +219,18 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
         ended.exit_code == 2
         and "'befor' is not in the database; did you mean before?" in ended.output
     )
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["runs"], ["run", "atention"]])
+def test_a_command_that_measures_nothing_starts_without_torch(tmp_path, arguments):
+    code = (
+        "import sys\nfrom nanolib.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "finally:\n    print('torch' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
+    with Store(tmp_path / "results.sqlite"):
+        pass
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr

@@ -209,10 +209,10 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
         }
         return importlib.import_module("numpy").asarray(blocks), shape
 
-    measure_case = importlib.import_module("nanolib.run.workload").measure_case
-    attempt = importlib.import_module("nanolib.run.outcome").attempt
-    case, collected = cases[request["case_id"]], params.collected_by(collect)
-    outcome = attempt(lambda: measure_case(case, collected, {}), request["timeout_s"])
+    measure_group = importlib.import_module("nanolib.run.group").measure_group
+    case = cases[request["case_id"]]
+    collected = params.replace(case_timeout_s=request["timeout_s"]).collected_by(collect)
+    outcome = measure_group([case], collected, {})[case.case_id]
     _answer(
         ended=outcome.status, message=outcome.message, rows=[row.to_dict() for row in outcome.rows]
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from nanolib.cli.listing import NotebookCommand
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput, printable
 from nanolib.paths import database_path
+
+_MORE = " and {} more"
 
 
 @command(
@@ -66,12 +70,6 @@ from nanolib.paths import database_path
     default="here",
     help="Run on this machine, or as Ray tasks.",
 )
-@click.option(
-    "--parts",
-    type=click.IntRange(1, 1000),
-    default=1,
-    help="Split each notebook's cases into N runs.",
-)
 @output_option
 @handle_errors
 def run(
@@ -83,7 +81,6 @@ def run(
     dry_run: bool,
     no_report: bool,
     place: str,
-    parts: int,
     output: str | None,
 ) -> None:
     """Run a suite (default: quick), notebooks or scenarios, then write the report.
@@ -108,25 +105,24 @@ def run(
                 pages.append(beside.submit(_write_report, run_ids, folder / "report"))
 
         from nanolib.experiments import ALL
-        from nanolib.run.suite.jobs import in_parts, look_for_models, plan
+        from nanolib.run.jobs import import_user_models, plan
 
-        jobs = in_parts(
-            plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume}), parts
-        )
+        jobs = plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume})
         if dry_run:
             _show_plan(jobs)
             return
-        from nanolib.run.suite.runner import closing_table, run_jobs
+        from nanolib.run.notebooks import Command, closing_table, run_jobs
 
+        shared = Command(folder)
         if place == "ray":  # whose nodes may hold other code
-            from nanolib.run.suite.on_ray import run_on_ray
+            from nanolib.run.on_ray import run_on_ray
 
-            ended, log = run_on_ray(jobs, folder, echo)
+            ended = run_on_ray(jobs, shared, echo)
         else:
-            look_for_models(jobs)
-            ended, log = run_jobs(
+            import_user_models(jobs)
+            ended = run_jobs(
                 jobs,
-                folder,
+                shared,
                 echo,
                 answered=_answers,
                 measured=write_report,  # beside the summary, which reads what is stored too
@@ -139,7 +135,9 @@ def run(
         run_ids = [end.run_id for end in ended if end.run_id]
         if run_ids:
             _show_failures(run_ids)
-        echo("", f"notebooks  {folder}", f"database   {database_path()}", f"log        {log}")
+        echo(
+            "", f"notebooks  {folder}", f"database   {database_path()}", f"logs       {shared.logs}"
+        )
         write_report(run_ids)
         for page in pages:
             echo(f"report     {page.result()}")
@@ -169,35 +167,59 @@ def _answers(end: Any) -> list[str]:
 
 def _show_plan(jobs: list[Any]) -> None:
     from nanolib.meters.machine import this_machine
-    from nanolib.run.plan import foreseen, known_ceilings
+    from nanolib.run.plan import expected_s, foreseen, known_ceilings
     from nanolib.store import Store
 
-    ceilings: dict[str, float] = {}
-    if database_path().exists():
-        with Store(create=False) as store:
-            ceilings = known_ceilings(store, this_machine().machine_id)
-    for job in jobs:
-        if cases := job.cases():
-            echo("", f"{job.name}: {len(cases)} cases")
+    machine_id, exists = this_machine().machine_id, database_path().exists()
+    with Store(create=False) if exists else nullcontext() as store:
+        ceilings = known_ceilings(store, machine_id) if store else {}
+        expected: dict[str, Any] = {}
+        for job in jobs:
+            cases = job.cases()
+            if not cases:
+                echo("", f"{job.name}: reads the database, measures nothing")
+                continue
+            expected[job.title] = store and expected_s(job.params, cases, store, machine_id)
+            echo("", f"{job.name}: {len(cases)} cases{_duration(expected[job.title])}")
             _show_cases(cases, (foreseen(case, ceilings) for case in cases))
-        else:
-            echo("", f"{job.name}: reads the database, measures nothing")
+    known = [one for one in expected.values() if one]
+    if known:
+        total = [sum(ends) for ends in zip(*known, strict=True)]
+        of = (
+            "" if len(known) == len(expected) else f", without {len(expected) - len(known)} of them"
+        )
+        echo("", f"all notebooks{of}{_duration(total)}")
+    if len(known) < len(expected):
+        echo("", "How long a notebook takes is known after its first run here.")
     if not ceilings:
         echo("", "Times are predicted from ceilings, not known here yet: run nano doctor")
 
 
+def _duration(seconds: Any) -> str:
+    """`: about 90 s (75 to 110 s) inside cases`; empty if nobody knows."""
+    if not seconds:
+        return ""
+    low, estimate, high = (f"{value:.0f}" for value in seconds)
+    return f": about {estimate} s ({low} to {high} s) inside cases"
+
+
+def _shown_once(line: Any) -> Any:
+    """Equal for lines of which nothing but the name differs, and nothing is predicted."""
+    return line[1:] if line.mib == "—" else line
+
+
 def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
-    """A line per case as it comes, in columns; how far it is while one is awaited."""
+    """A line per case as it comes; neighbors of which nothing is predicted share one."""
     from tqdm import tqdm
 
-    width = max(len(str(case)) for case in cases)
+    width = max(len(str(case)) for case in cases) + len(_MORE.format(len(cases)))
     echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
     with tqdm(foreseen, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
-        for line in bar:
+        for _, equal in itertools.groupby(bar, _shown_once):
+            (first, ms, mib, here), *others = equal
+            name = first + (_MORE.format(len(others)) if others else "")
             with bar.external_write_mode():
-                echo(
-                    f"{printable(line.case):{width}}  {line.ms:>12}  {line.mib:>13}  {printable(line.here)}"
-                )
+                echo(f"{printable(name):{width}}  {ms:>12}  {mib:>13}  {printable(here)}")
 
 
 def _show_failures(run_ids: list[str]) -> None:

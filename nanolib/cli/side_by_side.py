@@ -185,7 +185,7 @@ def _spec(
     from nanolib.ab.spec import Spec
     from nanolib.experiments import ALL
     from nanolib.paths import checkout
-    from nanolib.run.suite.jobs import plan, read_job
+    from nanolib.run.jobs import plan, read_job
 
     if functions and (notebooks or overrides):
         raise BadInput("--call: a function takes no notebook and no -p; give one or the other")

@@ -26,8 +26,8 @@ from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.ceilings import CeilingCase
+from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.plan import known_ceilings, predictions, table_of
-from nanolib.run.suite.jobs import DEFAULT_SUITE, plan
 from nanolib.run.worker import Cancelled
 from nanolib.store import Store
 

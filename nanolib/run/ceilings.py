@@ -106,6 +106,15 @@ def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]
     return [CeilingCase(device, name, min(_LONGER * budget_s, 2.0)) for name in (*dtypes, "copy")]
 
 
+def ceilings_of(store: Store, run_id: str) -> dict[str, float]:
+    """The ceilings that a run has measured: dtype → FLOP/s, and `copy` → B/s, each a `Ceiling`."""
+    query = (
+        "SELECT scope, low, estimate, high FROM measurements WHERE run_id = ?"
+        " AND estimate IS NOT NULL AND metric IN ('ceiling_flops', 'ceiling_bytes')"
+    )
+    return {scope: Ceiling.of(ends) for scope, *ends in store.connection.execute(query, (run_id,))}
+
+
 def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     """What another notebook of the same command has measured of a ceiling here; nothing for any other case.
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from nanolib.measurement import BadInput
 from nanolib.models.user import cause
-from nanolib.run.process import describe_exit, kill_tree, spawn
-
-_START_S = 60.0  # what importing torch may take on a busy machine
+from nanolib.run.process import Died, Late, describe_exit, received
 
 
 def answers_of(
@@ -30,27 +28,22 @@ def answers_of(
     Raises:
         BadInput: The function did.
     """
-    process, connection = spawn(f"{__name__}:serve", function, arguments)
     answers: list[Any] = []
-    kind, value, more_s = "", None, _START_S
     try:
-        while kind != "end":
-            if not connection.poll(limit_s + more_s):
-                return answers, f"it takes over {limit_s:g} s"
-            kind, value = connection.recv()
-            more_s = 0.0
+        sent = received(f"{__name__}:serve", function, arguments, limit_s=limit_s)
+        for kind, value in sent:
             if kind == "answer":
                 answers.append(value)
-    except EOFError:  # the process ended without a word
-        process.join()
-        return answers, describe_exit(process.exitcode or 0)
-    finally:
-        kill_tree(process.pid)
-        process.join()
-        connection.close()
-    if isinstance(value, list):
-        raise BadInput(*value)
-    return answers, value
+            elif kind == "bad input":
+                raise BadInput(*value)
+            elif kind == "end":
+                sent.close()
+                return answers, value
+    except Late:
+        return answers, f"it takes over {limit_s:g} s"
+    except Died as error:
+        return answers, str(error)
+    return answers, describe_exit(0)  # it ended without a word
 
 
 def serve(
@@ -64,9 +57,8 @@ def serve(
     try:
         for answer in function(*arguments):
             connection.send(("answer", answer))
-        end: Any = ""
+        connection.send(("end", ""))
     except BadInput as error:
-        end = list(error.lines)
+        connection.send(("bad input", error.lines))
     except BaseException as error:  # code of the user's may end itself
-        end = cause(error)
-    connection.send(("end", end))
+        connection.send(("end", cause(error)))

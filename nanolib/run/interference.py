@@ -1,4 +1,4 @@
-"""What others did to a run while its cases were measured: rows that carry it as flags, and lines of the run."""
+"""What other processes did to a run while it measured: flags of its rows, and lines of the run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from nanolib.run.outcome import Outcome
 from nanolib.store import Store
 from nanolib.store.schema import DURING
 
+_OTHERS = "other processes, or a hypervisor, took up to {:.0%} of the CPUs"
 _NOT_OF_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 
@@ -19,64 +20,58 @@ class Interference:
 
     Args:
         store: Where the run is.
-        run_id: Which; what is known of it already stays.
+        run_id: Which; its lines from an earlier start stay.
         cases: How many it has to measure.
 
     Attributes:
-        lines: What is said of the cases so far, a line each.
+        lines: What to say of the cases so far.
     """
 
     def __init__(self, store: Store, run_id: str, cases: int) -> None:
+        self.lines: list[str] = []
         self._store, self._run_id, self._cases = store, run_id, cases
         self._known = list(store.runs_of([run_id]).disturbances.iloc[0])
-        self._taken: list[float] = []
-        self._held_back: list[str] = []
-
-    @property
-    def lines(self) -> list[str]:
-        """See the class."""
-        lines = []
-        if self._taken:
-            most = f"took up to {max(self._taken):.0%} of the CPUs"
-            lines.append(
-                f"{DURING}{len(self._taken)} of {self._cases} cases other processes, or a hypervisor, {most}"
-            )
-        if self._held_back:
-            by = self._held_back[-1]
-            lines.append(
-                f"{DURING}{len(self._held_back)} of {self._cases} cases {by} held this process back"
-            )
-        return lines
+        self._shares: dict[str, list[float]] = {}  # what happened → how much of it, by case
 
     def met(self, load: CpuLoad, outcome: Outcome) -> None:
-        """Flag what a case measured while others were at work, and keep with the run that it did.
+        """Flag what a case measured while others were at work, and store a line about it.
 
         Args:
             load: What the CPUs did during the case.
-            outcome: Its rows; those that watched their own span keep what they saw.
+            outcome: Its rows; those that watched their own time keep their own flags.
         """
         outcome.rows = flagged(outcome.rows, load)
         outcome.details, outcome.flags = outcome.details | load.details(), load.flags
         if load.is_busy:
-            self._taken.append(load.taken or 0.0)
+            self._shares.setdefault(_OTHERS, []).append(load.taken or 0.0)
         if load.limited_by:
-            self._held_back.append(load.limited_by)
-        if load.flags:
-            self._store.update_run(self._run_id, disturbances=[*self._known, *self.lines])
+            text = f"{load.limited_by} held this process back"
+            self._shares.setdefault(text, []).append(0.0)
+        if not load.flags:
+            return
+        self.lines = [
+            f"{DURING}{len(shares)} of {self._cases} cases {text.format(max(shares))}"
+            for text, shares in self._shares.items()
+        ]
+        self._store.update_run(self._run_id, disturbances=[*self._known, *self.lines])
 
 
 def flagged(rows: list[Measurement], load: CpuLoad) -> list[Measurement]:
-    """The rows of a case, flagged by its load; what was made of a timing carries that timing's own flags."""
-    watched = {
+    """Flag the timed rows of a case by its load.
+
+    A row that is computed from a timing has that timing's own flags.
+    """
+    own = {
         row.scope: tuple(flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED))
         for row in rows
         if row.details.get("others_share") is not None or row.method == ROUNDS
     }
-    return [
-        replace(row, flags=tuple(dict.fromkeys([*row.flags, *watched.get(row.scope, load.flags)])))
-        if METRICS[row.metric].is_timed
-        and row.estimate is not None
-        and row.provenance not in _NOT_OF_NOW
-        else row
-        for row in rows
-    ]
+
+    def with_flags(row: Measurement) -> Measurement:
+        is_timed = METRICS[row.metric].is_timed and row.estimate is not None
+        if not is_timed or row.provenance in _NOT_OF_NOW:
+            return row
+        flags = (*row.flags, *own.get(row.scope, load.flags))
+        return replace(row, flags=tuple(dict.fromkeys(flags)))
+
+    return [with_flags(row) for row in rows]

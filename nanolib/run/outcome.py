@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -32,6 +32,10 @@ class WillNotFit(Exception):
     """The case needs more memory than there is; it was not started."""
 
 
+class DeviceLost(BaseException):
+    """The case has lost the device for all of this process."""
+
+
 @dataclass
 class Outcome:
     """What a case gave.
@@ -41,8 +45,10 @@ class Outcome:
         status: How it ended.
         message: Why, in one line.
         seconds: How long it took.
-        details: What else is known: of a failure `rank`, `traceback`, `device_lost`; how much of the CPUs others took.
+        details: What else is known: of a failure `rank`, `traceback`, `device_lost`; how much of
+            the CPUs others took.
         flags: What the time that it took carries.
+        killed: Whether a signal ended its process.
     """
 
     rows: list[Measurement] = field(default_factory=list)
@@ -51,6 +57,7 @@ class Outcome:
     seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
+    killed: bool = False
 
     @property
     def ran_short(self) -> bool:
@@ -62,74 +69,37 @@ class Outcome:
         self.status = Status.TIMEOUT
         self.message = f"ran longer than case_timeout_s {limit_s:g}; raise it or shrink the case"
 
-
-Keep = Callable[[Measurement], None]
-
-
-class Attempt:
-    """One case as far as it has come: it is done piece by piece, each `within` the attempt, until it is over.
-
-    Args:
-        timeout_s: Limit of all pieces together. Only the main thread can be interrupted, and only between two Python instructions:
-            a kernel that never returns needs `isolation: process`.
-        keep: Told each row as it comes.
-
-    Attributes:
-        outcome: What it gave so far.
-        is_over: Whether it failed or was late; the piece in which it did ended there.
-    """
-
-    def __init__(self, timeout_s: float, keep: Keep | None = None) -> None:
-        self.outcome, self.is_over = Outcome(), False
-        self._timeout_s, self._keep = timeout_s, keep
-
-    def add(self, row: Measurement) -> None:
-        """A row was made."""
-        self.outcome.rows.append(row)
-        if self._keep:
-            self._keep(row)
-
     @contextmanager
-    def within(self) -> Iterator[None]:
-        """A piece; never raises but for KeyboardInterrupt and the like."""
-        outcome, start = self.outcome, time.perf_counter()
-        self.is_over = True
+    def within(self, timeout_s: float) -> Iterator[None]:
+        """A piece of the case: what it raises becomes the status and the message.
+
+        Args:
+            timeout_s: Limit of all pieces together. Only the main thread can be interrupted, and
+                only between two Python instructions: a kernel that never returns needs
+                `isolation: process`.
+
+        Raises:
+            DeviceLost: No case can be measured in this process any more.
+        """
+        start = time.perf_counter()
         try:
-            with _time_limit(max(self._timeout_s - outcome.seconds, _LEAST_S), CaseTimeout()):
+            with _time_limit(max(timeout_s - self.seconds, _LEAST_S), CaseTimeout()):
                 yield
-            self.is_over = False
         except CaseTimeout:
-            outcome.was_late(self._timeout_s)
+            self.was_late(timeout_s)
         except WillNotFit as error:
-            outcome.status, outcome.message = Status.OOM_PREDICTED, one_line(error)
+            self.status, self.message = Status.OOM_PREDICTED, one_line(error)
         except Unsupported as error:
-            outcome.status, outcome.message = Status.UNSUPPORTED, one_line(error)
+            self.status, self.message = Status.UNSUPPORTED, one_line(error)
         except (Exception, SystemExit) as error:  # code of the user's may end itself
-            outcome.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
-            outcome.message = f"{type(error).__name__}: {one_line(error)}"
-            outcome.details = getattr(error, "details", {})
-            if isinstance(
-                error, torch.AcceleratorError
-            ):  # this process has lost its device for good
-                outcome.details = outcome.details | {"device_lost": True}
-        outcome.seconds += time.perf_counter() - start
-
-
-def attempt(
-    measure: Callable[[], Iterable[Measurement]], timeout_s: float, keep: Keep | None = None
-) -> Outcome:
-    """Run `measure` to its end, its failure, or its time limit.
-
-    Args:
-        measure: Yields the rows of the case as they are made.
-        timeout_s: As of `Attempt`.
-        keep: As of `Attempt`.
-    """
-    one = Attempt(timeout_s, keep)
-    with one.within():
-        for row in measure():
-            one.add(row)
-    return one.outcome
+            self.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
+            self.message = f"{type(error).__name__}: {one_line(error)}"
+            self.details = getattr(error, "details", {})
+            if isinstance(error, torch.AcceleratorError):
+                self.details = self.details | {"device_lost": True}
+                raise DeviceLost from error
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
 def is_out_of_memory(error: BaseException) -> bool:

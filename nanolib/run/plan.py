@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from nanolib.measurement import format_number
 from nanolib.run.case import Case
 from nanolib.run.params import Params
 from nanolib.run.workload import shortage
+from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
 _UNITS = {
@@ -23,6 +26,7 @@ _UNITS = {
 }
 
 Prediction = tuple[Case, dict[str, Any]]
+_TIMING = ("budget_s", "rel_ci", "device")  # parameters that change how long a case takes
 _NOT_LOOKED_AT = "told by running it: its model is code of yours"
 
 
@@ -56,8 +60,7 @@ def table_of(predicted: Sequence[Prediction]) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("")
 
 
-@dataclass(frozen=True)
-class Foreseen:
+class Foreseen(NamedTuple):
     """What is known of a case before it runs; texts for people."""
 
     case: str
@@ -80,6 +83,47 @@ def foreseen(case: Case, ceilings: dict[str, float]) -> Foreseen:
     return Foreseen(str(case), ms, mib, f"oom_predicted: {lacking}" if lacking else "runs")
 
 
+def expected_s(
+    params: Params, cases: Sequence[Case], store: Store, machine_id: str
+) -> Interval | None:
+    """How long the cases will take, from earlier runs of this notebook on this machine.
+
+    A case takes what it took before with the same timing parameters; one that was never measured
+    takes what a case of the notebook took. The ends of the interval are the least and the most of
+    these times, or the quartiles for a case that was never measured.
+
+    Args:
+        params: Of the notebook.
+        cases: Those that will be measured.
+        store: Where the runs are.
+        machine_id: Of this machine.
+
+    Returns:
+        Seconds inside cases; None without an earlier run.
+    """
+    query = (
+        "SELECT case_id, estimate, params FROM measurements JOIN runs USING (run_id)"
+        " WHERE metric = 'case_time' AND estimate IS NOT NULL"
+        " AND experiment = ? AND machine_id = ?"
+    )
+    rows = store.connection.execute(query, (params.NAME, machine_id)).fetchall()
+    asked, found = _timing(params.model_dump(mode="json")), []
+    for case_id, seconds, made_with in rows:
+        if _timing(json.loads(made_with)) == asked:
+            found.append((case_id, seconds))
+    if not found:
+        return None
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for case_id, seconds in found:
+        times[case_id].append(seconds)
+    usual = np.quantile([seconds for _, seconds in found], [0.25, 0.5, 0.75])
+    each = [
+        np.quantile(times[case.case_id], [0, 0.5, 1]) if case.case_id in times else usual
+        for case in cases
+    ]
+    return Interval(*map(float, np.sum(each, axis=0)))
+
+
 def known_ceilings(store: Store, machine_id: str) -> dict[str, float]:
     """The newest ceilings that the database holds for a machine."""
     query = (
@@ -88,6 +132,10 @@ def known_ceilings(store: Store, machine_id: str) -> dict[str, float]:
         " AND typeof(scope) = 'text' AND typeof(estimate) = 'real' AND estimate > 0 AND estimate < 9e999 ORDER BY id"
     )
     return dict(store.connection.execute(query, (machine_id,)).fetchall())
+
+
+def _timing(params: Mapping[str, Any]) -> list[Any]:
+    return [params.get(name) for name in _TIMING]
 
 
 def _title(name: str) -> str:

@@ -17,14 +17,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-KILLED = "its process was killed by"
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _WATCH_S = 0.5
+_POLL_S = 0.2
+_START_S = 60.0  # what importing torch may take on a busy machine
+_GRACE_S = 5.0  # for a process that closes its pipe, to end
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -57,21 +59,15 @@ def spawn(
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=_serve, args=(os.getpid(), dict(environment or {}), function, theirs, arguments)
-    )
+    variables = dict(environment or {})
+    process = context.Process(target=_serve, args=(os.getpid(), variables, function, theirs))
     with theirs:
         process.start()
+    ours.send(arguments)  # not with the process: to read them is to import what they need
     return process, ours
 
 
-def _serve(
-    parent: int,
-    environment: dict[str, str],
-    function: str,
-    connection: Connection,
-    arguments: tuple[Any, ...],
-) -> None:
+def _serve(parent: int, environment: dict[str, str], function: str, connection: Connection) -> None:
     exit_with_parent(parent)
     os.setsid()
     os.dup2(2, 1)
@@ -79,8 +75,64 @@ def _serve(
     module, _, name = function.partition(":")
     gc.disable()  # what is imported stays: collecting meanwhile takes a fifth of torch's import
     called = getattr(importlib.import_module(module), name)
+    arguments = connection.recv()
     gc.enable()
     called(connection, *arguments)
+
+
+class Late(Exception):
+    """A process sent nothing for longer than it may take."""
+
+
+class Died(Exception):
+    """A process ended with an error.
+
+    Attributes:
+        by_signal: Whether a signal killed it.
+    """
+
+    def __init__(self, code: int) -> None:
+        self.by_signal = code < 0
+        super().__init__(describe_exit(code))
+
+
+def received(
+    function: str,
+    *arguments: Any,
+    limit_s: float,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Any]:
+    """Yield what a function sends from a fresh process, and end all that it started.
+
+    Args:
+        function: As in `spawn`.
+        arguments: As in `spawn`.
+        limit_s: It may send nothing for so long, s; for the first time the import of torch is added.
+        stopped: Asked now and then; where it returns true, the process is ended.
+
+    Raises:
+        Died: The process ended with an error.
+        Late: It sent nothing for longer than it may take.
+    """
+    process, connection = spawn(function, *arguments)
+    deadline = time.monotonic() + _START_S + limit_s
+    try:
+        while not stopped():
+            if connection.poll(_POLL_S):
+                yield connection.recv()
+                deadline = time.monotonic() + limit_s
+            elif not process.is_alive():  # something that it forked may hold the pipe open
+                break
+            elif time.monotonic() > deadline:
+                raise Late
+    except (EOFError, OSError):  # it has ended
+        process.join(_GRACE_S)
+    finally:  # after an interrupt too: nothing may stay behind
+        kill_tree(process.pid)
+        process.join()
+        connection.close()
+    if process.exitcode and not stopped():
+        raise Died(process.exitcode)
 
 
 def kill_tree(pid: int) -> None:
@@ -132,7 +184,7 @@ def describe_exit(code: int, errors: str = "") -> str:
         errors: What it wrote.
     """
     if code < 0:
-        return f"{KILLED} {signal_name(-code)}"
+        return f"its process was killed by {signal_name(-code)}"
     return ": ".join([f"its process ended with {code}", *errors.strip().splitlines()[-1:]])
 
 

@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from nanolib.measurement import BadInput
 from nanolib.params import read_value, read_yaml
 from nanolib.run import ranks
+from nanolib.run.rank import answer, raised
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02
@@ -64,7 +65,7 @@ class Ranks:
         self._answer(number, asked)
         found = [self._answered(number, rank) for rank in range(asked["world_size"])]
         if errors := [one["error"] for one in found if "error" in one]:
-            raise ranks.raised(errors, asked["world_size"])[0]
+            raise raised(errors, asked["world_size"])[0]
         return [one["answer"] for one in found]
 
     def serve(self) -> None:
@@ -85,7 +86,7 @@ class Ranks:
     def _answer(self, number: int, asked: dict[str, Any]) -> None:
         """Take part in a case, in a process group of its own."""
         threads = torch.get_num_threads()
-        told = ranks.answer(asked, dist.PrefixStore(f"ranks/{number}", self._store), self.rank)
+        told = answer(asked, dist.PrefixStore(f"ranks/{number}", self._store), self.rank)
         self._store.set(f"answer/{number}/{self.rank}", json.dumps(told))
         with contextlib.suppress(RuntimeError):  # all have answered; another may be gone
             if "answer" in told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,8 +25,6 @@ from nanolib.meters.memory import (
     why_not_planned,
 )
 from nanolib.meters.time.call_check import CallCheck
-from nanolib.meters.time.latency import measure_alone
-from nanolib.meters.time.turns import Timing
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.outcome import WillNotFit, one_line
@@ -246,24 +244,6 @@ def shortage(plan: Plan, device: str) -> str:
     if free is None or fits(plan, free):
         return ""
     return f"it needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; shorten it, or give fewer sequences or layers"
-
-
-def measure_case(case: Case, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-    """The rows of one case, its timings taken by themselves; as `start_case` otherwise."""
-    yield from timed_alone(start_case(case, params, ceilings))
-
-
-def timed_alone(measuring: Measuring) -> Iterator[Measurement]:
-    """The rows of what asks for its timings, each taken as soon as it is asked for."""
-    answer = None
-    while True:
-        try:
-            made = measuring.send(answer)
-        except StopIteration:
-            return
-        answer = measure_alone(made) if isinstance(made, Timing) else None
-        if answer is None:
-            yield made
 
 
 def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:

@@ -16,17 +16,21 @@ import ray
 from ray.cluster_utils import Cluster
 
 from nanolib.experiments import ALL
-from nanolib.run.suite.jobs import in_parts, plan
-from nanolib.run.suite.on_ray import run_on_ray
+from nanolib.run.jobs import plan
+from nanolib.run.notebooks import Command
+from nanolib.run.on_ray import run_on_ray
 
-SMALL = {"num_heads": 2, "attention_types": ["dense"], "budget_s": 0.2, "quality_patterns": []}
+SMALL = {
+    "attention": {"num_heads": 2, "attention_types": ["dense"], "quality_patterns": []},
+    "energy": {"new_tokens": 4},
+    "warmup": {"warmup_steps": [0, 2]},
+}
 
 
 def main() -> None:
-    """Run three parts of a notebook, kill the node of one that runs, look at what came back."""
+    """Run three notebooks, kill the node of one that runs, look at what came back."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=9)
-    options = parser.parse_args()
+    parser.parse_args()
     node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     cluster = Cluster(
         initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False}
@@ -34,8 +38,8 @@ def main() -> None:
     nodes = [cluster.add_node(**node) for _ in range(3)]
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False)
-    lengths = [16 * (1 + number) for number in range(options.cases)]
-    jobs = in_parts(plan(ALL, ["attention"], {**SMALL, "seq_lens": lengths}, {}), 3)
+    jobs = [job for name, small in SMALL.items() for job in plan(ALL, [name], small, {})]
+    cases = sum(len(job.cases()) for job in jobs)
     killed = threading.Event()
 
     def kill_one() -> None:
@@ -48,12 +52,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
         threading.Thread(target=kill_one, daemon=True).start()
-        ended, _ = run_on_ray(jobs, Path(name), lambda line: print(line, flush=True))
+        ended = run_on_ray(jobs, Command(Path(name)), lambda line: print(line, flush=True))
         took = time.perf_counter() - start
         with sqlite3.connect(Path(name) / "results.sqlite") as db:
             found = db.execute(
-                "SELECT case_id, count(*) FROM measurements WHERE metric = 'case_time' AND status = 'ok'"
-                " AND factors NOT LIKE '%\"ceiling\"%' GROUP BY case_id"
+                "SELECT run_id || case_id, count(*) FROM measurements WHERE metric = 'case_time'"
+                " AND status = 'ok' GROUP BY 1"
             ).fetchall()
     ray.shutdown()
     cluster.shutdown()
@@ -61,11 +65,11 @@ def main() -> None:
     whole = (
         killed.is_set()
         and not twice
-        and len(found) == options.cases
+        and len(found) == cases
         and all(end.status == "done" for end in ended)
     )
     print(
-        f"{len(found)} of {options.cases} cases, {twice} twice, in {took:.0f} s with a node lost: {'whole' if whole else 'FAILED'}"
+        f"{len(found)} of {cases} cases, {twice} twice, in {took:.0f} s with a node lost: {'whole' if whole else 'FAILED'}"
     )
     sys.exit(not whole)
 

@@ -7,8 +7,7 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.experiments.explore import Explore, explore
-from nanolib.run import sweep
-from nanolib.run.suite import jobs
+from nanolib.run import jobs, sweep
 from nanolib.store import Store
 from tests.waiting import until
 

@@ -14,7 +14,7 @@ from nanolib.measurement import METRICS as DECLARED
 from nanolib.measurement import Direction
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.run.workload import timed_alone
+from tests.measuring import timed_alone
 
 
 def _same(words: str) -> dict[str, str]:

@@ -190,7 +190,7 @@ def _send_identity(send: Any) -> None:
     import pynvml
     import torch
 
-    from nanolib.run.sources import git_revision
+    from nanolib.run.provenance import git_revision
 
     pynvml.nvmlInit()
     found = {

@@ -12,9 +12,9 @@ from nanolib.meters import links, memory
 from nanolib.meters.energy import meter, power
 from nanolib.models import NanoConfig, create_model, optimise
 from nanolib.models.generation import generation_of
-from nanolib.run import ranks, sweep
-from nanolib.run.outcome import attempt, is_out_of_memory
-from nanolib.run.ranks import _failure
+from nanolib.run import sweep
+from nanolib.run.outcome import DeviceLost, Outcome, is_out_of_memory
+from nanolib.run.rank import answer, failure
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
@@ -105,18 +105,18 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
         def __init__(self):
             Exception.__init__(self, "CUDA error: device-side assert triggered")
 
-    def lost():
-        raise Lost
-        yield
-
     asked = []
 
-    def here(*_):
-        return asked.append(False) or attempt(lost, 10)
+    def here(_, cases, *more):
+        asked.append(False)
+        outcome = Outcome()
+        with contextlib.suppress(DeviceLost), outcome.within(10):
+            raise Lost
+        return {cases[0].case_id: outcome}
 
     def alone(_, cases, *more):
         asked.append(True)
-        return {cases[0].case_id: attempt(lambda: iter(()), 10)}
+        return {cases[0].case_id: Outcome()}
 
     monkeypatch.setattr(sweep, "run_here", here)
     monkeypatch.setattr(sweep, "run_in_process", alone)
@@ -182,14 +182,14 @@ def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
     (tmp_path / "log").write_text(log)
     for rank, stack in enumerate(("", '  File "/somewhere/model.py", line 7 in step\n')):
         (tmp_path / f"{rank}.stack").write_text(stack)
-    failed = _failure(tmp_path, 2, None, (0, -6))
+    failed = failure(tmp_path, 2, None, (0, -6))
     assert (
         failed.details["rank"] == 1
         and "let the others wait" in str(failed)
         and "in step (model.py:7)" in str(failed)
     )
     (tmp_path / "log").write_text("")  # no such line: it was killed
-    assert str(_failure(tmp_path, 2, None, (0, -6))) == "rank 0 of 2 was killed by SIGABRT"
+    assert str(failure(tmp_path, 2, None, (0, -6))) == "rank 0 of 2 was killed by SIGABRT"
 
 
 def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
@@ -203,7 +203,7 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     )
     asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "world_size": 2}
     asked |= {"body": "builtins:dict", "request": {"a": 7}}
-    told = ranks.answer(asked, torch.distributed.FileStore(str(tmp_path / "store"), 2), 1)
+    told = answer(asked, torch.distributed.FileStore(str(tmp_path / "store"), 2), 1)
     assert (made["backend"], made["device_id"], made["rank"]) == (
         "nccl",
         torch.device("cuda", 1),

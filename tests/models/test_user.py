@@ -14,7 +14,7 @@ from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import WITHOUT_DECODING, generation_of
 from nanolib.models.user import build_model, logits_of, resolve
 from nanolib.run import sweep
-from nanolib.run.workload import measure_case
+from nanolib.run.workload import start_case
 from nanolib.store import Store
 from tests.models.llama import llama_like
 
@@ -230,7 +230,7 @@ def test_a_model_is_asked_no_longer_sequence_than_it_reads():
         case for case in model.cases(params) if isinstance(case, model_cases.GenerationCase)
     )
     with pytest.raises(Unsupported, match="exceed the context_length 64"):
-        list(measure_case(generation, params, {}))
+        list(start_case(generation, params, {}))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.run.suite.jobs import notebooks, suites
+from nanolib.run.jobs import notebooks, suites
 from tests.notebooks.parameters import cell_of
 
 NAMES = notebooks()

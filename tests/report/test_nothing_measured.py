@@ -5,7 +5,7 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.measurement import Measurement, Status
 from nanolib.report.page import build
-from nanolib.run.suite.jobs import plan
+from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
 from tests.report.rows import MACHINE
 from tests.shown import SECTIONS

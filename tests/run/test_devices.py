@@ -7,18 +7,30 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
 from nanolib.meters import machine
-from nanolib.run import lock
-from nanolib.run.suite import devices, runner
-from nanolib.run.suite.jobs import in_parts, plan
+from nanolib.run import jobs, lock, notebooks
+from nanolib.run.jobs import plan
 
-PLACES = [{devices.VISIBLE: "GPU-a"}, {devices.VISIBLE: "GPU-b"}]
+PLACES = [{jobs.VISIBLE: "GPU-a"}, {jobs.VISIBLE: "GPU-b"}]
 SMALL = {"seq_lens": [16, 32, 48, 64], "attention_types": ["dense"], "quality_patterns": []}
+
+
+SCENARIOS = [
+    f"distributed-{name}" for name in ("memory", "training", "training-bf16", "which-algorithm")
+]
 
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    monkeypatch.setattr(runner, "gpu_places", lambda: PLACES)
-    monkeypatch.setattr(runner, "on_any_gpu", lambda job: job.name == "attention")
+    monkeypatch.setattr(notebooks, "gpu_places", lambda: PLACES)
+    monkeypatch.setattr(notebooks, "on_any_gpu", lambda job: job.name != "summary")
+
+
+def _jobs():
+    return [*plan(ALL, SCENARIOS, {}, {}), *plan(ALL, ["summary"], {}, {})]
+
+
+def _run_jobs(tmp_path):
+    return notebooks.run_jobs(_jobs(), notebooks.Command(tmp_path), lambda line: None)
 
 
 def test_jobs_that_any_gpu_can_do_run_on_all_of_them_at_once_and_the_others_after(
@@ -26,43 +38,33 @@ def test_jobs_that_any_gpu_can_do_run_on_all_of_them_at_once_and_the_others_afte
 ):
     together, seen = threading.Barrier(2, timeout=30), []
 
-    def run(job, end, shared, place, store, log):
+    def run(job, command, place, stop, watch):
         if place:
             together.wait()  # passes only while another is at work
-        seen.append((job.title, place.get(devices.VISIBLE), log.name))
-        end.status = RunStatus.DONE
+        seen.append((job.title, place.get(jobs.VISIBLE)))
+        return 0
 
-    monkeypatch.setattr(runner, "_run", run)
-    jobs = in_parts(_jobs(), 4)
-    ended, _ = runner.run_jobs(jobs, tmp_path, lambda line: None)
-    assert [end.status for end in ended] == [RunStatus.DONE] * len(jobs)
-    on_gpus = [(title, place) for title, place, _ in seen if place]
-    assert {title for title, _ in on_gpus} == {f"attention-{part}-of-4" for part in range(1, 5)}
-    assert {place for _, place in on_gpus} == {"GPU-a", "GPU-b"}
-    assert (
-        len({log for _, place, log in seen if place}) == 4
-    )  # each its own: one that fails is told by its last line
-    assert all(place is None for _, place, _ in seen[4:]) and len(seen) == len(jobs)
-
-
-def _jobs():
-    return [*plan(ALL, ["attention"], SMALL, {}), *plan(ALL, ["summary"], {}, {})]
+    monkeypatch.setattr(notebooks, "_run_papermill", run)
+    monkeypatch.setattr(notebooks, "_judge", lambda end, *_: setattr(end, "status", RunStatus.DONE))
+    ended = _run_jobs(tmp_path)
+    assert [end.status for end in ended] == [RunStatus.DONE] * 5
+    assert {title for title, place in seen if place} == {*SCENARIOS}
+    assert {place for _, place in seen if place} == {"GPU-a", "GPU-b"}
+    assert seen[4] == ("summary", None)
 
 
 def test_ctrl_c_ends_those_that_run_and_starts_no_other(tmp_path, monkeypatch, two_gpus):
     begun = []
 
-    def run(job, end, shared, place, store, log):
+    def run(job, *_):
         begun.append(job.title)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runner, "_run", run)
-    ended, _ = runner.run_jobs(in_parts(_jobs(), 4), tmp_path, lambda line: None)
+    monkeypatch.setattr(notebooks, "_run_papermill", run)
+    statuses = [end.status for end in _run_jobs(tmp_path)]
     assert 1 <= len(begun) <= 2
-    statuses = [end.status for end in ended]
-    assert statuses.count(RunStatus.INTERRUPTED) == len(begun) and statuses.count(
-        "not started"
-    ) == 5 - len(begun)
+    assert statuses.count(RunStatus.INTERRUPTED) == len(begun)
+    assert statuses.count("not started") == 5 - len(begun)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +81,15 @@ def test_ctrl_c_ends_those_that_run_and_starts_no_other(tmp_path, monkeypatch, t
 )
 def test_which_jobs_any_gpu_can_do(monkeypatch, values, any_gpu):
     monkeypatch.setattr(
-        devices, "resolve_device", lambda name: "cpu" if name == "cpu" else "cuda:0"
+        machine, "resolve_device", lambda name: "cpu" if name == "cpu" else "cuda:0"
     )
     job = dataclasses.replace(_jobs()[0], params=SimpleNamespace(**values))
-    assert devices.on_any_gpu(job) is any_gpu
+    assert jobs.on_any_gpu(job) is any_gpu
 
 
 def test_without_gpus_nothing_is_put_anywhere():
-    assert devices.gpu_places() == [] or all(
-        place[devices.VISIBLE].startswith("GPU-") for place in devices.gpu_places()
+    assert jobs.gpu_places() == [] or all(
+        place[jobs.VISIBLE].startswith("GPU-") for place in jobs.gpu_places()
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.measurement import Flag
-from nanolib.run import sweep, turns, worker
+from nanolib.run import group, sweep, worker
 from nanolib.store import Store
 from tests.run import sample_groups as sample
 
@@ -141,7 +141,7 @@ def test_a_group_that_was_stored_by_half_is_measured_whole(measure, store, tmp_p
 
 
 def test_what_does_not_fit_together_is_timed_one_after_the_other_and_says_so(measure, monkeypatch):
-    monkeypatch.setattr(turns, "free_bytes", lambda device: 3 * 2**20)
+    monkeypatch.setattr(group, "free_bytes", lambda device: 3 * 2**20)
     run = measure("base", "slow", mib=2.0)
     rows = run.measurements()
     assert all(Flag.SEQUENTIAL in flags for flags in rows[rows.metric == "latency"]["flags"])
@@ -156,17 +156,3 @@ def test_what_does_not_fit_together_is_timed_one_after_the_other_and_says_so(mea
     assert gain["high"] == pytest.approx(
         latency.loc["base", "high"] / latency.loc["slow", "low"] * drift
     )
-
-
-def test_a_part_of_the_cases_never_splits_a_group():
-    from nanolib.experiments import ALL
-    from tests.golden import names
-
-    for notebook in [name for name in ALL if name != "summary"]:
-        cases = names.cases_of(notebook, names.params_of("full", notebook))
-        parts = [sweep.part_of(cases, f"{number}/3") for number in (1, 2, 3)]
-        for group in {case.group for case in cases} - {""}:
-            assert sum(any(case.group == group for case in part) for part in parts) == 1, (
-                notebook,
-                group,
-            )

@@ -11,8 +11,8 @@ from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.measurement import Held, Status
 from nanolib.meters import memory
 from nanolib.run import holding_rows as rows_of
-from nanolib.run.workload import timed_alone
 from tests.experiments.own import LLAMA, TINY
+from tests.measuring import timed_alone
 
 PARAMS = model.Params(budget_s=0.01, rel_ci=0.5, device="cpu")
 

@@ -7,10 +7,9 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.cpu_load import CpuLoad
-from nanolib.run import sweep
+from nanolib.run import notebooks, provenance, sweep
 from nanolib.run.interference import flagged
-from nanolib.run.suite import runner
-from nanolib.run.suite.jobs import plan
+from nanolib.run.jobs import plan
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
@@ -34,7 +33,7 @@ def loads(monkeypatch):
             yield next(left)
 
         monkeypatch.setattr(sweep, "watched_cpus", watched)
-        monkeypatch.setattr(sweep, "disturbances", lambda device: list(before))
+        monkeypatch.setattr(provenance, "disturbances", lambda device: list(before))
 
     return use
 
@@ -127,8 +126,8 @@ def test_what_others_cannot_change_is_not_flagged():
 
 
 def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "disturbances", lambda device: [f"others use {device}"])
-    monkeypatch.setattr(runner, "_run", lambda *_: None)
+    monkeypatch.setattr(notebooks, "disturbances", lambda device: [f"others use {device}"])
+    monkeypatch.setattr(notebooks, "run_job", lambda *_: None)
     jobs = plan(
         ALL,
         ["attention"],
@@ -136,8 +135,9 @@ def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, mon
         {},
     )
     said = []
-    runner.run_jobs(jobs, tmp_path, said.append)
+    notebooks.run_jobs(jobs, notebooks.Command(tmp_path), said.append)
     assert said[0] == "not a quiet machine: others use cpu"
     said.clear()
-    runner.run_jobs(plan(ALL, ["summary"], {}, {}), tmp_path, said.append)
+    summary = plan(ALL, ["summary"], {}, {})
+    notebooks.run_jobs(summary, notebooks.Command(tmp_path), said.append)
     assert "not a quiet machine: others use cpu" not in said  # it measures nothing

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from papermill.cli import papermill
 
-from nanolib.run.suite.jobs import notebooks
+from nanolib.run.jobs import notebooks
 from nanolib.store import Store
 
 ROOT = Path(__file__).parents[2]

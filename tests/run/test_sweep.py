@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from nanolib.measurement import BadInput, exact
-from nanolib.run import sweep
-from nanolib.run.outcome import Outcome, attempt
+from nanolib.meters.machine import this_machine
+from nanolib.run import provenance, sweep
+from nanolib.run.outcome import Outcome
+from nanolib.run.plan import expected_s
+from nanolib.run.provenance import new_run
 from nanolib.run.worker import Cancelled
 from nanolib.store import Run, Store
 from nanolib.store.identity import host, process_name
@@ -63,13 +66,12 @@ def test_a_time_limit_never_leaves_half_a_module_behind(tmp_path, monkeypatch):
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.4)\nwhole = True\n")
     monkeypatch.syspath_prepend(tmp_path)
 
-    def case():
+    outcome = Outcome()
+    with outcome.within(0.1):
         import slow_module
 
-        yield from range(slow_module.whole)
-        time.sleep(5)
-
-    assert attempt(case, timeout_s=0.1).status == "timeout"
+        time.sleep(5 * slow_module.whole)
+    assert outcome.status == "timeout"
     assert sys.modules.pop("slow_module").whole
 
 
@@ -122,15 +124,13 @@ def test_resume_finishes_the_rest_and_repeats_nothing(store, tmp_path):
     assert (tmp_path / "ok.calls").read_text() == "x" and not (tmp_path / "ok-2.calls").exists()
 
 
-def test_a_case_in_flight_at_two_deaths_is_not_tried_a_third_time(store, tmp_path, capfd):
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
-    run = _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
-    assert (
-        f"resuming run {run.run_id[:8]}: 1 of 3 cases are done and skipped"
-        in capfd.readouterr().err
-    )
+def test_a_case_that_was_in_flight_is_measured_in_its_own_process(store, tmp_path, capfd):
+    asked = {"folder": str(tmp_path), "resume": True}
+    with pytest.raises(KeyboardInterrupt):
+        _measure(store, "ok", "interrupt", "ok-2", **asked)
+    run = _measure(store, "ok", "interrupt", "ok-2", **asked)
+    resumed = f"resuming run {run.run_id[:8]}: 1 of 3 cases are done and skipped"
+    assert resumed in capfd.readouterr().err
     assert _ends(run)["interrupt"][0] == "error" and _ends(run)["ok-2"][0] == "ok"
     assert (tmp_path / "ok.calls").read_text() == "x"
     assert run.measurements().groupby(["case_id", "metric", "scope"]).size().max() == 1
@@ -197,6 +197,9 @@ def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
     assert list(store.runs().status) == ["interrupted", "done"]
     assert store.started_attempts(store.runs().run_id.iloc[0])  # the case in flight is known
     assert len(store.finished_cases(store.runs().run_id.iloc[0])) == 1
+    run = _measure(store, "ok", "kill", resume=True)
+    assert len(store.runs()) == 2
+    assert _ends(run)["kill"][1].startswith("its process died 2 times while it ran")
 
 
 # the parts, one by one
@@ -207,15 +210,11 @@ def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
     case = sample.SampleCase("cpu", "ok")
     rows = [exact("flops", 1.0), exact("flops", 2.0)]  # twice the same key
     found = {case.case_id: Outcome(rows, seconds=2.5, details={"rank": 1})}
-    sweep.store_outcomes(store, run_id, [case], found, {case.case_id: 2})
+    sweep.store_outcomes(store, run_id, [case], found)
     (row,) = store.measurements().to_dict("records")
     assert (row["metric"], row["status"], row["estimate"]) == ("case_time", "error", 2.5)
     assert row["message"].startswith("its rows cannot be stored: UNIQUE")
-    assert (
-        row["details"] == {"attempts": 2, "rank": 1}
-        and row["method"] == "perf_counter"
-        and row["n"] == 1
-    )
+    assert row["details"] == {"rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
 
 
 def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
@@ -234,7 +233,7 @@ def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
 
 
 def test_a_run_says_what_made_it(store, monkeypatch):
-    monkeypatch.setenv(sweep.LAUNCH_VARIABLE, "night")
+    monkeypatch.setenv(provenance.LAUNCH_VARIABLE, "night")
     _measure(store, "ok", "unsupported", label="mine", suite="quick").finish()
     run = store.runs().iloc[0]
     assert (run.experiment, run.label, run.suite, run.device, run.launch) == (
@@ -250,7 +249,7 @@ def test_a_run_says_what_made_it(store, monkeypatch):
         and run.process == process_name()
     )
     assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
-    assert len(run.fingerprint) == 16 and run.git_revision == sweep.git_revision()
+    assert len(run.fingerprint) == 16 and run.git_revision == provenance.git_revision()
 
 
 def test_a_run_that_another_process_is_at_is_not_taken_over(store):
@@ -273,8 +272,8 @@ def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(
     (tmp_path / "nanolib").mkdir()
     code = tmp_path / "nanolib" / "__init__.py"
     code.write_text("one = 1\n")
-    monkeypatch.setattr(sweep.nanolib, "__file__", str(code))
-    sources, revision = sweep.source_digest.__wrapped__, sweep.git_revision.__wrapped__
+    monkeypatch.setattr(provenance.nanolib, "__file__", str(code))
+    sources, revision = provenance.source_digest.__wrapped__, provenance.git_revision.__wrapped__
     first = sources()
     assert len(first) == 12 and sources() == first and revision() == ""
     code.write_text("one = 2\n")
@@ -290,3 +289,21 @@ def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(
     assert revision() and committed.startswith(revision())
     code.write_text("one = 3\n")
     assert revision().endswith("+")
+
+
+def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
+    machine_id = this_machine().machine_id
+    params = sample.Params(behaviours=["ok", "ok-2", "ok-3"])
+
+    def expected(**changes):
+        cases = sample.cases(params)
+        return expected_s(params.replace(**changes), cases, store, machine_id)
+
+    assert expected() is None
+    for times in ((1.0, 2.0), (3.0, 4.0)):
+        run_id = store.add(new_run("sample_experiment", params, "cpu", 3))
+        for case, seconds in zip(sample.cases(params), times, strict=False):
+            outcomes = {case.case_id: Outcome(seconds=seconds)}
+            sweep.store_outcomes(store, run_id, [case], outcomes)
+    assert expected() == pytest.approx((1 + 2 + 1.75, 2 + 3 + 2.5, 3 + 4 + 3.25))
+    assert expected(budget_s=9.0) is None

@@ -1,0 +1,210 @@
+"""What a command runs: a notebook with its checked parameters per job.
+
+What needs torch is imported where it is used, so that a mistake on a command line is reported at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanolib.measurement import BadInput, did_you_mean, shown
+from nanolib.params import StrictModel, read_yaml
+from nanolib.paths import checkout
+
+DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+Load = Callable[[], Any]
+Experiments = Mapping[str, Load]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run.
+
+    Attributes:
+        name: Of the notebook and of its experiment.
+        load: Returns the experiment's module.
+        values: The parameters to inject, as given.
+        params: The same, checked and complete.
+    """
+
+    name: str
+    load: Load
+    values: Mapping[str, Any]
+    params: StrictModel
+
+    @property
+    def title(self) -> str:
+        """The name of its executed notebook: that of its scenario, or its own."""
+        suite = str(self.values.get("suite", ""))
+        return suite if suite in scenarios() else self.name
+
+    @property
+    def notebook(self) -> Path:
+        """Its path."""
+        return checkout() / "notebooks" / f"{self.name}.ipynb"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters to inject after parsing: `[1, 2]` of a command line is a list."""
+        read = self.params.model_dump(mode="json")
+        return {name: read[name] for name in self.values}
+
+    def cases(self) -> list[Any]:
+        """Its cases; the summary has none."""
+        experiment = self.load()
+        return experiment.cases(self.params) if hasattr(experiment, "cases") else []
+
+
+def suites() -> list[str]:
+    """List the folders of params files, except the scenarios."""
+    folders = [folder.name for folder in (checkout() / "params").iterdir() if folder.is_dir()]
+    return sorted(name for name in folders if name != SCENARIOS)
+
+
+def scenarios() -> list[str]:
+    """List the scenarios: params files that begin with their notebook's name."""
+    return sorted(file.stem for file in (checkout() / "params" / SCENARIOS).glob("*.yml"))
+
+
+def notebooks() -> list[str]:
+    """List the notebooks, the summary last, because it reads what the others store."""
+    names = sorted(file.stem for file in (checkout() / "notebooks").glob("*.ipynb"))
+    return sorted(names, key=lambda name: name == "summary")
+
+
+def plan(
+    experiments: Experiments,
+    targets: Sequence[str],
+    overrides: Mapping[str, Any],
+    scheduling: Mapping[str, Any],
+) -> list[Job]:
+    """Make the jobs of a command line, with all parameters checked before anything runs.
+
+    Args:
+        experiments: Notebook → what loads its experiment.
+        targets: A suite and then notebooks, notebooks of the suite `quick`, or scenarios. A suite
+            without notebooks means all of them.
+        overrides: Parameters that replace those of the params files.
+        scheduling: `label` and `resume`.
+
+    Raises:
+        BadInput: An unknown suite, notebook or parameter, or a value that is not valid.
+    """
+    if twice := [name for name, times in Counter(targets).items() if times > 1]:
+        raise BadInput(f"run: {shown(twice[0])} is named twice; name it once")
+    params = checkout() / "params"
+    if targets and set(targets) <= set(scenarios()):
+        files = [(name.split("-")[0], params / SCENARIOS / f"{name}.yml") for name in targets]
+        return _make_jobs(experiments, files, overrides, scheduling)
+    suite, *names = targets if targets and targets[0] in suites() else (DEFAULT_SUITE, *targets)
+    available = [name for name in notebooks() if (params / suite / f"{name}.yml").is_file()]
+    for name in names:
+        if name not in available:
+            hint = did_you_mean(name, [*suites(), *available, *scenarios()])
+            raise BadInput(
+                f"run: {shown(name)} is neither a suite ({', '.join(suites())}) nor a notebook of "
+                f"{suite} ({', '.join(available)}) nor a scenario ({', '.join(scenarios())})"
+                f"{hint and f'; {hint}'}"
+            )
+    if overrides and not names and len(available) > 1:
+        raise BadInput(f"-p: parameters belong to one notebook; name one of {', '.join(available)}")
+    chosen = [name for name in available if not names or name in names]
+    files = [(name, params / suite / f"{name}.yml") for name in chosen]
+    return _make_jobs(experiments, files, overrides, scheduling)
+
+
+def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
+    """Make the job of a notebook.
+
+    Raises:
+        BadInput: The parameters are not valid.
+    """
+    return Job(name, load, values, load().Params(**values))
+
+
+def _make_jobs(
+    experiments: Experiments,
+    files: Sequence[tuple[str, Path]],
+    overrides: Mapping[str, Any],
+    scheduling: Mapping[str, Any],
+) -> list[Job]:
+    """Make a job for each notebook and params file; a scenario's suite is the file's name."""
+    complaints: list[str] = []
+    jobs = []
+    given = {name: value for name, value in scheduling.items() if value}
+    for name, file in files:
+        suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
+        values = read_yaml(file) | {"suite": suite} | dict(overrides) | given
+        try:
+            jobs.append(make_job(name, experiments[name], values))
+        except BadInput as error:
+            complaints += error.lines
+    if complaints:
+        raise BadInput(*complaints)
+    return jobs
+
+
+def import_user_models(jobs: Sequence[Job]) -> None:
+    """Import the users' models once, each in its own process, before the first notebook starts.
+
+    Raises:
+        BadInput: A model cannot be imported.
+    """
+    named = {getattr(job.params, "model", "") or job.name: job.params for job in jobs}
+    for params in named.values():
+        params.look([])
+
+
+def gpu_places() -> list[dict[str, str]]:
+    """For each GPU that this process may use, the variables of a process that sees only this GPU.
+
+    GPUs have their UUIDs as names, because numbers change with what is visible.
+    """
+    import torch
+
+    from nanolib.meters.machine import gpu_uuid
+
+    return [{VISIBLE: gpu_uuid(f"cuda:{index}")} for index in range(torch.cuda.device_count())]
+
+
+def on_any_gpu(job: Job) -> bool:
+    """Whether the job measures on one GPU, and it may be any."""
+    from nanolib.meters.machine import resolve_device
+
+    device = getattr(job.params, "device", "cpu")
+    several = max(getattr(job.params, "world_sizes", [1])) > 1
+    return device in ("auto", "cuda") and not several and resolve_device(device).startswith("cuda")
+
+
+def read_job(
+    a: Path, b: Path, names: Sequence[str], overrides: Mapping[str, Any]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Read two params files of one notebook.
+
+    Args:
+        a: The file for A.
+        b: The file for B.
+        names: The notebook, if the files' names do not say it.
+        overrides: Parameters that replace those of both files.
+
+    Returns:
+        The notebook's name, and the parameters of A and of B.
+
+    Raises:
+        BadInput: A file cannot be read, or the notebook is not known.
+    """
+    known = notebooks()
+    named = {name for name in names or (a.stem, b.stem) if name in known}
+    if len(named) != 1:
+        raise BadInput(
+            f"params: whose are {a} and {b}? name the notebook after them, "
+            f"one of {', '.join(known)}"
+        )
+    values = [read_yaml(file) | dict(overrides) for file in (a, b)]
+    return named.pop(), values[0], values[1]

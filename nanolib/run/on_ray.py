@@ -1,0 +1,174 @@
+"""The same jobs as Ray tasks: on this machine's own Ray, or on a cluster (`RAY_ADDRESS`).
+
+Each task runs its notebook as `nano run` does, into a folder and a database of its own, which are
+brought back and merged. A task whose node is lost is run again on another one. What it had stored is
+lost with the node, so no case is stored twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import nanolib
+from nanolib.measurement import BadInput, RunStatus
+from nanolib.paths import DATABASE
+from nanolib.run.jobs import Job, Load, make_job
+from nanolib.run.notebooks import Command, Ended, run_jobs
+from nanolib.run.provenance import source_digest
+from nanolib.store import Store
+
+RETRIES = 2  # of a task whose node or worker is lost
+
+
+def run_on_ray(
+    jobs: Sequence[Job], command: Command, log: Callable[[str], None] = print
+) -> list[Ended]:
+    """Run jobs as Ray tasks, as many at once as the cluster has devices for.
+
+    Args:
+        jobs: From `plan`; those that measure nothing run here, at the end.
+        command: To which they belong; results are brought into its output folder.
+        log: Takes lines for the terminal.
+
+    Returns:
+        How each ended.
+
+    Raises:
+        BadInput: Ray is not installed, or no node has what a job needs.
+    """
+    if any(job.values.get("resume") for job in jobs):
+        raise BadInput(
+            "--resume: a Ray task brings all of its results back or none, so nothing can be "
+            "continued; leave it out"
+        )
+    ray = _ray()
+    measuring = [job for job in jobs if job.cases()]
+    ended = [Ended(job.title, cases=len(job.cases())) for job in measuring]
+    with _connected(ray):
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        needs = [resources(job, nodes) for job in measuring]
+        cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
+        log(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
+        task, pending = ray.remote(_measure), {}
+        for job, end, need in zip(measuring, ended, needs, strict=True):
+            asked = task.options(name=job.title, max_retries=RETRIES, **need)
+            answer = asked.remote(
+                job.name, job.load, dict(job.values), command.token, source_digest()
+            )
+            pending[answer] = end
+        try:
+            while pending:
+                (ready,), _ = ray.wait(list(pending), num_returns=1)
+                end = pending.pop(ready)
+                _bring_back(ray, ready, end, command)
+                for line in end.lines():
+                    log(line)
+        except KeyboardInterrupt:
+            for answer, end in pending.items():
+                ray.cancel(answer, force=True)
+                end.status = RunStatus.INTERRUPTED
+                end.message = "stopped by Ctrl-C before its results came back"
+            return ended
+    return [*ended, *run_jobs([job for job in jobs if not job.cases()], command, log)]
+
+
+def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What a job takes of a node: a GPU per rank, or all CPUs of the smallest node.
+
+    So nothing else runs on the devices that it measures.
+
+    Args:
+        job: Which.
+        nodes: What each node has.
+
+    Raises:
+        BadInput: No node has it.
+    """
+    device = getattr(job.params, "device", "cpu")
+    ranks = max(getattr(job.params, "world_sizes", [1]))
+    most = max((node.get("GPU", 0) for node in nodes), default=0)
+    if device.startswith("cuda") or (device == "auto" and most):
+        if most < ranks:
+            raise BadInput(
+                f"--on ray: {job.title} needs {ranks} GPU(s) on one node, "
+                f"and the most that one has is {most:g}"
+            )
+        return {"num_gpus": ranks, "num_cpus": 1}
+    cpus = [node["CPU"] for node in nodes if node.get("CPU")]
+    if not cpus:
+        raise BadInput(f"--on ray: {job.title} needs a node with CPUs, and the cluster has none")
+    return {"num_cpus": min(cpus)}
+
+
+def _ray() -> Any:
+    try:
+        import ray  # optional
+    except ImportError:
+        raise BadInput(
+            '--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"'
+        ) from None
+    except KeyError:
+        raise BadInput(
+            "--on ray: the package amdsmi keeps Ray from being imported; run: pip uninstall amdsmi"
+        ) from None
+    return ray
+
+
+@contextmanager
+def _connected(ray: Any) -> Iterator[None]:
+    """Use the caller's connection, or open one to `RAY_ADDRESS`, to a local Ray, or to a new one."""
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(f"--on ray: no connection: {reason}; check RAY_ADDRESS") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _bring_back(ray: Any, ready: Any, end: Ended, command: Command) -> None:
+    """Put what one task returned into the database and the folders."""
+    try:
+        found, files = ray.get(ready)
+    except ray.exceptions.RayError as error:
+        end.status = RunStatus.FAILED
+        reason = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
+        raised = isinstance(error, ray.exceptions.RayTaskError)
+        lost = f"its node or worker was lost {RETRIES + 1} times: "
+        end.message = reason if raised else lost + reason
+        return
+    vars(end).update(vars(found))
+    with TemporaryDirectory(prefix="nanolib-ray-") as folder:
+        places = {".log": command.logs, ".ipynb": command.output, ".sqlite": Path(folder)}
+        for name, content in files.items():
+            (places[Path(name).suffix] / name).write_bytes(content)
+        with Store(command.output / DATABASE) as store:
+            store.merge(Path(folder) / DATABASE)
+
+
+def _measure(
+    name: str, load: Load, values: dict[str, Any], token: str, sources: str
+) -> tuple[Ended, dict[str, bytes]]:
+    """On a node: run one job in its own folder, and return how it ended and its files."""
+    if source_digest() != sources:
+        raise BadInput(
+            f"ray: a node has another nanolib ({nanolib.__version__}, other sources); "
+            "install the same there"
+        )
+    with TemporaryDirectory(prefix="nanolib-ray-") as folder:
+        command = Command(Path(folder), token)
+        (end,) = run_jobs([make_job(name, load, values)], command, lambda line: None)
+        files = [Path(folder, DATABASE), *Path(folder).glob("*.ipynb"), *command.logs.iterdir()]
+        return end, {file.name: file.read_bytes() for file in files}

@@ -1,0 +1,98 @@
+"""Which code makes a number, on which machine: the row of a run, by which it can be continued."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import nanolib
+from nanolib.measurement import RunStatus
+from nanolib.meters.machine import this_machine, versions
+from nanolib.meters.quiet import disturbances
+from nanolib.paths import LAUNCH_VARIABLE
+from nanolib.run.lock import say
+from nanolib.run.params import Params
+from nanolib.store import Run, Store
+from nanolib.store.identity import alive, process_name
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash of nanolib's own sources: edited code is another version, whatever git says."""
+    root = Path(nanolib.__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def git_revision() -> str:
+    """The revision of nanolib's checkout, with `+` if files differ from it; empty outside one."""
+    root = Path(nanolib.__file__).parent.parent
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):  # no git, or no commit yet: see `source_digest`
+        return ""
+    return done.stdout.strip()
+
+
+def new_run(name: str, params: Params, device: str, cases: int) -> Run:
+    """Describe a run that begins now, and say what makes the machine less than quiet.
+
+    Args:
+        name: Its experiment.
+        params: Its parameters.
+        device: Where it runs.
+        cases: How many cases it has.
+    """
+    machine, disturbed = this_machine(), disturbances(device)
+    for line in disturbed:
+        say(f"not a quiet machine: {line}")
+    made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
+    identity = [name, params.defining(), made_by, machine.machine_id, device]
+    return Run(
+        experiment=name,
+        machine=machine.to_dict(),
+        params=params.model_dump(mode="json"),
+        suite=params.suite,
+        label=params.label,
+        device=device,
+        versions=made_by,
+        git_revision=git_revision(),
+        fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+        cases=cases,
+        process=process_name(),
+        launch=os.environ.get(LAUNCH_VARIABLE, ""),
+        disturbances=disturbed,
+    )
+
+
+def take_over(store: Store, run: Run) -> str:
+    """Continue the last run with the same parameters, version and machine.
+
+    Returns:
+        Its id; empty if there is none, or another process is at it.
+    """
+    runs = store.runs("fingerprint = ?", (run.fingerprint,))
+    for before in reversed(list(runs.itertuples())):
+        in_use = before.status == RunStatus.RUNNING and before.process != run.process
+        if in_use and alive(before.process):
+            continue
+        store.update_run(
+            before.run_id,
+            status=RunStatus.RUNNING,
+            process=run.process,
+            launch=run.launch or before.launch,
+            label=run.label or before.label,
+            disturbances=list(dict.fromkeys([*before.disturbances, *run.disturbances])),
+        )
+        return before.run_id
+    return ""
