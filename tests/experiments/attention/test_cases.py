@@ -6,7 +6,7 @@ import torch
 from nanolib.experiments.attention import cases as attention
 from nanolib.measurement import BadInput
 from nanolib.models.attention import flash_attn
-from nanolib.run.workload import timed_alone
+from tests.measuring import timed_alone
 
 CALL = "tests.models.inputs:strided_attention"
 MASK = "tests.models.inputs:even_distance"
