@@ -377,6 +377,17 @@ def format_number(value: float, low: float | None = None, high: float | None = N
     return f"{value:.{digits - 1}e}" if value else "0"
 
 
+def scaled(value: float, unit: str) -> str:
+    """A rate or a size in the prefix that leaves one to three digits before the point.
+
+    Example:
+        >>> scaled(2.04e11, "FLOP/s"), scaled(999.0, "B/s")
+        ('204 GFLOP/s', '999 B/s')
+    """
+    power = min(5, max(0, math.floor(math.log10(abs(value)) / 3))) if value else 0
+    return f"{value / 1000**power:.3g} {' kMGTP'[power].strip()}{unit}"
+
+
 def format_with_interval(value: float, low: float | None, high: float | None) -> str:
     """`12.3 [12.1 … 12.5]`; the value alone where an end is missing (None or NaN)."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):

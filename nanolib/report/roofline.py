@@ -9,9 +9,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.report.claim import Claim, Figure, comparing
+from nanolib.measurement import scaled
+from nanolib.report.claim import Claim, Figure
 from nanolib.report.linking import link_columns, links
-from nanolib.report.overview import listed, of_experiment, pick, ranked
+from nanolib.report.overview import listed, of_experiment, pick
 from nanolib.report.plot import plot
 from nanolib.report.tables import Column, filled, percent, ratios, short_names
 from nanolib.report.theme import Chart, empty_chart, hues
@@ -129,26 +130,23 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
     claims = []
     table = table[table["attainable"] > 0]  # without work there is no share of a ceiling
     for scope, group in table.groupby("scope", sort=False):
-        near, others = ranked(group, "share", ascending=False)
-        best = near.iloc[0]
+        best = group.sort_values("share").iloc[-1]
         counts = group["bound"].value_counts().items()
-        answer = f"{scope.replace('_', ' ').capitalize()} is bound by "
-        answer += listed(f"{bound} in {count} of {len(group)} cases" for bound, count in counts)
-        also = f" (no clear difference from {len(near) - 1} more)" if len(near) > 1 else ""
-        sure, advice = f"{best['case']} comes nearest to its roof{also}", ""
-        if best["share_low"] > 1:  # a share of more than all there is would be no share
-            cached = best["bound"] == "memory"
-            sure += (
-                f" and is above it, {best['achieved']:.3g} beside {best['attainable']:.3g} FLOP/s: "
-            )
-            sure += "some of it stays in a cache" if cached else "the ceiling was measured too low"
-            advice = "" if cached else "run nano doctor on an idle machine, for its ceiling"
-        else:
-            sure += f", {percent(best, 'share')} of {best['attainable']:.3g} FLOP/s"
-        shares = (
-            Figure.of(row, "share", name=row["case"])
-            for row in (best, *(row for _, row in others.iterrows()))
+        answer = f"{scope.replace('_', ' ').capitalize()} is "
+        answer += listed(
+            f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts
         )
-        compared = comparing(*shares)
-        claims.append(Claim(answer, sure, advice, compared=compared))
+        roof, advice = scaled(best["attainable"], "FLOP/s"), ""
+        if best["share_low"] > 1:  # a share of more than all there is would be no share
+            reached = scaled(best["achieved"], "FLOP/s")
+            sure = f"{best['case']} reaches {reached}, above the roofline's {roof}: "
+            if best["bound"] == "memory":
+                sure += "part of its data stays in a cache"
+            else:
+                sure += "the peak rate was measured too low"
+                advice = "run nano doctor on an idle machine"
+        else:
+            sure = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
+        share = Figure.of(best, "share", name=best["case"])
+        claims.append(Claim(answer, sure, advice, figures=(share,)))
     return claims

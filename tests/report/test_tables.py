@@ -168,7 +168,7 @@ def test_the_roofline_says_what_binds_and_its_predictions_are_dashed(measured):
     )
     assert (window.intensity, window.bound, window.attainable) == (2, "memory", 2e10)
     (line,) = map(str, roofline_words(rows, "attention"))
-    assert "compute in 1 of 2" in line and "dense n=64 comes nearest to its roof, 80%" in line
+    assert "compute-bound in 1 of 2" in line and "dense n=64 reaches 80%" in line
     assert roofline_table(rows, "model").empty
     drawn = str(CHARTS["attention_roofline"](rows).to_dict())
     assert "'rule'" in drawn and "'point'" in drawn and "strokeDash" in drawn
