@@ -22,7 +22,10 @@ WITHOUT_DATABASE = [
     ("run attention -p", "'--output' is not a NAME=VALUE pair"),
     ("run attention -p seq_lens", "'seq_lens' is not a NAME=VALUE pair"),
     ("run attention -p seq_len=[8]", "attention.seq_len: unknown name; did you mean seq_lens?"),
-    ("run attention -p seq_lens=[0]", "attention.seq_lens: 0 will not do"),
+    (
+        "run attention -p seq_lens=[0]",
+        "attention.seq_lens[0]: Input should be greater than 0, got 0",
+    ),
     (
         "run attention -p seq_lens=[1",
         "attention.seq_lens: '[1' is not YAML (while parsing a flow sequence in \"<unicode string>\",",
@@ -139,8 +142,11 @@ WITHOUT_DATABASE = [
     ("ab . . --call json:dumps --metric speed", "--metric: 'speed' cannot be compared"),
     ("ab . . --call a:b --total soon", "--total: 'soon' is not valid"),
     ("run --on mars", "'mars' is not one of 'here', 'ray'"),
-    ("run --on ray --resume", "--resume: a Ray task brings its results back whole or not at all"),
-    ("run --dry-run attention -p seq_lens=[0]", "attention.seq_lens: 0 will not do"),
+    ("run --on ray --resume", "--resume: a Ray task brings all of its results back or none"),
+    (
+        "run --dry-run attention -p seq_lens=[0]",
+        "attention.seq_lens[0]: Input should be greater than 0, got 0",
+    ),
     ("runs", "does not exist; run `nano run quick` first"),
     ("report", "does not exist"),
     ("export HERE/x.json", "does not exist"),

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from nanolib.cli.command import Command, command, echo, handle_errors
-from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS, NanoConfig
 from nanolib.paths import checkout, find_checkout
 
 
@@ -23,6 +22,8 @@ def list_names() -> None:
 
 def _names() -> dict[str, dict[str, str]]:
     """Title → name → what it is."""
+    from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS
+
     root = checkout()
     notebooks = sorted((root / "notebooks").glob("*.ipynb"))
     suites = sorted(folder for folder in (root / "params").iterdir() if folder.is_dir())
@@ -50,6 +51,8 @@ def _title(notebook: Path) -> str:
 
 
 def _sizes(preset: str) -> str:
+    from nanolib.config import NanoConfig
+
     config = NanoConfig.from_preset(preset)
     count = config.parameter_count
     parameters = f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.0f}M"

@@ -113,13 +113,14 @@ def run(
             return
         from nanolib.run.notebooks import Command, closing_table, run_jobs
 
+        if place != "ray":  # whose nodes may have other code
+            import_user_models(jobs)
         shared = Command(folder)
-        if place == "ray":  # whose nodes may hold other code
+        if place == "ray":
             from nanolib.run.on_ray import run_on_ray
 
             ended = run_on_ray(jobs, shared, echo)
         else:
-            import_user_models(jobs)
             ended = run_jobs(
                 jobs,
                 shared,

@@ -254,7 +254,7 @@ _SAYS = (
     (r"^profiling costs: \w+ [-\d]", {"above", "below"}),
 )
 _ORDERING = re.compile(
-    r"fastest|faster|slower|largest part|compute-bound|limited by waiting|communication-bound|FP8 is faster|gains with"
+    r"fastest|faster|slower|largest part|compute-bound(?! in \d)|limited by waiting|communication-bound|FP8 is faster|gains with"
 )
 
 

@@ -13,7 +13,11 @@ from nanolib.paths import checkout
 from nanolib.run.params import MAX_CASES
 
 BAD = [
-    ("attention", {"seq_lens": [-1]}, "attention.seq_lens: -1 will not do"),
+    (
+        "attention",
+        {"seq_lens": [-1]},
+        "attention.seq_lens[0]: Input should be greater than 0, got -1",
+    ),
     (
         "attention",
         {"seq_lens": []},

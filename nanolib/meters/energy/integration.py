@@ -30,6 +30,10 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
     Returns:
         Joules. Each edge adds what the power changes by between the samples around it, over the time between them.
 
+    Example:
+        >>> integrate([0.0, 1.0, 2.0], [10.0, 10.0, 10.0], 0.0, 2.0).estimate
+        20.0
+
     Raises:
         BadInput: Fewer than two samples, moments out of order, or a window that is empty or reaches beyond the samples.
     """

@@ -320,7 +320,7 @@ BAD = [
     (["hf:Nope"], "transformers has no model class 'Nope'"),
     (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),
     (["mymodule:build"], "there is no module 'mymodule'"),
-    (["decoder_tiny", "--json", "nowhere/f.json"], "nowhere is no folder"),
+    (["decoder_tiny", "--json", "nowhere/f.json"], "nowhere is not a folder"),
 ]
 
 
