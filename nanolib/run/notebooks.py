@@ -7,6 +7,7 @@ its run in the database has the status `done`, which the notebook's last cell wr
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import queue
@@ -85,9 +86,11 @@ class Command:
     output: Path
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
-    def __post_init__(self) -> None:
+    @functools.cached_property
+    def logs(self) -> Path:
+        """A folder with a log per job, made when it is first needed: a command that is refused writes nothing."""
         moment = time.strftime("%Y%m%d-%H%M%S")
-        self.logs = make_folder(self.output / "logs" / f"{moment}-{self.token}")
+        return make_folder(self.output / "logs" / f"{moment}-{self.token}")
 
     def launch(self, title: str) -> str:
         """By which the run of a job is found."""

@@ -11,7 +11,7 @@ from tests.shown import SECTIONS, VERDICTS
 
 _ORDER = re.compile(
     r"faster than|slower than|fastest|slowest|as fast as|no clear difference|told apart|comes nearest|largest part|is beaten"
-    r"|hardly pays|more still pays|compute-bound|communication-bound|limited by waiting|% against",
+    r"|hardly pays|more still pays|compute-bound(?! in \d)|communication-bound|limited by waiting|% against",
     re.IGNORECASE,
 )
 
