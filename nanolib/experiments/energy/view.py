@@ -247,12 +247,8 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
         nothing = "No energy was measured or estimated, so there is no verdict"
         return [Claim(nothing, advice="nano run quick energy")]
     told = known(table, "energy_per_token")
-    claims = [
-        _per_token(f"{name}, n = {int(seq_len)}", source, group)
-        for (name, seq_len, source), group in told.groupby(
-            ["name", "seq_len", "source"], sort=False
-        )
-    ]
+    by_source = told.groupby(["name", "seq_len", "source"], sort=False)
+    claims = [_per_token(*key, group) for key, group in by_source]
     estimated = (table["provenance"] == Provenance.ESTIMATED).any()
     if estimated:
         why = "the ranges follow from how busy its cores were, and no difference rests on them"
@@ -274,7 +270,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     return claims
 
 
-def _per_token(about: str, source: str, group: pd.DataFrame) -> Claim:
+def _per_token(name: str, seq_len: float, source: str, group: pd.DataFrame) -> Claim:
     """What a token costs in each phase, by one source: all its figures are of one provenance."""
     provenance = group["provenance"].iloc[0]
     estimated = provenance == Provenance.ESTIMATED
@@ -289,7 +285,7 @@ def _per_token(about: str, source: str, group: pd.DataFrame) -> Claim:
         figures.append(Figure.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     told = "a recording that was replayed" if provenance == Provenance.REPLAYED else source
     answer = f"By {told}, a token {'is estimated at' if estimated else 'takes'} {'; '.join(parts)}"
-    return Claim(answer, about=about, figures=tuple(figures))
+    return Claim(answer, about=f"{name}, n = {int(seq_len)}", figures=tuple(figures))
 
 
 def _most(case: str, part: pd.DataFrame) -> Claim:

@@ -182,15 +182,15 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if table.empty:
         return empty_chart(title, why_empty(rows, "fp8"))
     medians = table.groupby("variant", sort=False)["sqnr"].transform("median")
-    first = ~table["variant"].duplicated()
+    again = table["variant"].duplicated()
     data = pd.DataFrame(
         {
             "series": table["variant"],
             "x": table["sqnr"],
-            "pred": medians.where(first),
+            "pred": medians.mask(again),
             "sure": False,
             "hue": "c1",
-            "text": medians.map("{:.1f} dB".format).where(first, ""),
+            "text": medians.map("{:.1f} dB".format).mask(again, ""),
             "note": table["layer"] + ", " + table["product"].str.replace("_", " "),
             **table[link_columns(table)],
         }
