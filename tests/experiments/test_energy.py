@@ -1,7 +1,7 @@
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.view import energy_table, layers
+from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.energy.view import verdict as energy_words
 from nanolib.measurement import BadInput
 from nanolib.run import sweep
@@ -55,7 +55,7 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(rows):
     assert set(per_layer.layer) > {"model", "embedding", "blocks.0.mlp.down", "head"}
     assert not store.trace("power_samples").empty
 
-    costs = layers.overhead_table(rows)
+    costs = overhead_table(rows)
     assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
     assert (costs.wall_low <= costs.wall).all() and (costs.wall <= costs.wall_high).all()
     words = list(map(str, energy_words(rows)))

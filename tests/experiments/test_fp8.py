@@ -7,9 +7,7 @@ from nanolib.experiments.fp8 import parity as fp8_parity
 from nanolib.experiments.fp8 import view
 from nanolib.experiments.fp8.numerics import VARIANTS
 from nanolib.experiments.fp8.parity import ParityCase, parity_verdict
-from nanolib.experiments.fp8.view import parity as fp8_report
-from nanolib.experiments.fp8.view import speed as report
-from nanolib.experiments.fp8.view.numerics import numerics_table
+from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table
 from nanolib.measurement import BadInput
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
@@ -60,7 +58,7 @@ def rows(tmp_path_factory):
 
 
 def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
-    table = report.speed_table(rows).set_index("precision")
+    table = speed_table(rows).set_index("precision")
     assert table.loc["fp8_tensorwise", "status"] == "unsupported" and math.isnan(
         table.loc["fp8_tensorwise", "latency"]
     )
@@ -75,7 +73,7 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
 
 
 def test_parts_of_memory_are_the_models_own(rows):
-    table = report.speed_table(rows).set_index("precision")
+    table = speed_table(rows).set_index("precision")
     case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase))
     weights = 4 * case.model_case.parameter_count / 2**20
     row = table.loc["float32"]
@@ -87,7 +85,7 @@ def test_parts_of_memory_are_the_models_own(rows):
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
-    table = fp8_report.parity_table(rows).set_index("arm")
+    table = parity_table(rows).set_index("arm")
     assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [
         False,
         False,

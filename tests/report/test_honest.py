@@ -1,5 +1,6 @@
 """No sentence says more than its rows: advice, gains, losses and absences, each from both sides."""
 
+import pandas as pd
 import pytest
 
 from nanolib.experiments import ALL
@@ -118,12 +119,12 @@ def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
 
 @pytest.mark.parametrize(("low", "nothing"), [(-0.5, True), (0.0, True), (0.5, False)])
 def test_an_overhead_that_may_be_zero_is_not_told_from_zero(low, nothing):
-    from nanolib.experiments.energy.view.layers import _cost
+    from nanolib.experiments.energy.view import _costs
 
-    said = _cost({"mode": "deep", "wall": 0.02, "wall_low": low / 100, "wall_high": 0.04})
-    assert said.startswith("deep, not distinguishable from zero (") == nothing and said.startswith(
-        "deep"
-    )
+    line = {"mode": "deep", "wall": 0.02, "wall_low": low / 100, "wall_high": 0.04}
+    said = _costs("decode", pd.DataFrame([line])).answer.removeprefix("profiling costs: ")
+    assert said.startswith("deep, not distinguishable from zero (") == nothing
+    assert said.startswith("deep")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pandas as pd
 import pytest
 
 from nanolib.experiments.distributed import tables as decode_tables
-from nanolib.experiments.fp8.view import SECTION as FP8
-from nanolib.experiments.fp8.view import speed as fp8
+from nanolib.experiments.fp8 import view as fp8
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.report import overview, tables
 from nanolib.report.roofline import roofline_table, roofline_words
@@ -38,7 +37,7 @@ def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measur
     ]
     second = [case("fp8_rowwise", 2, 3, 4), case("bfloat16", 17, 18, 24, compiled=False)]
     rows = measured("fp8", first, second)
-    assert "Over bf16, × [95 %]" in FP8.tables["Speed and memory"].readable(rows)
+    assert "Over bf16, × [95 %]" in fp8.SECTION.tables["Speed and memory"].readable(rows)
     table = fp8.speed_table(rows)
     assert table["speed_up"].notna().sum() == 1
     line = table.iloc[1].to_dict()

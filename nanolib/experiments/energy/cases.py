@@ -15,7 +15,7 @@ from nanolib.config import PRESETS
 from nanolib.experiments.energy.layer_profile import overheads, profile
 from nanolib.experiments.model.case import GenerationCase, ModelCase, model_name, text_batch
 from nanolib.experiments.model.own_model import OwnModelParams, check_own
-from nanolib.experiments.model.steps import Generating, Training
+from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.replay import ReplaySource, read_trace
@@ -79,12 +79,11 @@ class Params(OwnModelParams):
     @pydantic.field_validator("power_trace")
     @classmethod
     def _from_any_folder(cls, value: str) -> str:
-        return (
-            str(expanded(value).absolute()) if value else ""
-        )  # a notebook's kernel runs in another folder
+        # a notebook's kernel runs in another folder
+        return str(expanded(value).absolute()) if value else ""
 
     @pydantic.model_validator(mode="after")
-    def _trace_is_long_enough(self) -> Params:
+    def _fits(self) -> Params:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
             # a call comes between the two, and the last one ends late
@@ -94,20 +93,17 @@ class Params(OwnModelParams):
                     f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and idle_s and window_s, with room for "
                     f"calls, need {needed:g} s; give a longer one, or shorten them"
                 )
+        longest, field = self.reads
+        if "decode" in self.phases:
+            longest, field = longest + self.new_tokens, "seq_lens and new_tokens"
+        check_own(self, longest, field)
+        for preset in [] if self.model else self.presets:
+            fitting_config(preset, self.overrides, longest=(field, longest), reads_text=True)
         return self
 
     def sources(self) -> list[ReplaySource] | None:
         """What tells the power: the recording, from its beginning; None for what this machine has."""
         return [ReplaySource(*read_trace(Path(self.power_trace)))] if self.power_trace else None
-
-    @pydantic.model_validator(mode="after")
-    def _configs_fit(self) -> Params:
-        longest = max(self.seq_lens) + (self.new_tokens if "decode" in self.phases else 0)
-        field = "seq_lens" if longest == max(self.seq_lens) else "seq_lens and new_tokens"
-        check_own(self, longest, field)
-        for preset in [] if self.model else self.presets:
-            fitting_config(preset, self.overrides, longest=(field, longest), reads_text=True)
-        return self
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,11 @@ class EnergyCase(Case):
         """What the phase takes; every machine can: without a sensor energy is a labelled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
-        call = step if isinstance(step, Training) else _token_by_token(step, self.phase)
+        call: Callable[[], object] = step
+        if isinstance(step, Generating):
+            step.generation.all_tokens()
+            prefill = self.phase == "prefill"
+            call = step.generation.prefill if prefill else step.generation.decode
         for _ in range(2):
             call()
         trace(Workload(self.phase, call, tuple), self, params)
@@ -198,18 +198,10 @@ class EnergyCase(Case):
                     calls += 1
             rows = meter.measurements(window, idle=idle, tokens=calls * self.tokens)
             rows += [row for row in meter.measurements(idle) if row.metric == "power"]
-        once = {
-            "n": 1,
-            "method": "window",
-            "scope": self.phase,
-            "details": {"calls": calls, "seconds": window.seconds},
-        }
-        yield Measurement(
-            "latency",
-            1e3 * window.seconds / calls,
-            message="mean over the window; one window",
-            **once,
-        )
+        details = {"calls": calls, "seconds": window.seconds}
+        once = {"n": 1, "method": "window", "scope": self.phase, "details": details}
+        message = "mean over the window; one window"
+        yield Measurement("latency", 1e3 * window.seconds / calls, message=message, **once)
         yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
         yield from rows
 
@@ -235,29 +227,17 @@ class ProfileCase(EnergyCase):
     ) -> Iterator[Measurement]:
         """The time of each layer, its share of the energy, and what profiling costs."""
         often = {"every_kth_token": self.every_kth_token, "every_nth_layer": self.every_nth_layer}
-        modes = {name: MODES[name](**often) for name in params.profiling}
-        deepest = max(params.profiling, key=[*MODES].index)
-        yield from profile(
-            self.phase, built, call, modes[deepest], params.window_s, params.sources()
-        )
-        yield from overheads(self.phase, built, call, modes, params.budget_s, params.rel_ci)
+        modes = {name: MODES[name](**often) for name in MODES if name in params.profiling}
+        yield from profile(self.phase, built, call, modes, params)
+        yield from overheads(self.phase, built, call, modes, params)
 
 
 def cases(params: Params) -> list[Case]:
     """Every phase of every model at every length: its energy, and its layers."""
     device = resolve_device(params.device)
+    work = (params.batch_size, params.new_tokens, params.dtype)
     shapes = [
-        (
-            device,
-            model_name(preset, overrides),
-            preset,
-            overrides,
-            phase,
-            seq_len,
-            params.batch_size,
-            params.new_tokens,
-            params.dtype,
-        )
+        (device, model_name(preset, overrides), preset, overrides, phase, seq_len, *work)
         for preset, overrides in params.models(params.presets)
         for seq_len in params.seq_lens
         for phase in params.phases
@@ -265,9 +245,3 @@ def cases(params: Params) -> list[Case]:
     often = (params.every_kth_token, params.every_nth_layer)
     looked = [ProfileCase(*shape, "layers", *often) for shape in shapes] if params.profiling else []
     return [*(EnergyCase(*shape) for shape in shapes), *looked]
-
-
-def _token_by_token(step: Generating, phase: Phase) -> Callable[[], object]:
-    """Reading the prompt again and again, or a token after it."""
-    step.generation.all_tokens()
-    return step.generation.prefill if phase == "prefill" else step.generation.decode

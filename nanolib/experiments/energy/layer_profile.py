@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch import nn
 
 from nanolib.measurement import BadInput, Measurement, Provenance
 from nanolib.meters.energy.meter import EnergyMeter, Window
-from nanolib.meters.energy.power import Source
 from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
@@ -28,41 +28,40 @@ def profile(
     phase: str,
     model: nn.Module,
     call: Callable[[], object],
-    config: ProfilingConfig,
-    window_s: float,
-    sources: Sequence[Source] | None = None,
+    modes: dict[str, ProfilingConfig],
+    params: Any,
 ) -> Iterator[Measurement]:
     """Watch calls for a while; rows, samples and statistics go to the trace of the case as well.
+
+    At least twelve calls are made, and two that are looked at closely.
 
     Args:
         phase: Scope of the rows begins with it.
         model: What is called.
         call: Calls it once.
-        config: How closely to look.
-        sources: Of power; by default those of this machine.
-        window_s: How long; at least twelve calls are made, and two that are looked at closely.
+        modes: How closely to look; the last is the deepest, and taken.
+        params: Of the energy notebook: how long, and what tells the power.
 
     Returns:
         Per layer a `layer_time` (ms per call, with operations and statistics in its details) and per source of power a
         `layer_energy` (J per call), which is the window's by the layer's share of the time.
     """
+    *_, config = modes.values()
     trace = traces.current()
     device = next((weight.device for weight in model.parameters()), "cpu")
-    meter = EnergyMeter(
-        sources, sample_s=config.power_sample_interval_ms / 1e3, sink=trace, device=device
-    )
+    sample_s = config.power_sample_interval_ms / 1e3
+    meter = EnergyMeter(params.sources(), sample_s=sample_s, sink=trace, device=device)
     synchronize = synchronizer(device)
     least = max(_MIN_CALLS, config.every_kth_token + 1 if config.looks else 0)
     calls = 0
     with meter, LayerProfiler(model, config, sink=trace) as profiler, meter.window(phase) as window:
-        while calls < least or time.monotonic() < window.start_s + window_s:
+        while calls < least or time.monotonic() < window.start_s + params.window_s:
             begin = time.monotonic()
             call()
             synchronize()  # or it is the time of launching the token, not of making it
             trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
             calls += 1
-    found = profiler.results()
-    layers = [layer for layer in found if layer.inside == "" and layer.calls_ms]
+    layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
     whole = sum(statistics.median(layer.calls_ms) for layer in layers)
     for layer in layers:
         row = _layer_row(phase, layer, whole)
@@ -94,14 +93,18 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     except TooFewSamples:
         interval = Interval(min(layer.calls_ms), median, max(layer.calls_ms))
     low, estimate, high = interval
-    samples = tuple(layer.calls_ms)
-    common = {
-        "n": len(samples),
-        "samples": samples,
-        "method": "wrapped_forward",
-        "scope": f"{phase} {layer.name}",
-    }
-    return Measurement("layer_time", estimate, low, high, 0.95, details=details, **common)
+    return Measurement(
+        "layer_time",
+        estimate,
+        low,
+        high,
+        0.95,
+        n=len(layer.calls_ms),
+        samples=tuple(layer.calls_ms),
+        method="wrapped_forward",
+        scope=f"{phase} {layer.name}",
+        details=details,
+    )
 
 
 def _energy_rows(
@@ -134,20 +137,16 @@ def overheads(
     model: nn.Module,
     call: Callable[[], object],
     modes: dict[str, ProfilingConfig],
-    budget_s: float,
-    rel_ci: float,
+    params: Any,
 ) -> Iterator[Measurement]:
     """What each mode costs, and first what the bare call costs against itself; see `measure_overhead`.
 
     Rows are written as they would be in earnest, to a database that is thrown away.
     """
-    with (
-        TemporaryDirectory(prefix="nanolib-overhead-") as folder,
-        Store(Path(folder) / "traces.sqlite") as store,
-    ):
+    limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
+    folder = TemporaryDirectory(prefix="nanolib-overhead-")
+    with folder, Store(Path(folder.name) / "traces.sqlite") as store:
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)
-        for found in measure_overhead(
-            model, call, modes, sink=sink, budget_s=budget_s, rel_ci=rel_ci
-        ):
+        for found in measure_overhead(model, call, modes, sink=sink, **limits):
             yield found.to_measurement(phase)

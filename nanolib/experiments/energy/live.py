@@ -65,10 +65,8 @@ class LivePower:
         try:
             self._generate()
             self.said.value = "Stopped."
-        except (
-            BadInput,
-            RuntimeError,
-        ) as error:  # told where the person looks; a thread's traceback goes nowhere
+        # told where the person looks; a thread's traceback goes nowhere
+        except (BadInput, RuntimeError) as error:
             self.said.value = html.escape(str(error))
         finally:
             self.start.disabled, self.stop.disabled = False, True
@@ -101,27 +99,23 @@ class LivePower:
                 made += tokens
         if self._stop.is_set():
             return
-        rate = made / window.seconds
-        said = f"{phase}: {rate:,.1f} tokens/s, " if made else f"{phase}: "
+        rate, provenance = made / window.seconds, track.source.provenance
         try:
             low, watts, high = (joules / window.seconds for joules in track.energy(window))
         except BadInput as error:  # tokens are counted on
             low = watts = high = math.nan
-            is_over = track.source.provenance is Provenance.REPLAYED
-            is_over = is_over and math.isnan(track.readings[-1].watts)
-            said += f"no power: {'the recording has ended' if is_over else error.lines[0]}"
+            is_over = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
+            power = f"no power: {'the recording has ended' if is_over else error.lines[0]}"
         else:
-            is_estimate = track.source.provenance is Provenance.ESTIMATED
-            by = (
-                "by the use of the cores: no sensor was found" if is_estimate else track.source.name
-            )
-            said += f"{low:.0f} to {high:.0f} W {by}" if is_estimate else f"{watts:.0f} W by {by}"
+            power = f"{watts:.0f} W by {track.source.name}"
+            if provenance is Provenance.ESTIMATED:
+                power = f"{low:.0f} to {high:.0f} W by the use of the cores: no sensor was found"
+        speed = f"{rate:,.1f} tokens/s, " if made else ""
+        self.said.value = html.escape(f"{phase}: {speed}{power}")
         self._began = self._began or window.start_s
         point = {"series": phase, "x": window.end_s - self._began, "y": watts}
-        point |= {"low": low, "high": high, "tokens_per_second": rate}
-        self._points.append(point)
-        self.said.value = html.escape(said)
-        self.chart.chart = _chart(pd.DataFrame(self._points), track.source.provenance)
+        self._points.append(point | {"low": low, "high": high, "tokens_per_second": rate})
+        self.chart.chart = _chart(pd.DataFrame(self._points), provenance)
 
 
 def _chart(points: pd.DataFrame, provenance: Provenance) -> alt.TopLevelMixin:
@@ -129,9 +123,10 @@ def _chart(points: pd.DataFrame, provenance: Provenance) -> alt.TopLevelMixin:
     if points.empty:
         return empty_chart("Power and throughput of the last minute", "no call was made yet")
     look = {"xunit": "Seconds", "join": False, "width": 320, "height": 150}
-    watts = points.drop(columns="tokens_per_second")
-    watts = watts.assign(sure=provenance is Provenance.MEASURED)
-    power = plot(watts, f"Power, {provenance}", unit="Power (W)", **look)
+    watts = points.assign(sure=provenance is Provenance.MEASURED)
+    power = plot(
+        watts.drop(columns="tokens_per_second"), f"Power, {provenance}", unit="Power (W)", **look
+    )
     made = points[points["tokens_per_second"] > 0]
     made = made.assign(y=made["tokens_per_second"])[["series", "x", "y"]]
     unit = "Tokens per second"

@@ -11,7 +11,7 @@ from torch import nn
 from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
 from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, SpeedCase, product_of
-from nanolib.experiments.model import cases as models
+from nanolib.experiments.model.case import model_name
 from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
@@ -92,55 +92,43 @@ class Params(OwnModelParams):
 
     _corpus = pydantic.field_validator("corpus")(known_corpus)
 
-    @pydantic.model_validator(mode="after")
-    def _small_decoder_converts(self) -> Params:
-        """Patterns in `excluded_modules` must mean something in the decoder that is trained, too."""
-        if not self.model and any(
-            arm.startswith("fp8_") or arm in fp8.CONTROLS for arm in self.parity_arms
-        ):
-            config = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
-            try:
-                fp8.chosen_layers(create_model(config, "meta"), self.excluded_modules)
-            except BadInput as error:
-                raise ValueError(
-                    f"{error.lines[0]} (in the decoder that is trained for parity)"
-                ) from None
-        return self
-
     @property
     def kept(self) -> list[str]:
         """Layers that stay in high precision; transformers calls the head of a language model by another name."""
         unset = "excluded_modules" not in self.model_fields_set
         return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
 
-    def _check_kept(self, model: nn.Module) -> None:
+    def _check_kept(self, model: nn.Module, where: str = "") -> None:
         try:
             fp8.chosen_layers(model, self.kept)
         except BadInput as error:
-            raise ValueError(error.lines[0]) from None
+            raise ValueError(error.lines[0] + where) from None
 
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> Params:
-        if (
-            self.overrides
-            and not self.presets
-            and self.overrides != type(self).model_fields["overrides"].default
-        ):
+        """Patterns in `excluded_modules` must mean something in the small decoder, too."""
+        default = type(self).model_fields["overrides"].default
+        if not self.presets and self.overrides not in ({}, default):
             raise ValueError(
                 "overrides: there is no preset to change; name one in presets, or leave them out"
             )
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
         check_own(self, *self.reads)
-        if self.model.startswith("hf:") and any(
-            precision.startswith("fp8_") for precision in self.precisions
+        if not self.model and any(
+            arm.startswith("fp8_") or arm in fp8.CONTROLS for arm in self.parity_arms
         ):
+            small = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
+            where = " (in the decoder that is trained for parity)"
+            self._check_kept(create_model(small, "meta"), where)
+        casts = any(precision.startswith("fp8_") for precision in self.precisions)
+        if casts and self.model.startswith("hf:"):
             with contextlib.suppress(Unsupported):
                 self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))
         for preset in [] if self.model else self.presets:
             longest = ("seq_len", self.seq_len)
             config = fitting_config(preset, self.overrides, longest=longest, reads_text=True)
-            if any(precision.startswith("fp8_") for precision in self.precisions):
+            if casts:
                 self._check_kept(create_model(config, "meta"))
         return self
 
@@ -148,18 +136,11 @@ class Params(OwnModelParams):
 def cases(params: Params) -> list[Case]:
     """Ceilings, models, products, training in pairs, and numerics."""
     device = resolve_device(params.device)
-    asked = params.precisions if params.presets or params.model else []
-    types = list(
-        dict.fromkeys([*(DTYPES[precision] for precision in asked), *map(product_of, asked)])
-    )
-    types = [kind for kind in types if not no_product(kind, device)]
     keep = tuple(params.kept)
-    in_small = ("head",) if params.model else keep
-    small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
     speed = [
         SpeedCase(
             device,
-            models.model_name(preset, overrides),
+            model_name(preset, overrides),
             preset,
             overrides,
             precision,
@@ -174,22 +155,16 @@ def cases(params: Params) -> list[Case]:
         for compiled in params.compiled
         for precision in params.precisions
     ]
-    parity = [
-        ParityCase(
-            device,
-            arm,
-            params.parity_seeds,
-            params.parity_first_seed,
-            params.parity_steps,
-            *small,
-            params.parity_margin,
-            in_small,
-        )
-        for arm in params.parity_arms
-    ]
+    asked = [case.precision for case in speed]
+    kinds = dict.fromkeys([*(DTYPES[one] for one in asked), *map(product_of, asked)])
+    types = [kind for kind in kinds if not no_product(kind, device)]
+    ceilings = ceiling_cases(device, types, params.budget_s) if types else []
+    small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
+    runs = (params.parity_seeds, params.parity_first_seed, params.parity_steps)
+    rest = (params.parity_margin, ("head",) if params.model else keep)
+    parity = [ParityCase(device, arm, *runs, *small, *rest) for arm in params.parity_arms]
     numerics = [
         NumericsCase(device, variant, params.numerics_steps, *small, params.seed)
         for variant in params.numerics
     ]
-    ceilings = ceiling_cases(device, types, params.budget_s) if types else []
     return [*ceilings, *speed, *parity, *numerics]

@@ -39,14 +39,22 @@ class SmallDecoderCase(Case):
     interleaves: ClassVar[bool] = False  # nothing is timed
 
     @property
-    def like(self) -> SmallDecoderCase:
-        """The case that stands for all with its plan."""
-        raise NotImplementedError
+    def config(self) -> NanoConfig:
+        """Of the decoder that is trained."""
+        return small_decoder(self.d_model, self.num_layers, self.seq_len)
 
     def plan(self) -> Plan:
         """The peak memory of a training step in float32; casts need some more."""
-        config = small_decoder(self.d_model, self.num_layers, self.seq_len)
-        return planned_training(self.like, config, self.batch_size, self.seq_len)
+        shape = (self.seq_len, self.batch_size, self.d_model, self.num_layers)
+        # one step of bf16 stands for all cases of this shape
+        like = ParityCase(self.device, BASE, 1, 0, 1, *shape, 0.0, ())
+        return planned_training(like, self.config, self.batch_size, self.seq_len)
+
+    def batches(self, corpus: str, seed: int) -> Iterator[torch.Tensor]:
+        """What it is trained on, in order."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.steps, self.batch_size, self.seq_len + 1)
+        return text.batches(text.load(corpus), *shape, generator, self.device)
 
 
 @dataclass(frozen=True)
@@ -74,9 +82,19 @@ class ParityCase(SmallDecoderCase):
         return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
     @property
-    def like(self) -> ParityCase:
-        """The same of bf16 alone, a step of one seed."""
-        return replace(self, arm=BASE, seeds=1, first_seed=0, steps=1, margin=0.0, keep=())
+    def on_cpu(self) -> bool:
+        """Whether the processor trains it."""
+        return torch.device(self.device).type == "cpu"
+
+    @property
+    def emulated(self) -> bool:
+        """Whether its products are emulated.
+
+        8 bits and bf16 on a CPU are, which multiplies float32 faster, and every control.
+        """
+        if self.arm in _TYPES:
+            return self.on_cpu and _TYPES[self.arm] is torch.bfloat16
+        return bool(fp8.native(self.device)) or self.arm in fp8.CONTROLS
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The difference in loss from bf16 over the last tenth of the run, with its verdict.
@@ -92,7 +110,7 @@ class ParityCase(SmallDecoderCase):
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         base = [_last_loss(replace(self, arm=BASE), seed, params.corpus) for seed in seeds]
         arm = [_last_loss(self, seed, params.corpus) for seed in seeds]
-        provenance = Provenance.EMULATED if _emulated(self) else Provenance.MEASURED
+        provenance = Provenance.EMULATED if self.emulated else Provenance.MEASURED
         details = {"arm": self.arm, "margin": self.margin, "control": self.arm in fp8.CONTROLS}
         common = {"provenance": provenance}
         yield over_seeds("loss", base, BASE, **common)
@@ -140,28 +158,14 @@ def parity_verdict(differences: list[float], margin: float) -> str:
     return "worse" if low > 0 else "better" if high < 0 else "inconclusive"
 
 
-def _emulated(case: ParityCase) -> bool:
-    """Whether the arm's products are emulated: 8 bits and bf16 on a CPU (which multiplies float32 faster), and every control."""
-    if case.arm in _TYPES:
-        return _on_cpu(case) and _TYPES[case.arm] is torch.bfloat16
-    return bool(fp8.native(case.device)) or case.arm in fp8.CONTROLS
-
-
-def _on_cpu(case: ParityCase) -> bool:
-    return torch.device(case.device).type == "cpu"
-
-
 @functools.lru_cache(maxsize=256)
 def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
     """One training run: the mean loss of the last tenth of its steps. Kept, since every arm is compared with the same bf16 runs."""
     dtype = _TYPES.get(case.arm, torch.bfloat16)
-    cast = dtype is not torch.float32 and not (_emulated(case) and _on_cpu(case))
-    generator = torch.Generator().manual_seed(seed)
+    cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
     losses = train(
         _model(case, seed),
-        text.batches(
-            text.load(corpus), case.steps, case.batch_size, case.seq_len + 1, generator, case.device
-        ),
+        case.batches(corpus, seed),
         lambda step: _RATE * rate_share(step, case.steps),
         autocast=dtype if cast else None,
         clip=1.0,
@@ -176,20 +180,18 @@ def rate_share(step: int, steps: int) -> float:
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
-    model = create_model(
-        small_decoder(case.d_model, case.num_layers, case.seq_len), case.device, seed=seed
-    )
+    model = create_model(case.config, case.device, seed=seed)
     if case.arm == AGAIN:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
-    if case.arm not in _TYPES or _emulated(case):
+    if case.arm not in _TYPES or case.emulated:
         recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm.removeprefix("fp8_")
         fp8.convert(
             model,
             recipe,
             excluded_modules=case.keep,
-            emulate=_emulated(case),
-            rounded=_on_cpu(case),
+            emulate=case.emulated,
+            rounded=case.on_cpu,
         )
     return model

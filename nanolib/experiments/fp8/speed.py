@@ -78,7 +78,7 @@ class SpeedCase(Case):
 
     def unsupported(self) -> str:
         """Why this machine cannot run it."""
-        return _unsupported(self.precision, self.device) or self.model_case.unsupported()
+        return no_product(product_of(self.precision), self.device) or self.model_case.unsupported()
 
     def plan(self) -> Plan:
         """The peak memory, as the model notebook plans it; 8 bits need some more for the casts."""
@@ -101,13 +101,8 @@ class SpeedCase(Case):
     @property
     def group(self) -> str:
         """See `Case.group`: all precisions of one model and mode."""
-        model = (
-            self.device,
-            self.preset,
-            json.dumps(self.overrides, sort_keys=True),
-            self.mode,
-            self.compiled,
-        )
+        overrides = json.dumps(self.overrides, sort_keys=True)
+        model = (self.device, self.preset, overrides, self.mode, self.compiled)
         return " ".join(map(str, (*model, self.seq_len, self.batch_size)))
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
@@ -118,14 +113,15 @@ class SpeedCase(Case):
             yield self.converted_share(model)
         ids = text_batch(self, params.corpus, params.seed)
         optimisation = "compile" if self.compiled else "eager"
-        forward = self.mode == "forward"
         step = (
             Inferring(model, ids[:, :-1], optimisation)
-            if forward
+            if self.mode == "forward"
             else Training(model, ids, optimisation, 1e-4)
         )
         work = next(step.workloads())
-        call = self._in_precision(work.call)
+        if self.precision == "tf32":
+            work = dataclasses.replace(work, call=_in_tf32(work.call))
+        call = work.call
         first_call_ms(call)
         timed = yield params.timed(self.device, {self.mode: call})
         latency, flops = timed[self.mode], int(self.model_case.work)
@@ -136,20 +132,8 @@ class SpeedCase(Case):
         # of another type's ceiling a share would say nothing
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
-        work = dataclasses.replace(work, call=call)
         trace(work, self, params)
         yield from self._memory(model, ids, work)
-
-    def _in_precision(self, call: Callable[[], object]) -> Callable[[], object]:
-        """The call with products in TF32 where that is the precision: a setting of the process, in which others are timed too."""
-        if self.precision != "tf32":
-            return call
-
-        def with_tf32() -> object:
-            with tf32_products(True):
-                return call()
-
-        return with_tf32
 
     def converted_share(self, model: nn.Module) -> Measurement:
         """The share of the model's FLOPs that is in 8 bits, the layers and the bound in its details."""
@@ -172,9 +156,8 @@ class SpeedCase(Case):
         existing = tuple(work.existing())
         weights, states, gradients = sum(p.nbytes for p in model.parameters()), 0, 0
         if self.mode == "training_step":
-            states = (
-                sum(x.nbytes for x in existing) - sum(x.nbytes for x in held(model)) - ids.nbytes
-            )
+            own = sum(x.nbytes for x in (*held(model), ids))
+            states = sum(x.nbytes for x in existing) - own
             gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         with peak_memory(self.device, *existing) as peak:
             work.call()
@@ -190,9 +173,14 @@ class SpeedCase(Case):
             yield exact("memory_part", size / MIB, scope=name, method=peak.method)
 
 
-def _unsupported(precision: str, device: str) -> str:
-    """Why a device has no such precision; 8 bits are never timed where they are emulated."""
-    return no_product(product_of(precision), device)
+def _in_tf32(call: Callable[[], object]) -> Callable[[], object]:
+    """The call with products in TF32: a setting of the process, in which others are timed too."""
+
+    def with_tf32() -> object:
+        with tf32_products(True):
+            return call()
+
+    return with_tf32
 
 
 def product_of(precision: str) -> str:

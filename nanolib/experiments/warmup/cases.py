@@ -7,7 +7,7 @@ with another within the same process.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -77,9 +77,8 @@ class Params(OwnModelParams):
     @pydantic.model_validator(mode="after")
     def _config_fits(self) -> Params:
         check_own(self, *self.reads)
-        if self.model:
-            return self
-        fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
+        if not self.model:
+            fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
         return self
 
 
@@ -129,16 +128,14 @@ class WarmupCase(Case):
         """The curve, how many of its steps are slower than the steady state, and what each setting would report."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
-            model, vocabulary = (
-                create_model(config, self.device, seed=params.seed),
-                config.vocab_size,
-            )
-            call: Callable[[torch.Tensor], torch.Tensor] = model
+            model = create_model(config, self.device, seed=params.seed)
+            vocabulary = config.vocab_size
         else:
             model = build_model(self.preset, self.overrides, self.device, "float32", params.seed)
-            call, vocabulary = logits_of(model), text.VOCAB_SIZE
-            if self.direction == "forward_backward":
-                check_loss(model)
+            vocabulary = text.VOCAB_SIZE
+        if self.direction == "forward_backward":
+            check_loss(model)
+        call = logits_of(model)
         ids = generate_random_batch(
             self.batch_size, self.seq_len + 1, vocabulary, self.device, seed=params.seed
         )
@@ -161,12 +158,8 @@ class WarmupCase(Case):
         yield _needed(curve, self.direction)
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
-            yield _uncut(
-                samples[count : count + self.steps],
-                f"{self.direction} after {count}",
-                clock.method,
-                spent,
-            )
+            counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
+            yield _uncut(counted, scope, clock.method, spent)
 
 
 def cases(params: Params) -> list[Case]:
@@ -188,25 +181,23 @@ def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any
     """The latency over all samples, warm or not: what someone who warms up this little would report."""
     whole = steady_state([])
     row = summarise(samples, scope=scope, method=method, details=details, steady=whole)
-    flags = tuple(
-        flag for flag in row.flags if flag is not Flag.FEW_BLOCKS
-    )  # there are as many as `steps`, by no budget
+    # there are as many as `steps`, by no budget
+    flags = tuple(flag for flag in row.flags if flag is not Flag.FEW_BLOCKS)
     return replace(row, flags=flags, message="no sample is cut: this is what the setting gives")
 
 
 def _needed(samples: list[float], scope: str) -> Measurement:
     """Steps at the head that are slower than the later ones; without a number where the curve gives no clear answer."""
     found = warm_up(samples)
+    steps = steady = None
+    if found.steps is not None:
+        steps, steady = float(found.steps), float(np.median(samples[found.steps :]))
     return Measurement(
         "warmup_needed",
-        None if found.steps is None else float(found.steps),
+        steps,
         n=1,
         method="smoothed curve and PELT on medians of 5, and Tukey's severe fence",
         scope=scope,
         message=found.reason,
-        details={
-            "steady_median": None
-            if found.steps is None
-            else float(np.median(samples[found.steps :]))
-        },
+        details={"steady_median": steady},
     )

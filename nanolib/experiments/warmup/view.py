@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import Flag
-from nanolib.report import overview
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE
 from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, pick, why_empty
+from nanolib.report.overview import cached, having, of_experiment, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import CASE, base, worst
+from nanolib.report.tables import CASE, Column, base, filled, joined, known, worst
 from nanolib.report.theme import empty_chart
 from nanolib.stats.steady import MOVED
 
-WARMUP_COLUMNS = {
-    "direction": "Direction",
-    "warmup_steps": "Warm-up steps",
-    "processes": "Fresh processes",
-    "mean": "Mean, ms [range]",
-    "sd": "SD, ms",
-    "cv": "CV",
-    "median": "Median, ms [range]",
-    "difference": "Mean over that after 5 steps, less 1 [range]",
-    "status": "Status",
-}
 _FEWEST = 5  # processes, whose range says something
 _REFERENCE = 5  # steps, after which others are looked at
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
-_DIFFERENCE = ("difference", "difference_low", "difference_high")
-_FIGURES = ("mean", "sd", "cv", "median", "ratio")
+# What each process says of a setting.
+_OF_PROCESS = (
+    Column("mean", metric="latency", detail="mean"),
+    Column("sd", metric="latency", detail="sd"),
+    Column("cv", metric="latency", detail="cv"),
+    Column("median", metric="latency", interval=True),
+)
 
 
 @cached
@@ -40,9 +34,10 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per direction and warm-up setting, of all its fresh processes.
 
     Returns:
-        Columns: `run_id`, `seq_len`, `direction`, `warmup_steps`, `processes`; `mean`, `sd`, `cv`, `median` (ms; the median of the
-        processes, of `mean` and `median` with the range as `_low` and `_high`); `difference` of the mean to that after five steps
-        of the same process (a share, with its range; missing where 5 was not asked for); `busy`, `status`, `message`.
+        Columns: `run_id`, `seq_len`, `direction`, `warmup_steps`, `processes`; `mean`, `sd`, `cv`,
+        `median` (ms; the median of the processes, of `mean` and `median` with the range as `_low`
+        and `_high`); `difference` of the mean to that after five steps of the same process (a
+        share, with its range; missing where 5 was not asked for); `busy`, `status`, `message`.
     """
     rows = having(rows, "warmup", "process")
     if rows.empty:
@@ -50,42 +45,23 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = base(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
     table = table.explode("warmup_steps", ignore_index=True)
     table["scope"] = table["direction"] + " after " + table["warmup_steps"].astype(str)
-    timed = pick(rows, "latency")
-    of_process = pd.DataFrame(
-        {name: [of.get(name) for of in timed["details"]] for name in ("mean", "sd", "cv")}
+    table = filled(table, rows, _OF_PROCESS, [*CASE, "scope"])
+    table = table.astype(dict.fromkeys(("mean", "sd", "cv"), float))
+    reference = table["mean"].where(table["warmup_steps"] == _REFERENCE)
+    of_process = reference.groupby([table["run_id"], table["case_id"]]).transform("max")
+    table = table.assign(
+        difference=table["mean"] / of_process - 1, busy=table["median_busy"].eq(True)
     )
-    of_process = of_process.assign(
-        median=list(timed["estimate"]), busy=[Flag.BUSY_MACHINE in of for of in timed["flags"]]
-    )
-    of_process[[*CASE, "scope"]] = timed[[*CASE, "scope"]].to_numpy()
-    table = table.merge(of_process, on=[*CASE, "scope"], how="left")
-    reference = table[table["warmup_steps"] == _REFERENCE].set_index(list(CASE))["mean"]
-    table["ratio"] = (
-        table["mean"].to_numpy()
-        / reference.reindex(pd.MultiIndex.from_frame(table[[*CASE]])).to_numpy()
-    )
-    return pd.DataFrame(
-        [_of_setting(key, part) for key, part in table.groupby(_SETTING, sort=False)]
-    )
-
-
-def _of_setting(key: tuple[object, ...], part: pd.DataFrame) -> dict[str, object]:
-    line: dict[str, object] = dict(zip(_SETTING, key, strict=True)) | {
-        "processes": int(part["mean"].notna().sum())
-    }
-    for name in _FIGURES:
-        values = part[name].astype(float)
-        line |= {name: values.median(), f"{name}_low": values.min(), f"{name}_high": values.max()}
-    for end in ("", "_low", "_high"):
-        line[f"difference{end}"] = float(line.pop(f"ratio{end}")) - 1
-    for name in ("sd", "cv"):
-        del line[f"{name}_low"], line[f"{name}_high"]
-    busy = bool(part["busy"].eq(True).any())
-    return line | {
-        "busy": busy,
-        "status": worst(part["status"]),
-        "message": "; ".join(dict.fromkeys(part["message"])),
-    }
+    settings = table.groupby(_SETTING, sort=False)
+    ranged = settings[["mean", "median", "difference"]]
+    parts = [
+        settings["mean"].count().rename("processes"),
+        settings[["mean", "sd", "cv", "median", "difference"]].median(),
+        ranged.min().add_suffix("_low"),
+        ranged.max().add_suffix("_high"),
+        settings.agg({"busy": "any", "status": worst, "message": joined}),
+    ]
+    return pd.concat(parts, axis=1).reset_index()
 
 
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -96,27 +72,25 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     found = having(rows, "warmup", "process")
     curves = pick(found, "latency")
-    parts = []
-    for _, row in (
-        curves[curves["scope"] == curves["factor.direction"]].iterrows() if len(curves) else ()
-    ):
-        own = found[(found["run_id"] == row["run_id"]) & (found["case_id"] == row["case_id"])]
-        cut = own[own["metric"] == "warmup_needed"]["estimate"].max()
-        steps = range(1, len(row["samples"]) + 1)
-        phase = [
-            "not settled" if pd.isna(cut) else "warm-up" if step <= cut else "steady"
-            for step in steps
-        ]
-        part = {
-            "direction": row["scope"],
-            "process": int(row["factor.process"]),
-            "step": steps,
-            "ms": row["samples"],
+    if curves.empty:
+        return pd.DataFrame()
+    is_curve = curves["scope"] == curves["factor.direction"]
+    curves = curves[is_curve & curves["samples"].map(len).gt(0)]
+    needed = pick(found, "warmup_needed").set_index(list(CASE))["estimate"]
+    table = pd.DataFrame(
+        {
+            "direction": curves["scope"],
+            "process": curves["factor.process"].astype(int),
+            "step": [range(1, len(samples) + 1) for samples in curves["samples"]],
+            "ms": curves["samples"],
+            "run_id": curves["run_id"],
+            "seq_len": curves["factor.seq_len"],
+            "cut": needed.reindex(pd.MultiIndex.from_frame(curves[[*CASE]])).to_numpy(),
         }
-        of = {"phase": phase, "run_id": row["run_id"], "seq_len": row.get("factor.seq_len")}
-        parts.append(pd.DataFrame(part | of))
-    columns = ["direction", "process", "step", "ms", "phase"]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    ).explode(["step", "ms"], ignore_index=True)
+    phase = (table["step"] <= table["cut"]).map({True: "warm-up", False: "steady"})
+    phase = phase.mask(table["cut"].isna(), "not settled")
+    return table.astype({"step": int, "ms": float}).assign(phase=phase).drop(columns="cut")
 
 
 def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -155,22 +129,18 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """What each warm-up setting does to the mean: the median of the fresh processes and their range."""
     title = "What skipping the warm-up does to the mean"
-    table = warmup_table(rows)
-    table = (
-        table[table["difference"].notna() & (table["warmup_steps"] != _REFERENCE)]
-        if len(table)
-        else table
-    )
+    table = known(warmup_table(rows), "difference")
+    if len(table):
+        table = table[table["warmup_steps"] != _REFERENCE]
     if table.empty:
         return empty_chart(title, why_empty(rows, "warmup"))
     steps = table["warmup_steps"].astype(int).astype(str)
     data = pd.DataFrame(
         {
             "series": table["direction"].str.replace("_", " + ") + " after " + steps,
-            **{
-                name: 100 * table[column]
-                for name, column in zip(("x", "low", "high"), _DIFFERENCE, strict=True)
-            },
+            "x": 100 * table["difference"],
+            "low": 100 * table["difference_low"],
+            "high": 100 * table["difference_high"],
             "sure": table["processes"] >= _FEWEST,
             "hue": "c1",
             "text": table["difference"].map("{:+.0%}".format),
@@ -194,84 +164,87 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
 @cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
     """How many warm-up steps are enough on this machine."""
-    found = overview.of_experiment(rows, "warmup")
+    found = of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
-        return [
-            Claim(
-                "No warm-up curve was measured, so there is no verdict",
-                advice="nano run quick warmup",
-            )
-        ]
-    table = warmup_table(rows)
-    if len(table):
-        known = table["difference"].notna() & (table["processes"] >= _FEWEST)
-        table = table[(table["warmup_steps"] == 0) & known]
-    cold = table
-    grouped = curves.groupby(["run_id", "scope"], sort=False)
+        nothing = "No warm-up curve was measured, so there is no verdict"
+        return [Claim(nothing, advice="nano run quick warmup")]
+    cold = known(warmup_table(rows), "difference")
+    if len(cold):
+        cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]
+    without = cold.to_dict("records")
+    slower = {(line["run_id"], line["direction"]): line["difference"] for line in without}
     return [
-        *(_enough(part, cold) for _, part in grouped),
-        *(_without(row) for _, row in cold.iterrows()),
+        *(
+            _enough(part, slower.get(key, 0.0))
+            for key, part in curves.groupby(["run_id", "scope"], sort=False)
+        ),
+        *(_without(line) for line in without),
     ]
 
 
-def _enough(curves: pd.DataFrame, cold: pd.DataFrame) -> Claim:
-    """What the curves of all fresh processes of one direction say."""
-    first, needed = curves.iloc[0], curves["estimate"].dropna().astype(int)
-    about, count = first["scope"].replace("_", " + "), len(curves)
+def _enough(curves: pd.DataFrame, slower: float) -> Claim:
+    """What the curves of all fresh processes of one direction say.
+
+    Args:
+        curves: Their `warmup_needed` rows.
+        slower: The share by which the mean without warm-up is above that after five steps.
+    """
+    needed = curves["estimate"].dropna().astype(int)
+    about, count = curves["scope"].iloc[0].replace("_", " + "), len(curves)
+    of_each = ", ".join(map(str, needed))
     if unclear := count - len(needed):
         why = curves.loc[curves["estimate"].isna(), "message"].iloc[0]
-        why += f"; the others needed {', '.join(map(str, needed))}" if len(needed) else ""
+        why += f"; the others needed {of_each}" if of_each else ""
         advice = "raise curve_steps, or repeat it on a quieter machine"
         return Claim(f"no clear answer in {unclear} of {count} fresh processes", why, advice, about)
     steady = pd.Series([details["steady_median"] for details in curves["details"]]).median()
-    took = f"a step then takes {steady:.3g} ms"
-    most, figures = int(needed.max()), (Figure.exactly(float(needed.max())),)
+    sure, advice, most = f"a step then takes {steady:.3g} ms", "", int(needed.max())
     if most:
-        answer = f"{most} warm-up step{'s are' if most > 1 else ' is'} enough in all {count} fresh processes"
-        of_each = f"they needed {', '.join(map(str, needed))}; " if needed.nunique() > 1 else ""
-        return Claim(answer, of_each + took, about=about, figures=figures)
-    of = (
-        cold[(cold["run_id"] == first["run_id"]) & (cold["direction"] == first["scope"])]
-        if len(cold)
-        else cold
-    )
-    if len(of) and (of["difference"] > MOVED).any():
-        sure = f"the curves show no warm-up, but without it the mean was {of['difference'].max():+.0%}; {took}"
-        return Claim(
-            "no clear answer", sure, "use 5 steps, or measure again", about, figures=figures
-        )
-    return Claim(
-        f"no warm-up was detected in any of {count} fresh processes",
-        took,
-        about=about,
-        figures=figures,
-    )
+        steps = "1 warm-up step is" if most == 1 else f"{most} warm-up steps are"
+        answer = f"{steps} enough in all {count} fresh processes"
+        sure = f"they needed {of_each}; {sure}" if needed.nunique() > 1 else sure
+    elif slower > MOVED:
+        answer, advice = "no clear answer", "use 5 steps, or measure again"
+        sure = f"the curves show no warm-up, but without it the mean was {slower:+.0%}; {sure}"
+    else:
+        answer = f"no warm-up was detected in any of {count} fresh processes"
+    return Claim(answer, sure, advice, about, figures=(Figure.exactly(float(most)),))
 
 
-def _without(row: pd.Series) -> Claim:
+def _without(line: dict[str, Any]) -> Claim:
     """What no warm-up does to the mean, within each process."""
-    ends = [row[f"difference{end}"] for end in ("_low", "", "_high")]
-    ratio = Figure(
-        *(end + 1 for end in ends),
-        name="the mean without warm-up over that after 5 steps",
-        busy=row["busy"],
-    )
+    ends = [line[f"difference{end}"] for end in ("_low", "", "_high")]
+    name = "the mean without warm-up over that after 5 steps"
+    ratio = Figure(*(end + 1 for end in ends), name=name, busy=line["busy"])
+    compared = comparing(ratio, ONE)
     low, share, high = (f"{end:+.0%}" for end in ends)
-    moved = (
-        "" if ratio.against(ONE) is not Order.ALIKE else ", which cannot be told from that after 5"
-    )
-    answer = f"without warm-up the mean is {share} [{low} … {high}] against that after {_REFERENCE} steps{moved}"
-    sure = f"the range of {int(row['processes'])} fresh processes, with a CV of {row['cv']:.0%}"
-    return Claim(
-        answer, sure, about=row["direction"].replace("_", " + "), compared=comparing(ratio, ONE)
-    )
+    answer = f"without warm-up the mean is {share} [{low} … {high}] against that after {_REFERENCE} steps"
+    if compared[0][1] is Order.ALIKE:
+        answer += ", which cannot be told from that after 5"
+    sure = f"the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
+    return Claim(answer, sure, about=line["direction"].replace("_", " + "), compared=compared)
 
 
 SECTION = Section(
     "warmup",
     "How much warm-up is enough?",
     {"warmup_curve": warmup_curve, "warmup_settings": warmup_settings},
-    {"All settings": CaseTable(warmup_table, WARMUP_COLUMNS)},
+    {
+        "All settings": CaseTable(
+            warmup_table,
+            {
+                "direction": "Direction",
+                "warmup_steps": "Warm-up steps",
+                "processes": "Fresh processes",
+                "mean": "Mean, ms [range]",
+                "sd": "SD, ms",
+                "cv": "CV",
+                "median": "Median, ms [range]",
+                "difference": "Mean over that after 5 steps, less 1 [range]",
+                "status": "Status",
+            },
+        )
+    },
     verdict,
 )

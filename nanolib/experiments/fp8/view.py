@@ -1,0 +1,317 @@
+"""What a person sees of FP8: speed, loss parity, and what casts do to the products.
+
+Emulated numbers look unlike measured ones: their marks are hollow.
+"""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance, Status, format_number
+from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.in_turns import gains, with_speed_ups
+from nanolib.report.linking import link_columns, links
+from nanolib.report.overview import cached, having, leaders, listed, of_experiment, pick, why_empty
+from nanolib.report.plot import plot
+from nanolib.report.section import CaseTable, Section
+from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
+from nanolib.report.theme import empty_chart
+
+_SPEED = (
+    Column("what", "Model"),
+    Column("precision", "Precision"),
+    Column("latency", "Step, ms [95 %]", "latency", interval=True),
+    Column("parameters", "", "latency", detail="parameters"),
+    Column("speed_up", "Over bf16, × [95 %]"),
+    Column("bound", "", "converted_share", detail="amdahl_bound"),
+    Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
+    Column("mfu", "Of the peak rate", "ceiling_share"),
+    Column("weights", "Weights, MiB", "memory_part", "weights"),
+    Column("gradients", "", "memory_part", "gradients"),
+    Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
+    Column("activations", "Activations, MiB", "memory_part", "activations"),
+    Column("state", "State"),
+)
+_PARITY = (
+    Column("arm", "Recipe"),
+    Column("verdict", "Against bf16", "parity", detail="verdict"),
+    Column("difference", "Loss above bf16, nats/byte [95 %]", "parity", interval=True),
+    Column("margin_nats", "Margin, nats", "parity", detail="margin_nats"),
+    Column("control", "", "parity", detail="control"),
+    Column("loss", "Loss, nats/byte [95 %]", "loss", interval=True),
+    Column("seeds", "Seeds"),
+    Column("steps", "Steps"),
+    Column("provenance", "Products"),
+    Column("state", "State"),
+)
+
+
+@cached
+def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per model, precision and mode, with its speed-up over bf16 of the same run.
+
+    Returns:
+        Columns: `run_id`, `seq_len`, `batch_size`, those of `_SPEED` (`bound`: Amdahl's, of the
+        converted share), and what `with_speed_ups` gives.
+    """
+    rows = having(rows, "fp8", "precision")
+    factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
+    table = filled(base(rows, factors, "preset"), rows, _SPEED)
+    if table.empty:
+        return table
+    model = table["name"] + ", " + table["mode"].str.replace("_", " ")
+    compiled = table["compiled"].map({True: ", compiled"}).fillna("")
+    table = table.assign(what=model + compiled)
+    return with_state(with_speed_ups(table, rows, table["mode"]))
+
+
+def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Time of each model in each precision, and how many times as fast as bf16 it is."""
+    table = known(speed_table(rows), "latency")
+    if table.empty:
+        return empty_chart("Time of a step by precision", why_empty(rows, "fp8"))
+    gain = table["speed_up"].map("  {:.2f}× bf16".format, na_action="ignore").fillna("")
+    data = pd.DataFrame(
+        {
+            "series": table["precision"],
+            "panel": table["what"],
+            "x": table["latency"],
+            "low": table["latency_low"],
+            "high": table["latency_high"],
+            "hue": table["precision"].eq("bfloat16").map({True: "base", False: "c1"}),
+            "text": table["latency"].map(format_number) + " ms" + gain,
+            **links(table),
+        }
+    )
+    return plot(
+        data,
+        "Time of a step by precision",
+        "rows",
+        subtitle=["With 95 % intervals."],
+        unit="Latency (ms)",
+    )
+
+
+@cached
+def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per arm that was trained beside bf16.
+
+    Returns:
+        Columns: `run_id`, `case_id`, `seq_len`, `arm`, `control`, `verdict`, `difference` and
+        `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`, `seeds`, `steps`,
+        `provenance`, `status`, `message`.
+    """
+    rows = having(rows, "fp8", "arm")
+    if rows.empty:
+        return pd.DataFrame()
+    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.arm"])]
+    table = filled(base(rows, ["arm", "seq_len", "seeds", "steps"], "arm"), rows, _PARITY)
+    pairs = rows[rows["metric"] == "parity"][[*CASE, "provenance", "message"]]
+    table = table.merge(pairs, on=list(CASE), how="left", suffixes=("_of_case", ""))
+    of_case = table.pop("message_of_case")
+    table["message"] = table["message"].where(table["message"].fillna("") != "", of_case)
+    smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
+    return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
+
+
+def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """The difference in loss of each arm at the end, with the margin declared beforehand."""
+    table = known(parity_table(rows), "difference")
+    if table.empty:
+        return empty_chart("Loss above bf16 after training", why_empty(rows, "fp8"))
+    controls = table["control"].eq(True)
+    measured = table["provenance"] == Provenance.MEASURED
+    names = table["arm"].str.replace("_", " ")
+    data = pd.DataFrame(
+        {
+            "series": names + controls.map({True: " (control)", False: ""}),
+            "x": table["difference"],
+            "low": table["difference_low"],
+            "high": table["difference_high"],
+            "sure": measured & ~(table["steps"] < LEARNING_STEPS),
+            "hue": controls.map({True: "c2", False: "c1"}),
+            "text": table["verdict"],
+            **links(table),
+        }
+    )
+    margin = float(table["margin_nats"].dropna().iloc[0])
+    return plot(
+        data,
+        "Loss above bf16 after training",
+        "rows",
+        subtitle=[
+            "Same weights, text and order; mean over seeds, 95 % interval. Green: the margin, declared beforehand.",
+            "Hollow: emulated, or too few steps. A control must be found worse.",
+        ],
+        unit="Loss above bf16 (nats per byte)",
+        fmt="+.2~g",
+        ref=0.0,
+        band=(-margin, margin),
+    )
+
+
+def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Errors of emulated products, one line per way to cast, layer and product.
+
+    Returns:
+        Columns: `variant`, `layer`, `product`, `relative_error`, `sqnr` (dB), and those by which
+        a page's choice is followed.
+    """
+    rows = having(rows, "fp8", "variant")
+    errors = pick(rows, "relative_error")
+    if errors.empty:
+        return pd.DataFrame()
+    parts = errors["scope"].str.rsplit(" ", n=1)
+    return pd.DataFrame(
+        {
+            "variant": errors["factor.variant"],
+            "layer": parts.str[0],
+            "product": parts.str[1],
+            "relative_error": errors["estimate"],
+            "sqnr": pick(rows, "sqnr")["estimate"].to_numpy(),
+            **links(errors),
+        }
+    )
+
+
+def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Signal to noise of every layer's products by way to cast, with the median of each."""
+    title = "Signal to noise of products in 8 bits"
+    table = numerics_table(rows)
+    if table.empty:
+        return empty_chart(title, why_empty(rows, "fp8"))
+    medians = table.groupby("variant", sort=False)["sqnr"].transform("median")
+    again = table["variant"].duplicated()
+    data = pd.DataFrame(
+        {
+            "series": table["variant"],
+            "x": table["sqnr"],
+            "pred": medians.mask(again),
+            "sure": False,
+            "hue": "c1",
+            "text": medians.map("{:.1f} dB".format).mask(again, ""),
+            "note": table["layer"] + ", " + table["product"].str.replace("_", " "),
+            **table[link_columns(table)],
+        }
+    )
+    return plot(
+        data,
+        title,
+        "rows",
+        subtitle=[
+            "Emulated, in a small decoder: a mark per product of a layer. Tick and number: the median."
+        ],
+        unit="Signal to noise (dB)",
+        ref=float(medians.max()),
+    )
+
+
+@cached
+def verdict(rows: pd.DataFrame) -> list[Claim]:
+    """Does fp8 pay here, from which size, and at what loss."""
+    if of_experiment(rows, "fp8").empty:
+        nothing = "Nothing of fp8 was measured, so there is no verdict"
+        return [Claim(nothing, advice="nano run quick fp8")]
+    return [
+        *_of_speed(speed_table(rows)),
+        *_of_parity(parity_table(rows)),
+        *_of_numerics(numerics_table(rows)),
+    ]
+
+
+def _of_speed(table: pd.DataFrame) -> list[Claim]:
+    """Whether a step in FP8 is faster than one in bf16, and from which size on."""
+    if table.empty:
+        return []
+    fp8 = table[table["precision"].str.startswith("fp8")]
+    timed = known(fp8, "speed_up")
+    if len(timed):
+        return [_pays(str(mode), group) for mode, group in timed.groupby("mode", sort=False)]
+    why = next(filter(None, fp8["message"]), "no fp8 case was run to its end")
+    cannot = len(fp8) and (fp8["status"] == Status.UNSUPPORTED).all()
+    return [Claim("FP8 gains no time here" if cannot else "No FP8 case gave a time", why)]
+
+
+def _pays(mode: str, group: pd.DataFrame) -> Claim:
+    """At which of the sizes measured FP8 is faster."""
+    compared = []
+    for _, row in group.iterrows():
+        compared += gains(row, f"{row['name']} {row['precision']}")
+    orders = pd.Series([order for _, order, _ in compared], index=group.index)
+    sizes = group.assign(pays=orders == Order.ABOVE).groupby(["parameters", "name"])["pays"].any()
+    names = sizes.index.get_level_values("name")
+    pays, others = names[sizes], names[~sizes]
+    best, *ties = leaders(group, "speed_up", ascending=False).to_dict("records")
+    allowed = ""
+    if len(pays):
+        answer = f"FP8 is faster than bf16 at {listed(pays)}"
+        answer += f", and not shown to be at {listed(others)}" if len(others) else ""
+        if pd.notna(best["bound"]):
+            allowed = f", where Amdahl allows {best['bound']:.2f}"
+    elif (orders == Order.BELOW).all():
+        answer = "FP8 is slower than bf16 at every size measured"
+    else:
+        answer = "FP8 is not shown to be faster than bf16 at any size measured"
+    who = listed(f"{one['name']} in {one['precision']}" for one in (best, *ties))
+    who += ", not told apart" if ties else ""
+    sure = f"at best {with_ends(best, 'speed_up')} times bf16 ({who}){allowed}"
+    return Claim(answer, sure, about=mode.replace("_", " "), compared=tuple(compared))
+
+
+def _of_parity(table: pd.DataFrame) -> list[Claim]:
+    """The verdict of every arm against its pair."""
+    if table.empty:
+        return []
+    ended = table[table["status"] == "ok"]
+    ended = ended.assign(arm=ended["arm"].str.replace("_", " "))
+    too_short = ended["steps"] < LEARNING_STEPS
+    short, long = ended[too_short], ended[~too_short]
+    claims = []
+    if len(short):
+        steps = int(short["steps"].max())
+        trained = f"{listed(short['arm'])}: trained beside bf16 for {steps} steps"
+        claims.append(Claim(trained, SMOKE_TEST, "raise parity_steps"))
+    claims += [_parity(row) for _, row in long.iterrows()]
+    blind = long[long["control"].eq(True) & (long["verdict"] != "worse")]
+    if len(blind):
+        answer = f"The control {', '.join(blind['arm'])} was not found worse"
+        why = "so these runs are too short or too few to trust an 'equivalent'"
+        claims.append(Claim(f"{answer}, {why}", advice="raise parity_steps or parity_seeds"))
+    return claims
+
+
+def _parity(row: pd.Series) -> Claim:
+    about = row["arm"] + (" (emulated)" if row["provenance"] == "emulated" else "")
+    if pd.isna(row["difference"]):
+        return Claim("worse than bf16", row["message"], about=about)
+    difference = Figure.of(row, "difference", "parity", name=row["arm"])
+    above = f"{with_ends(row, 'difference')} nats per byte above bf16"
+    sure = f"{above}, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
+    answer = f"{row['verdict']} after {int(row['steps'])} steps"
+    if row["verdict"] in ("worse", "better"):
+        compared = comparing(difference, Figure.exactly(0.0, "bf16"))
+        return Claim(answer, sure, about=about, compared=compared)
+    # equivalent goes by two one-sided tests, at 90 %
+    return Claim(answer, sure, about=about, figures=(difference,))
+
+
+def _of_numerics(table: pd.DataFrame) -> list[Claim]:
+    """Signal to noise by cast, without an order."""
+    if table.empty:
+        return []
+    medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)
+    text = ", ".join(f"{name} {value:.1f} dB" for name, value in medians.items())
+    return [Claim("Median signal to noise of the products, emulated", text)]
+
+
+SECTION = Section(
+    "fp8",
+    "Is FP8 faster, and does the loss match?",
+    {"fp8_precisions": fp8_precisions, "fp8_parity": fp8_parity, "fp8_numerics": fp8_numerics},
+    {
+        "Speed and memory": CaseTable(speed_table, titles(_SPEED)),
+        "Loss beside bf16": CaseTable(parity_table, titles(_PARITY)),
+    },
+    verdict,
+)
