@@ -85,7 +85,6 @@ class Claim:
         about: Which model or shape; said once above all claims about it.
         compared: Pairs of figures whose order the answer states.
         figures: Further figures that it gives.
-        lengths: Through how many sequence lengths a law was fitted; 0 for none.
     """
 
     answer: str
@@ -94,7 +93,6 @@ class Claim:
     about: str = ""
     compared: tuple[tuple[Figure, Order, Figure], ...] = ()
     figures: tuple[Figure, ...] = ()
-    lengths: int = 0
 
     def without_busy_order(self) -> Claim:
         """The claim itself; or the figures alone, if it orders timings that other processes disturbed."""

@@ -48,7 +48,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         sure=~doubtful,
         text=table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
         note="against " + table["speed_up_baseline"],
-        **links(table, but="link_model"),
+        **links(table),
     )
     drawn = ["series", "x", "y", "low", "high", "pred", "sure", "text", "note"]
     return plot(
@@ -76,7 +76,7 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
             series=table["name"],
             total=total,
             text=total.map(format_number) + " ms",
-            **links(table, but="link_model"),
+            **links(table),
         ).sort_values("total")
         table = table.melt(["series", "text", *link_columns(table)], _PARTS, "part", "x")
         table = table[table["x"] > 0]
