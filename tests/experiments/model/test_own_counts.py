@@ -83,14 +83,6 @@ def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_decoding_is_bound_by_memory(model):
-    ceilings = {"float32": 50e9, "copy": 10e9}  # they meet at 5 FLOP per byte
-    said = _generation(model, MODELS[model], 512).formulas(ceilings)
-    assert said["flops"] / said["bytes"] < 1
-    assert said["latency"] == 1e3 * said["bytes"] / ceilings["copy"]
-
-
-@pytest.mark.parametrize("model", MODELS)
 def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
     n, item = 256, 4
     source = checked(model, n, 1, "float32", "dense", dict(MODELS[model]))
