@@ -1,4 +1,6 @@
-"""Models that are small enough for a test."""
+"""Models that are small enough for a test, and what is planned of one."""
+
+from nanolib.experiments.model.planning import Request
 
 TINY = {"num_layers": 3, "d_model": 64, "num_heads": 4, "vocab_size": 300, "context_length": 64}
 LLAMA = {
@@ -9,3 +11,10 @@ LLAMA = {
     "num_key_value_heads": 2,
     "vocab_size": 2000,
 }
+
+
+def checked(model, seq_len, batch_size, options):
+    """The case that a plan is of, in float32 and dense."""
+    return Request(
+        model=model, memory="1GiB", seq_len=seq_len, batch_size=batch_size, options=options
+    ).case

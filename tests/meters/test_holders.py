@@ -1,5 +1,7 @@
 """Who holds the memory: parts add up to the peak that `LiveBytes` counts, and saved activations to what autograd says."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -50,6 +52,14 @@ def _steps(model, use, optimizer="adamw"):
     return Training(model, ids, use, 1e-3, optimizer)
 
 
+@contextlib.contextmanager
+def _counting(model, work):
+    with Holders(model) as counter, counter.watching():
+        for kind, tensors in work.kinds().items():
+            counter.hold(kind, tensors)
+        yield counter
+
+
 CASES = [("decoder", use) for use in ("inference", "decoding", "checkpoint", "autocast_bfloat16")]
 CASES += [("own", "eager"), ("hf", "decoding"), ("hf", "eager")]
 
@@ -85,9 +95,7 @@ def test_gradients_and_states_are_as_large_as_weights(optimizer, copies):
     (work,) = _steps(model, "eager", optimizer).workloads()
     work.call()
     weights = sum(p.nbytes for p in model.parameters())
-    with Holders(model) as counter, counter.watching():
-        for kind, tensors in work.kinds().items():
-            counter.hold(kind, tensors)
+    with _counting(model, work) as counter:
         step = work.call
         step.forward()
         step.backward()
@@ -118,9 +126,7 @@ def test_saved_activations_are_what_autograd_saves(name):
         work.call.forward()
     alone = sum(storage.nbytes() for storage in saved.values())
     work.call._loss = torch.zeros(())
-    with Holders(model) as counter, counter.watching():
-        for kind, tensors in work.kinds().items():
-            counter.hold(kind, tensors)
+    with _counting(model, work) as counter:
         work.call.forward()
         counter.begin("saved")
     assert counter.holdings()["saved"].by_kind[Held.SAVED] == alone
@@ -144,9 +150,7 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
         (work,) = Training(
             model, torch.zeros(batch, length + 1, dtype=torch.int64), "eager", 1e-3
         ).workloads()
-        with Holders(model) as counter, counter.watching():
-            for kind, tensors in work.kinds().items():
-                counter.hold(kind, tensors)
+        with _counting(model, work) as counter:
             work.call.forward()
             counter.begin("saved")
         return counter.holdings()["saved"].by_module

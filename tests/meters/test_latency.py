@@ -47,13 +47,6 @@ def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked):
     assert row.estimate == pytest.approx(100, rel=0.002)
 
 
-def test_a_single_cold_call_is_cut(clocked):
-    series = _noisy(500)
-    series[1] = 400  # the first call is no block at all
-    clocked(series)
-    assert measure(lambda: None).details["warmup_cut"] == 1
-
-
 def test_removed_outliers_are_told(clocked):
     series = _noisy(500)
     series[12] = 900

@@ -76,12 +76,10 @@ def test_standard_times_every_module_and_summarises_now_and_then(model):
     x = outputs[0]
     expected = [x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.05).float().mean()]
     torch.testing.assert_close(down.statistics[0], torch.stack(expected))
-    block = sum(found["blocks.2"].calls_ms[::3])
     parts = {name for name, row in found.items() if row.inside == "blocks.2"}
     assert parts == {
         f"blocks.2.{part}" for part in ("attention_norm", "attention", "mlp_norm", "mlp")
     }
-    assert sum(sum(found[name].calls_ms) for name in parts) <= block
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -164,15 +162,12 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
         dense.scaled_dot_product_attention = original
     inputs = {}
     handles = [
-        model.blocks[0].mlp.down.register_forward_hook(
-            lambda m, args, out: inputs.update(down=args[0])
-        ),
-        model.blocks[0].mlp_norm.register_forward_hook(
-            lambda m, args, out: inputs.update(mlp_norm=(args[0], out))
-        ),
-        model.blocks[0].attention_norm.register_forward_hook(
-            lambda m, args, out: inputs.update(norm=(args[0], out))
-        ),
+        model.blocks[0]
+        .get_submodule(name)
+        .register_forward_hook(
+            lambda m, args, out, name=name: inputs.update({name: (args[0], out)})
+        )
+        for name in ("mlp.down", "mlp_norm", "attention_norm")
     ]
     with LayerProfiler(
         model, ProfilingConfig.custom(deep_profiling=True, every_kth_token=1, near_zero=0.08)
@@ -196,11 +191,11 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     )
     assert 0 < found["attention_sparsity"] < 1  # the masked half is not in it
     assert found["mlp_kill_ratio"] == pytest.approx(
-        (inputs["down"].abs() < 0.08).double().mean().item(), abs=1e-6
+        (inputs["mlp.down"][0].abs() < 0.08).double().mean().item(), abs=1e-6
     )
     ratios = [
         (out.var(-1).mean() / x.var(-1).mean()).item()
-        for x, out in (inputs["norm"], inputs["mlp_norm"])
+        for x, out in (inputs["attention_norm"], inputs["mlp_norm"])
     ]
     assert found["norm_variance_ratio"] == pytest.approx(sum(ratios) / 2, rel=1e-4)
 

@@ -1,7 +1,5 @@
 """Memory: what lives, what is resident, and what is left."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -75,26 +73,6 @@ def test_what_was_there_before_is_not_born_by_a_view_or_in_place():
         x.t().add_(1)
         x[:8, :8] @ x[:8, :8]
     assert peak.live == 8 * 8 * 4
-
-
-# memory that is left
-
-
-@pytest.mark.parametrize(
-    ("limits", "free"),
-    [
-        ([], 5000),
-        ([(8000, 4500)], 3500),
-        ([(80000, 6000)], 5000),
-        ([(1000, 6000)], 0),
-        ([(8000, 100), (7000, 6000), (9**20, 0)], 1000),
-    ],
-)
-def test_what_is_free_is_the_least_of_the_system_and_the_control_groups(monkeypatch, limits, free):
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
-    monkeypatch.setattr(memory, "memory_limits", lambda: limits)
-    assert memory.free_bytes() == free
-    assert memory.free_bytes("meta") is None
 
 
 def test_the_resident_peak_is_what_the_kernel_says_above_the_start(monkeypatch, tmp_path):

@@ -142,9 +142,14 @@ def _track(joules=None, watts=None, **source):
     return Track(SimpleNamespace(**told | source), readings)
 
 
-def test_the_rows_of_a_window_are_its_joules_in_four_ways():
+def _metered(track):
     meter = EnergyMeter([])
-    meter.tracks = [_track(joules=[0, 10, 20, 30, 40, 50])]
+    meter.tracks = [track]
+    return meter
+
+
+def test_the_rows_of_a_window_are_its_joules_in_four_ways():
+    meter = _metered(_track(joules=[0, 10, 20, 30, 40, 50]))
     rows = {row.metric: row for row in meter.measurements(Window("decode", 1.0, 3.0), tokens=4)}
     assert {name: (row.low, row.estimate, row.high) for name, row in rows.items()} == {
         "energy": (0.0, 20.0, 40.0),
@@ -176,8 +181,7 @@ def test_the_rows_of_a_window_are_its_joules_in_four_ways():
 
 
 def test_above_idle_the_ends_are_those_of_both():
-    meter = EnergyMeter([])
-    meter.tracks = [_track(joules=[0, 2, 4, 6, 8, 10, 30, 50, 70, 90], wrap_j=1000.0)]
+    meter = _metered(_track(joules=[0, 2, 4, 6, 8, 10, 30, 50, 70, 90], wrap_j=1000.0))
     idle, work = Window("idle", 0.0, 4.0), Window("work", 5.0, 7.0)
     base, energy = meter.tracks[0].energy(idle), meter.tracks[0].energy(work)
     (net,) = [row for row in meter.measurements(work, idle=idle) if row.metric == "net_energy"]
@@ -202,8 +206,7 @@ def test_an_estimates_ends_are_those_of_its_power():
     source = SimpleNamespace(
         name="utilisation", of="", period_s=0.1, wrap_j=math.inf, provenance=Provenance.ESTIMATED
     )
-    meter = EnergyMeter([])
-    meter.tracks = [Track(source, readings)]
+    meter = _metered(Track(source, readings))
     rows = {
         row.metric: row
         for row in meter.measurements(Window("w", 0.0, 4.0), idle=Window("idle", 0.0, 4.0))
@@ -257,8 +260,7 @@ def test_no_power_and_a_counter_that_stands_still_are_no_readings(source, said):
 
 
 def test_power_of_zero_in_between_is_a_gap_and_is_not_drawn():
-    meter = EnergyMeter([])
-    meter.tracks = [_track(watts=[60.0, 60, 60, 0, 0, 40, 40, 40])]
+    meter = _metered(_track(watts=[60.0, 60, 60, 0, 0, 40, 40, 40]))
     rows = {row.metric: row for row in meter.measurements(Window("w", 0.0, 7.0))}
     low, estimate, high = (getattr(rows["energy"], name) for name in ("low", "estimate", "high"))
     assert (low, estimate, high) == pytest.approx((120 + 120 + 80, 120 + 150 + 80, 120 + 180 + 80))

@@ -7,19 +7,8 @@ from nanolib.experiments.attention import cases as attention
 from nanolib.meters import quiet
 from nanolib.meters.cpu_load import CpuTimes, load_between
 from nanolib.report.overview import run_facts
-from nanolib.run import sweep
+from nanolib.run import provenance, sweep
 from nanolib.store import Store
-
-
-def _spent(**seconds):
-    return {
-        "user": 0.0,
-        "system": 0.0,
-        "idle": 0.0,
-        "nice": 0.0,
-        "iowait": 0.0,
-        "steal": 0.0,
-    } | seconds
 
 
 def _load(spent, own):
@@ -29,25 +18,24 @@ def _load(spent, own):
 @pytest.mark.parametrize(
     ("spent", "own", "said"),
     [
-        (_spent(idle=10.0), 0.0, []),
-        (_spent(user=2.0, idle=8.0), 2.0, []),  # it is this process
-        (_spent(user=1.0, idle=9.0), 0.0, []),  # a tenth is no disturbance, more is
-        (_spent(user=1.1, idle=8.9), 0.0, ["other processes use 11% of the CPUs"]),
-        (_spent(user=1.0, system=2.0, idle=7.0), 0.5, ["other processes use 25% of the CPUs"]),
-        (_spent(iowait=5.0, idle=5.0), 0.0, []),
-        (_spent(steal=0.2, idle=9.8), 0.0, []),
+        ({"idle": 10.0}, 0.0, []),
+        ({"user": 1.0, "system": 2.0, "idle": 7.0}, 0.5, ["other processes use 25% of the CPUs"]),
         (
-            _spent(steal=1.0, user=4.0, idle=5.0),
+            {"steal": 1.0, "user": 4.0, "idle": 5.0},
             0.0,
             [
                 "other processes use 40% of the CPUs",
                 "a hypervisor takes 10% of the CPU time (steal)",
             ],
         ),
-        (_spent(), 0.0, ["what other processes do is not known: this system counts no CPU time"]),
+        (
+            {"idle": 0.0},
+            0.0,
+            ["what other processes do is not known: this system counts no CPU time"],
+        ),
     ],
 )
-def test_load_and_steal_of_others_are_told_and_ones_own_is_not(spent, own, said):
+def test_load_and_steal_of_others_are_told_in_words(spent, own, said):
     assert quiet.of_cpus(_load(spent, own)) == said
 
 
@@ -92,11 +80,10 @@ QUIET = {
             QUIET
             | {
                 "nvmlDeviceGetComputeRunningProcesses": [
-                    SimpleNamespace(pid=-1),
-                    SimpleNamespace(pid=-2),
+                    SimpleNamespace(pid=pid) for pid in (-1, os.getpid(), -2)
                 ]
             },
-            ["2 other process(es) compute on the GPU"],
+            ["2 other process(es) compute on the GPU"],  # ones own work is no disturbance
         ),
         (QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=10)}, []),
         (
@@ -125,7 +112,7 @@ def test_a_gpu_that_cannot_be_asked_is_told():
 
 
 def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "disturbances", lambda device: [f"a fan of {device} is broken"])
+    monkeypatch.setattr(provenance, "disturbances", lambda device: [f"a fan of {device} is broken"])
     params = attention.Params(
         device="cpu",
         budget_s=0.02,
@@ -141,15 +128,3 @@ def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
     assert runs.disturbances.iloc[0][0] == "a fan of cpu is broken"
     assert "not a quiet machine: a fan of cpu is broken" in capsys.readouterr().err
     assert run_facts(runs, machines)["Interference"].iloc[0].startswith("a fan of cpu is broken")
-
-
-def test_ones_own_work_on_a_gpu_is_no_disturbance():
-    mine, other = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=-1)
-    assert (
-        quiet.of_gpu("GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine]}))
-        == []
-    )
-    found = quiet.of_gpu(
-        "GPU-a", _Nvml(**QUIET | {"nvmlDeviceGetComputeRunningProcesses": [mine, other]})
-    )
-    assert found == ["1 other process(es) compute on the GPU"]

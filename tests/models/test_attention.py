@@ -10,31 +10,31 @@ from hypothesis import strategies as st
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
 from nanolib.models.attention import block_sparse, dense
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sparse import Options, choose_mask, forget_masks, watched_work
+from nanolib.models.attention.sparse import Options, choose_mask, watched_work
 from tests.models.inputs import TOLD, TOLERANCE, agrees, closed_form, masked_by, qkv
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 1), (1, 5), (2, 2), (2, 5), (3, 5), (5, 5)])
+@pytest.mark.parametrize(
+    ("q_len", "kv_len"), [(1, 1), (1, 5), (2, 2), (2, 5), (3, 5), (7, 20), (50, 50)]
+)
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_dense_lets_each_of_a_few_queries_see_the_keys_up_to_its_own(
-    causal, q_len, kv_len, kv_heads
-):
+@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
+def test_dense_equals_the_reference(causal, q_len, kv_len, kv_heads, backend):
     inputs = qkv(3, 4, kv_heads, q_len, kv_len)
     mask = causal_mask(q_len, kv_len) if causal else torch.ones(q_len, kv_len, dtype=torch.bool)
-    out = attention.attend("dense", *inputs, causal=causal)
+    out = attention.attend("dense", *inputs, causal=causal, options={"backend": backend})
     assert agrees(out, masked_attention(*inputs, mask), inputs)
 
 
 @pytest.mark.parametrize("pattern", ALL_PATTERNS)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("q_len", "kv_len"), [(300, 300), (64, 64), (1, 77), (33, 200), (5, 5)])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(600, 600), (64, 64), (1, 77), (33, 200), (5, 5)])
 def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
     sizes = {"window": 37, "global_tokens": 5, "random_tokens": 9, "block_size": 32}
     options = Options(pattern=pattern, **sizes, **TOLD.get(pattern, {}))
@@ -65,25 +65,19 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
     inputs = qkv(1, 2, 2, 90, 40)
     if pattern in ("random", "bigbird", "document"):
         for kind in ("sparse", "flex"):
-            with (
-                torch.no_grad(),
-                pytest.raises(
-                    BadInput,
-                    match="q: more queries than keys; for a pattern of tiles or documents give at most",
-                ),
-            ):
+            said = "q: more queries than keys; for a pattern of tiles or documents give at most"
+            with torch.no_grad(), pytest.raises(BadInput, match=said):
                 attention.attend(kind, *inputs, causal=False, options=options.model_dump())
         return
     dense_mask, mask = masked_by(inputs, False, options)
     blind = ~dense_mask[0, 0].any(dim=1)
     assert 0 < blind.sum() < 90 or pattern in ("local_global", "strided", "prefix_lm", "own")
+    reference = masked_attention(*inputs, dense_mask)
+    out = attention.attend("sparse", *inputs, causal=False, options=options)
+    assert agrees(out, reference, inputs) and not out[:, :, blind].any()
     with torch.no_grad():
-        for out in (
-            attention.attend("sparse", *inputs, causal=False, options=options),
-            block_sparse.attend_by_blocks(*inputs, mask, 0.25),
-        ):
-            assert relative_error(out, masked_attention(*inputs, dense_mask)) < TOLERANCE
-            assert not out[:, :, blind].any()
+        out = block_sparse.attend_by_blocks(*inputs, mask, 0.25)
+        assert relative_error(out, reference) < TOLERANCE and not out[:, :, blind].any()
 
 
 @settings(max_examples=int(os.environ.get("NANOLIB_EXAMPLES", "150")), derandomize=True)
@@ -121,14 +115,12 @@ def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, bat
 
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
-@pytest.mark.parametrize(
-    ("pattern", "slack"), [("random", 0.02), ("strided", 0.02), ("block", 0.02), ("top_k", 0.02)]
-)
-def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity, slack):
+@pytest.mark.parametrize("pattern", ["random", "strided", "block", "top_k"])
+def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity):
     options = Options(pattern=pattern, sparsity=sparsity, block_size=16)
     q, k, _ = qkv(1, 2, 2, 640, 640)
     work = choose_mask(q, k, causal=False, options=options).work
-    assert work.sparsity == pytest.approx(sparsity, abs=slack) == work.block_sparsity
+    assert work.sparsity == pytest.approx(sparsity, abs=0.02) == work.block_sparsity
     if pattern == "random":
         assert work.kept == 640 * round((1 - sparsity) * 40) * 16
 
@@ -143,54 +135,10 @@ def test_heads_draw_for_themselves_when_asked_to():
     assert choose_mask(q, k, causal=False, options=Options(**options)).shared
 
 
-def test_top_k_keeps_the_tiles_that_hold_the_attention():
-    generator = torch.Generator().manual_seed(1)
-    q = torch.randn(1, 1, 64, 16, generator=generator) * 0.01
-    k = torch.randn(1, 1, 64, 16, generator=generator) * 0.01
-    q[:, :, 48:], k[:, :, 16:32] = 3.0, 3.0  # the last row of tiles looks at the second column
-    mask = choose_mask(
-        q, k, causal=True, options=Options(pattern="top_k", sparsity=0.5, block_size=16)
-    )
-    assert mask.plans[0][3].runs == ((16, 32), (48, 64))
-
-
-def test_threshold_keeps_more_where_attention_is_spread():
-    generator = torch.Generator().manual_seed(2)
-    k = torch.randn(1, 1, 256, 16, generator=generator)
-    kept = []
-    for sharpness in (0.1, 30.0):
-        mask = choose_mask(
-            sharpness * k,
-            k,
-            causal=False,
-            options=Options(pattern="threshold", mass=0.9, block_size=16),
-        )
-        kept.append(mask.work.kept)
-    assert kept[0] > 3 * kept[1]
-
-
-def test_dca_takes_as_many_globals_as_the_scores_stand_out():
-    peaks = torch.zeros(100)
-    peaks[[3, 50, 97]] = 5.0
-    q, k, _ = qkv(1, 2, 2, 100, 100)
-    options = Options(pattern="dca", window=4, global_tokens=10, random_tokens=0, block_size=25)
-    mask = choose_mask(q, k, causal=True, options=options, scores=peaks[None]).elements(0)
-    assert mask[99, [3, 50, 97]].all() and not mask[99, 10] and not mask[2, 3]
-
-
 def _tiles(mask, size):
     return sum(
         bool(part.any()) for rows in mask.split(size, dim=0) for part in rows.split(size, dim=1)
     )
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
-def test_dense_equals_the_reference(causal, backend):
-    inputs = qkv(2, 4, 2, 50, 50)
-    mask = causal_mask(50, 50) if causal else torch.ones(50, 50, dtype=torch.bool)
-    out = attention.attend("dense", *inputs, causal=causal, options={"backend": backend})
-    assert agrees(out, masked_attention(*inputs, mask), inputs)
 
 
 def test_a_kernel_that_torch_lacks_is_unsupported_and_any_other_error_stays(monkeypatch):
@@ -217,25 +165,6 @@ def test_a_query_without_any_key_gives_zero_in_the_reference():
     assert torch.equal(out[:, :, 2], v.double()[:, :, 1].expand(1, 2, -1))
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_causality_is_aligned_at_the_end(kind):
-    q, k, v = qkv(1, 2, 2, 7, 20)
-    options = {"window": 20, "global_tokens": 0} if kind == "sparse" else {}
-    out = attention.attend(kind, q, k, v, causal=True, options=options)
-    assert (
-        relative_error(out.detach(), masked_attention(q, k, v, causal_mask(7, 20)).detach())
-        < TOLERANCE
-    )
-
-
-def test_a_dense_backend_without_a_kernel_here_is_unsupported():
-    q, k, v = qkv(1, 1, 1, 8, 8)
-    with pytest.raises(
-        Unsupported, match="SDPA backend cudnn has no CPU kernel; use math or flash"
-    ):
-        attention.attend("dense", q, k, v, causal=True, options={"backend": "cudnn"})
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("length", "reach"), [(100, 7), (64, 64), (50, 200), (1, 1)])
 def test_window_density_is_the_closed_form(causal, length, reach):
@@ -253,34 +182,20 @@ def test_sparsity_is_of_the_causal_triangle_when_causal():
 
 def test_tiles_are_counted_over_the_whole_grid():
     dense = attention.work("dense", 512, 512, causal=True)
-    sparse = attention.work(
-        "sparse", 512, 512, causal=True, options={"pattern": "window", "window": 1}
-    )
-    assert (dense.kept_tiles, dense.total_tiles) == (10, 16) and attention.work(
-        "flash_attn", 512, 512, causal=True
-    ) == dense
+    assert (dense.kept_tiles, dense.total_tiles) == (10, 16)
+    assert attention.work("flash_attn", 512, 512, causal=True) == dense
     assert attention.work("dense", 300 * 128, 1, causal=False).kept_tiles == 300
     assert attention.work("dense", 128, 512, causal=True).kept_tiles == 4
-    assert (sparse.kept_tiles, sparse.total_tiles, sparse.block_sparsity) == (4, 16, 0.75)
-    assert dense.kept_tiles / sparse.kept_tiles == 2.5
 
 
-def test_flops_are_four_per_kept_connection_and_dimension():
-    work = attention.work(
-        "sparse", 100, 100, causal=False, options={"pattern": "window", "window": 5}
-    )
-    assert work.flops(batch=2, heads=3, head_dim=16) == 4 * 2 * 3 * work.kept * 16
-
-
-@pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
+@pytest.mark.parametrize(("n", "sparsity"), [(300, 0.5), (300, 0.75), (300, 0.9), (4, 0.99)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it(sparsity, causal):
-    got = attention.work(
-        "sparse", 300, 300, causal=causal, options={"pattern": "window", "sparsity": sparsity}
-    )
-    assert got.sparsity >= sparsity
-    kept = [closed_form(300, w, causal) for w in range(1, 301)]
-    assert got.kept == max(k for k in kept if 1 - k / got.total >= sparsity)
+def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it_or_one(n, sparsity, causal):
+    options = {"pattern": "window", "sparsity": sparsity}
+    got = attention.work("sparse", n, n, causal=causal, options=options)
+    kept = [closed_form(n, w, causal) for w in range(1, n + 1)]
+    reaching = [k for k in kept if 1 - k / got.total >= sparsity]
+    assert got.kept == max(reaching, default=kept[0])
 
 
 def test_who_watches_is_told_what_each_call_keeps():
@@ -291,29 +206,3 @@ def test_who_watches_is_told_what_each_call_keeps():
             attention.attend("sparse", *inputs, causal=causal, options=options)
     attention.attend("sparse", *inputs, causal=True, options=options)
     assert found == [masked_by(inputs, causal, options)[1].work for causal in (True, False)]
-
-
-@pytest.mark.parametrize("pattern", ["window", "top_k"])
-def test_a_mask_of_the_shape_alone_is_kept_until_it_is_forgotten(pattern):
-    q, k, _ = qkv(1, 2, 2, 96, 96)
-    options = Options(pattern=pattern, window=20, block_size=16)
-    first, again = (choose_mask(q, k, causal=True, options=options) for _ in range(2))
-    assert (again is first) == (pattern == "window")
-    forget_masks()
-    made = choose_mask(q, k, causal=True, options=options)
-    assert made is not first and all(
-        torch.equal(made.elements(head), first.elements(head)) for head in range(2)
-    )
-    known = attention.work("sparse", 96, 96, causal=True, options=options)
-    assert known == (first.work if pattern == "window" else None)
-
-
-def test_where_nothing_is_kept_the_output_and_all_gradients_are_zero():
-    rows = ((0, 4), (4, 8))
-    plan = tuple(
-        QueryBlock.of(at, [], 8, torch.ones(4, 0, dtype=torch.bool).numpy()) for at in rows
-    )
-    nothing = BlockMask((plan,), 8, 8, False, 4)
-    inputs = qkv(1, 2, 1, 8, 8)
-    out = block_sparse.attend(*inputs, nothing, 1.0)
-    assert not out.any() and not any(x.any() for x in torch.autograd.grad(out.sum(), inputs))

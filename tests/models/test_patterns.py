@@ -60,13 +60,6 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
         attention.shared_options("dense", {"windw": 7})
 
 
-@pytest.mark.parametrize("pattern", ALL_PATTERNS)
-def test_a_learned_score_is_for_dca_alone(pattern):
-    bag = {"pattern": pattern} | TOLD.get(pattern, {})
-    assert attention.chooses_by_score("sparse", bag) == (pattern == "dca")
-    assert not attention.chooses_by_score("dense", bag)
-
-
 @pytest.mark.parametrize("pattern", ["threshold", "dca", "document", "prefix_lm", "own"])
 def test_a_pattern_that_knows_what_to_keep_takes_no_sparsity(pattern):
     with pytest.raises(BadInput, match=f"sparsity: {pattern} keeps what the input or its other"):

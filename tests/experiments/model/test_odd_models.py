@@ -49,20 +49,13 @@ class Ends(Looks):
     def forward(self, ids):
         raise SystemExit(3)
 class Small(torch.nn.Module):
-    def __init__(self, vocabulary=300, logits=300, positions=None):
+    def __init__(self, vocabulary=300):
         super().__init__()
-        self.embed, self.out = torch.nn.Embedding(vocabulary, 8), torch.nn.Linear(8, logits)
-        self.at = torch.nn.Embedding(positions or 1, 8)
-        self.positions = positions
+        self.embed, self.out = torch.nn.Embedding(vocabulary, 8), torch.nn.Linear(8, 300)
     def forward(self, ids):
-        at = torch.arange(ids.shape[1], device=ids.device) if self.positions else ids * 0
-        return self.out(self.embed(ids) + self.at(at))
+        return self.out(self.embed(ids))
 class Masked(Small):
     def forward(self, ids, attention_mask):
-        return super().forward(ids)
-class Short(Small):
-    def forward(self, ids):
-        assert ids.shape[1] <= 16, "sequences are 16 tokens at the most"
         return super().forward(ids)
 class Hungry(Small):
     def forward(self, ids):
@@ -72,9 +65,6 @@ class Hungry(Small):
 class Last(Small):
     def forward(self, ids):
         return super().forward(ids)[:, [-1]]
-class Loop(Small):
-    def forward(self, ids):
-        return torch.stack([super(Loop, self).forward(ids[:, [t]])[:, 0] for t in range(ids.shape[1])], 1)
 def missing():
     raise RuntimeError("no checkpoint here")
 """
@@ -118,35 +108,40 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "asked", "scope", "said"),
+    ("name", "options", "asked", "modes", "said"),
     [
+        (
+            "odd_models:Last",
+            {},
+            {"loss_steps": 2},
+            {"training", "loss"},
+            r"logits of shape \[1, 1, 300\], and a loss takes logits of shape \[1, 16, 'vocab'\]",
+        ),
         (
             "odd_models:Hidden",
             {},
             {},
-            "training",
+            {"training"},
             "the model returns dict, and a loss takes logits of shape",
         ),
         (
             "odd_models:frozen",
             {},
             {},
-            "training",
+            {"training"},
             "has no weight that learns; leave the loss out: train: false",
         ),
         (
-            *(
-                "hf:Lfm2ForCausalLM",
-                LLAMA | {"layer_types": ["conv", "full_attention"]},
-                {"new_tokens": 2, "train": False},
-                "generation",
-            ),
+            "hf:Lfm2ForCausalLM",
+            LLAMA | {"layer_types": ["conv", "full_attention"]},
+            {"new_tokens": 2, "train": False},
+            {"generation"},
             "cannot go back to the prompt; leave decoding out: new_tokens: 0 in model",
         ),
     ],
 )
 def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measured(
-    store, name, options, asked, scope, said
+    store, name, options, asked, modes, said
 ):
     params = model.Params(
         model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK | asked
@@ -154,12 +149,12 @@ def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measur
     rows = _measured(store, model, params)
     ends = rows[rows["metric"] == "case_time"]
     refused = ends[ends["status"] != "ok"]
+    assert set(refused["status"]) == {"unsupported"}
+    assert refused["message"].str.contains(said).all()
     assert (
-        len(refused)
-        and set(refused["status"]) == {"unsupported"}
-        and refused["message"].str.contains(said).all()
+        set(refused["factor.mode"].fillna("loss")) == modes
+        and (ends["factor.mode"] == "inference").any()
     )
-    assert set(refused["factor.mode"]) == {scope} and (ends["factor.mode"] == "inference").any()
 
 
 @pytest.mark.parametrize(
@@ -195,31 +190,6 @@ def test_a_length_for_which_there_is_too_little_memory_leaves_the_shorter_theirs
         (8, "ok"),
         (24, "oom"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        (
-            "Last",
-            {},
-            "logits of shape [1, 1, 300], and a loss takes logits of shape [1, 16, 'vocab']; return them",
-        ),
-    ],
-)
-def test_what_a_loss_needs_is_said_of_training_alone(store, name, options, said):
-    asked = QUICK | {"loss_steps": 2}
-    params = model.Params(
-        model=f"odd_models:{name}", model_options=options, seq_lens=[16], device="cpu", **asked
-    )
-    ends = _measured(store, model, params)
-    ends = ends[(ends["metric"] == "case_time") & ends["factor.preset"].notna()].set_index(
-        "case_id"
-    )
-    assert (ends[ends["factor.mode"] == "inference"]["status"] == "ok").all()
-    others = ends[ends["factor.mode"] != "inference"]
-    assert len(others) == 2 and set(others["status"]) == {"unsupported"}
-    assert all(said in message for message in others["message"])
 
 
 def test_its_energy_is_measured_too(store):

@@ -7,26 +7,13 @@ import torch
 
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
-from nanolib.experiments.model.planning import Request
 from nanolib.measurement import Held
 from nanolib.meters.memory import LiveBytes
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
 from nanolib.run.holding_rows import holding_rows
 from nanolib.run.workload import holding
-
-
-def checked(model, seq_len, batch_size, dtype="float32", attention_type="dense", options=None):
-    return Request(
-        model=model,
-        memory="1GiB",
-        seq_len=seq_len,
-        batch_size=batch_size,
-        dtype=dtype,
-        attention_type=attention_type,
-        options=options or {},
-    ).case
-
+from tests.experiments.own import checked
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
@@ -83,17 +70,9 @@ def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_decoding_is_bound_by_memory(model):
-    ceilings = {"float32": 50e9, "copy": 10e9}  # they meet at 5 FLOP per byte
-    said = _generation(model, MODELS[model], 512).formulas(ceilings)
-    assert said["flops"] / said["bytes"] < 1
-    assert said["latency"] == 1e3 * said["bytes"] / ceilings["copy"]
-
-
-@pytest.mark.parametrize("model", MODELS)
 def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
     n, item = 256, 4
-    source = checked(model, n, 1, "float32", "dense", dict(MODELS[model]))
+    source = checked(model, n, 1, dict(MODELS[model]))
     planned = Planner(source, "adamw", 1).holding("decoding", 1, n)
     case = _generation(model, MODELS[model], n - 1)
     cached = (
@@ -131,7 +110,7 @@ def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_lay
     field = "num_hidden_layers" if model.startswith("hf:") else "num_layers"
     options = {name: value for name, value in MODELS[model].items() if name != "sliding_window"}
     low, high = (
-        Planner(checked(model, 256, 1, "float32", "dense", options | {field: layers}), "adamw", 1)
+        Planner(checked(model, 256, 1, options | {field: layers}), "adamw", 1)
         .holding("decoding", 1, 256)
         .by_kind
         for layers in (LAYERS, 3 * LAYERS)

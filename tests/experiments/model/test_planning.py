@@ -11,24 +11,13 @@ from hypothesis import strategies as st
 import nanolib
 from nanolib.cli import main
 from nanolib.experiments.model.planner import USES, Planner, largest
-from nanolib.experiments.model.planning import Request, memory_bytes, plan
+from nanolib.experiments.model.planning import memory_bytes, plan
 from nanolib.measurement import BadInput, Held
 from tests.experiments import own
+from tests.experiments.own import checked
 
 SMALL = {"num_layers": 4, "d_model": 64, "num_heads": 4, "vocab_size": 128}
 LLAMA = own.LLAMA | {"num_hidden_layers": 6, "vocab_size": 256}
-
-
-def checked(model, seq_len, batch_size, dtype="float32", attention_type="dense", options=None):
-    return Request(
-        model=model,
-        memory="1GiB",
-        seq_len=seq_len,
-        batch_size=batch_size,
-        dtype=dtype,
-        attention_type=attention_type,
-        options=options or {},
-    ).case
 
 
 def test_amounts_of_memory_are_read():
@@ -67,16 +56,6 @@ def test_the_largest_that_fits_fits_and_the_next_does_not(
     assert found == max((n for n in range(1, 61) if need(n) <= memory), default=0)
 
 
-def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
-    asked = []
-    need = lambda n: asked.append(n) or max(740 + 0.3 * n, 415 + 1.22 * n)  # noqa: E731
-    assert largest(need, 1073, 128, 2**24) == 539
-    assert len(asked) <= 12
-    asked.clear()
-    assert largest(need, 600, 2**20, 2**24) == 0
-    assert len(asked) <= 12
-
-
 @pytest.mark.parametrize(
     ("model", "options"),
     [
@@ -86,7 +65,7 @@ def test_a_need_that_grows_faster_from_somewhere_on_takes_few_counts():
 )
 def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
     memory = 20 * 2**20
-    planner = Planner(checked(model, 32, 4, "float32", "dense", dict(options)), "adamw", 1)
+    planner = Planner(checked(model, 32, 4, dict(options)), "adamw", 1)
     for name in USES if model == "decoder_tiny" else ("training",):
         use = planner.use(name, memory)
         assert use.holding.peak == sum(use.holding.parts.values())
@@ -109,7 +88,7 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
     ],
 )
 def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_whole(options):
-    source = checked("hf:LlamaForCausalLM", 16, 2, "float32", "dense", dict(options))
+    source = checked("hf:LlamaForCausalLM", 16, 2, dict(options))
     low = Planner(source, "adamw", 1)
     assert low.stack[1] == options["num_hidden_layers"]
     whole = Planner(source, "adamw", 1)
@@ -119,12 +98,12 @@ def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_who
 
 
 def test_blocks_that_differ_are_planned_one_by_one():
-    source = checked("hf:Gemma2ForCausalLM", 16, 2, "float32", "dense", LLAMA | {"head_dim": 16})
+    source = checked("hf:Gemma2ForCausalLM", 16, 2, LLAMA | {"head_dim": 16})
     assert Planner(source).stack[1] == 0  # every second one sees a window alone
 
 
 def test_ranks_share_weights_gradients_and_states_out():
-    source = checked("decoder_tiny", 32, 4, "float32", "dense", SMALL)
+    source = checked("decoder_tiny", 32, 4, SMALL)
     alone, shared = (
         Planner(source, "adamw", ranks).holding("training", 4, 32).by_kind for ranks in (1, 4)
     )
@@ -143,7 +122,7 @@ def test_ranks_share_weights_gradients_and_states_out():
 @pytest.mark.parametrize("model", ["decoder_tiny", "hf:LlamaForCausalLM"])
 def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_it(model):
     options = (LLAMA if ":" in model else SMALL) | {"vocab_size": 65}
-    source = checked(model, 16, 2, "float32", "dense", options)
+    source = checked(model, 16, 2, options)
     assert source.overrides["vocab_size"] == 65
     assert Planner(source).use("inference", 2**30).fits
     with pytest.raises(BadInput):
@@ -151,7 +130,7 @@ def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_
 
 
 def test_checkpointing_keeps_less_and_sgd_has_no_states():
-    planner = Planner(checked("decoder_tiny", 64, 8, "float32", "dense", SMALL), "sgd", 1)
+    planner = Planner(checked("decoder_tiny", 64, 8, SMALL), "sgd", 1)
     training, checkpointed = (planner.holding(name, 8, 64).by_kind for name in list(USES)[2:])
     assert checkpointed[Held.SAVED] < training[Held.SAVED] and Held.STATES not in training
 
@@ -227,9 +206,7 @@ def test_what_is_no_number_or_name_is_told(wrong):
 def test_a_rank_gathers_two_blocks_at_the_most_and_holds_the_gradients_of_one_and_of_what_lies_in_none():
     sizes = {}
     for preset, layers in (("decoder_tiny", 1), ("decoder_tiny", 4)):
-        source = checked(
-            preset, 32, 2, "float32", "dense", SMALL | {"num_layers": layers, "context_length": 32}
-        )
+        source = checked(preset, 32, 2, SMALL | {"num_layers": layers, "context_length": 32})
         held = Planner(source, "adamw", 2).holding("training", 2, 32)
         model = source.build()
         stacks = [
@@ -264,11 +241,8 @@ BAD = [
         ["decoder_tiny", "--ranks", "3", "--batch-size", "4"],
         "ranks: 3 does not divide batch_size 4",
     ),
-    (["decoder_tiny", "--ranks", "0"], "ranks: Input should be greater than 0, got 0"),
     (["decoder_tiny", "--dtype", "int3"], "dtype: 'int3' is no dtype"),
     (["decoder_tiny", "--seq-len", "0"], "seq_len: Input should be greater than 0, got 0"),
-    (["decoder_tiny", "--seq-len", "many"], "--seq-len"),
-    (["decoder_tiny", "--batch-size", "-1"], "batch_size: Input should be greater than 0, got -1"),
     (
         ["decoder_tiny", "--optimizer", "lion"],
         "optimizer: Input should be 'adamw', 'sgd' or 'momentum', got 'lion'",
@@ -292,11 +266,6 @@ BAD = [
         "attention_type: hf:LlamaForCausalLM has its own; leave it out",
     ),
     (["decoder_tiny", "-p", "name=x"], "name: unknown name"),
-    (["decoder_tiny", "-p", "self=x"], "self: unknown name"),
-    (
-        ["decoder_tiny", "-p", "context_length=-5"],
-        "context_length: Input should be greater than 0",
-    ),
     (
         ["decoder_tiny", "-p", "context_length=64", "--seq-len", "128"],
         "seq_len: 128 exceeds the context_length 64",
@@ -316,7 +285,6 @@ BAD = [
         "ranks: FSDP gathers equal blocks, which hf:Gemma2ForCausalLM",
     ),
     (["own:fails"], "model: 'own:fails' cannot be planned: AssertionError: never"),
-    (["decoder_tiny", "-p", "d_model=[1"], "-p d_model: '[1' is not valid YAML"),
     (["hf:Nope"], "transformers has no model class 'Nope'"),
     (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),
     (["mymodule:build"], "there is no module 'mymodule'"),
@@ -387,9 +355,7 @@ except RuntimeError as error:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_the_largest_batch_runs_under_that_limit_and_the_next_does_not():
-    planner = Planner(
-        checked("decoder_tiny", 1024, 4, "float32", "dense", {"num_layers": 2}), "adamw", 1
-    )
+    planner = Planner(checked("decoder_tiny", 1024, 4, {"num_layers": 2}), "adamw", 1)
     memory = planner.holding("inference", 4, 1024).peak
     assert planner.use("inference", memory).largest_batch == 4
     own = 128 * 2**20  # of the process and its allocator; one sequence more needs 198 MiB
