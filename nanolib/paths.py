@@ -76,23 +76,19 @@ def make_folder(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def put_in_place(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def put_in_place(target: Path) -> Iterator[Path]:
     """Give a path beside the target to write to; after the block it is the target, whole, and after an error nothing is.
 
     Args:
         target: What it will be.
-        overwrite: Whether it takes the place of a file that is there.
 
     Raises:
-        FileExistsError: The target is there, and is not to be overwritten.
+        FileExistsError: The target is there.
         OSError: It cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix=".nanolib-", dir=target.absolute().parent) as folder:
         file = Path(folder) / target.name
         yield file
-        if overwrite:
-            file.replace(target)
-            return
         try:
             os.link(
                 file, target

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import functools
 import math
 import os
 import re
@@ -22,15 +20,10 @@ from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folde
 if TYPE_CHECKING:
     import pandas as pd
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than any name of a file
 _NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_CLOSED = 141  # as of what SIGPIPE ends: 1 would tell of a regression
-
-output_option = click.option(
-    "--output", metavar="DIR", help="Output folder; default: $NANOLIB_OUTPUT, or outputs/."
-)
 
 
 class Amount(click.ParamType):
@@ -65,6 +58,21 @@ class Amount(click.ParamType):
         return found
 
 
+class NewFile(click.ParamType):
+    """A file to write in a folder that exists, known before anything is measured for it."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """See `click.ParamType.convert`."""
+        path = Path(value)
+        if not path.absolute().parent.is_dir():
+            raise BadInput(f"{path}: {path.parent} is not a folder; create it or name another one")
+        if path.is_dir():
+            raise BadInput(f"{path}: is a folder; name a file")
+        return path
+
+
 SECONDS = Amount("s", 1e6, "seconds, such as 60s")
 SHARE = Amount("%", 1.0, "a share such as 5% or 0.05")
 DAYS = Amount("d", 1e6, "days, such as 30d", above=False)
@@ -86,10 +94,9 @@ def complain(*lines: str) -> None:
     echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
 
 
-def columns(unlimited: int) -> int:
-    """How many characters a line of the terminal has, or COLUMNS says; `unlimited` where it is neither."""
-    limited = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return shutil.get_terminal_size().columns if limited else unlimited
+def terminal_width() -> int:
+    """How many characters a line of the terminal has, or COLUMNS says; 120 if neither does."""
+    return shutil.get_terminal_size((120, 0)).columns
 
 
 def echo_table(table: pd.DataFrame) -> None:
@@ -104,45 +111,10 @@ def echo_table(table: pd.DataFrame) -> None:
     echo(*(line.rstrip() for line in table.__class__(shown).to_string(index=False).split("\n")))
 
 
-def handle_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Bad input, or a file that cannot be used, ends a command with one line and exit code 2; Ctrl-C with 130."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except BadInput as error:
-            complain(*error.lines)
-            sys.exit(EXIT_BAD_INPUT)
-        except sqlite3.DatabaseError as error:
-            from nanolib.store.connection import unusable
-
-            complain(unusable(database_path(), error))
-            sys.exit(EXIT_BAD_INPUT)
-        except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(EXIT_CLOSED)
-        except OSError as error:
-            remedy = (
-                "free space there, or name another place"
-                if error.errno in _FULL
-                else "name another place"
-            )
-            complain(f"{error.filename or output_folder()}: {error.strerror or error}; {remedy}")
-            sys.exit(EXIT_BAD_INPUT)
-        except KeyboardInterrupt:
-            complain("stopped")
-            sys.exit(EXIT_INTERRUPTED)
-
-    return wrapped
-
-
-def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
-    """Parameters given as `-p name=value`, name → text.
-
-    Raises:
-        BadInput: One without a name or without `=`.
-    """
+def _pairs_of(
+    _context: click.Context, _option: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
+    """Parameters given as `-p name=value`, name → text."""
     values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -156,18 +128,31 @@ def pairs_of(pairs: tuple[str, ...]) -> dict[str, str]:
     return values
 
 
-def use_output(folder: str | None) -> Path:
-    """Make `--output` the output folder of this process and those it starts; without one, the folder in force.
-
-    Raises:
-        BadInput: Something that is no folder has that name.
-    """
+def _use_output(_context: click.Context, _option: click.Parameter, folder: str | None) -> None:
+    """Make `--output` the output folder of this process and those it starts."""
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
     if output.exists() and not output.is_dir():
         raise BadInput(f"--output: {output} is not a folder; name another one")
-    return output
+
+
+output_option = click.option(
+    "--output",
+    metavar="DIR",
+    help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.",
+    callback=_use_output,
+    expose_value=False,
+)
+pairs_option = click.option(
+    "-p",
+    "--param",
+    "pairs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_pairs_of,
+    help="A parameter of the notebook, or a field of the model's config; repeatable.",
+)
 
 
 def selected(store: Any, names: tuple[str, ...]) -> list[str]:
@@ -203,20 +188,37 @@ def command(
 
 
 class Commands(click.Group):
-    """Commands that tell a wrong use in one line, as they do bad input."""
+    """Commands that end bad input, wrong use and files that cannot be used with one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that the command line names."""
+        try:
+            return super().invoke(ctx)
+        except BadInput as error:
+            complain(*error.lines)
+        except sqlite3.DatabaseError as error:
+            from nanolib.store.connection import unusable
+
+            complain(unusable(database_path(), error))
+        except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(EXIT_CLOSED)
+        except OSError as error:
+            said = error.strerror or error
+            complain(f"{error.filename or output_folder()}: {said}; name another place")
+        sys.exit(EXIT_BAD_INPUT)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command that the command line names, and end."""
+        """Read the command line, run its command, and end."""
         try:
             sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
-        except BadInput as error:
-            complain(*error.lines)
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "nano"
             complain(f"{' '.join(error.format_message().split())} See: {path} --help")
         except click.Abort:
+            complain("stopped")
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_BAD_INPUT)

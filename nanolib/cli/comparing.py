@@ -14,25 +14,34 @@ from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
     SHARE,
-    columns,
+    NewFile,
     command,
     echo,
     echo_table,
-    handle_errors,
     output_option,
-    use_output,
+    terminal_width,
 )
 from nanolib.measurement import BadInput
-from nanolib.paths import DATABASE, put_in_place
+from nanolib.paths import DATABASE
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of a command that compares."""
     for option in (
         click.option(
-            "--markdown", "markdown_file", metavar="FILE", help="Write the findings as Markdown."
+            "--markdown",
+            "markdown_file",
+            type=NewFile(),
+            metavar="FILE",
+            help="Write the findings as Markdown.",
         ),
-        click.option("--json", "json_file", metavar="FILE", help="Write the findings as JSON."),
+        click.option(
+            "--json",
+            "json_file",
+            type=NewFile(),
+            metavar="FILE",
+            help="Write the findings as JSON.",
+        ),
         click.option(
             "--threshold",
             type=SHARE,
@@ -68,11 +77,11 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--chart",
     "chart_file",
+    type=NewFile(),
     metavar="FILE",
     help="Write a chart of the findings: .html, .png or .svg.",
 )
 @output_option
-@handle_errors
 def compare(
     base: str,
     current: str,
@@ -80,10 +89,9 @@ def compare(
     everything: bool,
     strict: bool,
     across_machines: bool,
-    json_file: str | None,
-    markdown_file: str | None,
-    chart_file: str | None,
-    output: str | None,
+    json_file: Path | None,
+    markdown_file: Path | None,
+    chart_file: Path | None,
 ) -> None:
     """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database.
 
@@ -94,8 +102,6 @@ def compare(
     from nanolib.compare.runs import compare_rows
     from nanolib.compare.spread import repeats
 
-    use_output(output)
-    have_folders(json_file, markdown_file, chart_file)
     (then, noise, runs), (now, noise_now, runs_now) = (
         _rows_of("base", base),
         _rows_of("current", current),
@@ -119,7 +125,7 @@ def compare(
 
         save_as(
             comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."),
-            Path(chart_file),
+            chart_file,
         )
     show_comparison(found, everything, json_file, markdown_file)
     if across_machines:
@@ -138,24 +144,8 @@ def compare(
     )
 
 
-def have_folders(*files: str | None) -> None:
-    """What is measured for a minute, or written first, must not be lost for a folder that is not there."""
-    named = list(filter(None, files))
-    for at, file in enumerate(named):
-        if not Path(file).absolute().parent.is_dir():
-            raise BadInput(
-                f"{file}: {Path(file).parent} is not a folder; create it or name another one"
-            )
-        if Path(file).is_dir():
-            raise BadInput(f"{file}: is a folder; name a file")
-        if Path(file).absolute() in [
-            Path(other).absolute() for other in named[:at]
-        ] and not file.startswith("/dev/"):
-            raise BadInput(f"{file}: two options name this file; give each its own")
-
-
 def show_comparison(
-    found: Any, everything: bool, json_file: str | None, markdown_file: str | None
+    found: Any, everything: bool, json_file: Path | None, markdown_file: Path | None
 ) -> None:
     """Print a comparison, and write it to the files that were named."""
     from nanolib.report.page import markdown_table
@@ -166,13 +156,10 @@ def show_comparison(
     echo_findings(found.table(everything))
     echo(summary)
     if json_file:
-        write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
+        json_file.write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
     if markdown_file:
-        write_text(
-            "--markdown",
-            markdown_file,
-            "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n",
-        )
+        text = "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n"
+        markdown_file.write_text(text, encoding="utf-8")
 
 
 def echo_findings(table: Any) -> None:
@@ -182,27 +169,10 @@ def echo_findings(table: Any) -> None:
     notes: dict[str, str] = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
-        shared, lines = compact(part, columns(120), notes)
+        shared, lines = compact(part, terminal_width(), notes)
         echo(*([""] if len(parts) > 1 else []), f"all: {shared}")
         echo_table(lines)
     echo(*([""] if notes else []), *(f"{number}: {note}" for note, number in notes.items()))
-
-
-def write_text(option: str, file: str, text: str) -> None:
-    """Write a file that the user named, whole or not at all."""
-    target = Path(file)
-    if target.is_symlink() or (
-        target.exists() and not target.is_file()
-    ):  # /dev/stdout: it is written to, and stays
-        target.write_text(text, encoding="utf-8")
-        return
-    try:
-        with put_in_place(target, overwrite=True) as path:
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(
-            f"{option}: {file} cannot be written ({error.strerror or error}); name another file"
-        ) from error
 
 
 @command(
@@ -214,13 +184,11 @@ def write_text(option: str, file: str, text: str) -> None:
 @click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option
-@handle_errors
 def history(
     experiments: tuple[str, ...],
     metric: str,
     everything: bool,
     as_json: bool,
-    output: str | None,
 ) -> None:
     """Each case over its runs: where its level changed, and when.
 
@@ -232,7 +200,6 @@ def history(
     from nanolib.stats.changes import LEAST_HISTORY
     from nanolib.store import Store
 
-    use_output(output)
     with Store(create=False) as store:
         runs = store.runs()
         if unknown := set(experiments) - set(runs.experiment):
@@ -253,7 +220,7 @@ def history(
             )
         )
     elif shown:
-        alike, lines = compact(table(shown), columns(120))
+        alike, lines = compact(table(shown), terminal_width())
         echo(*([f"all: {alike}"] if alike else []))
         echo_table(lines)
     runs_of = max((len(one.points) for one in found), default=0)

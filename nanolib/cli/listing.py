@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import Command, command, echo, handle_errors
+from nanolib.cli.command import Command, command, echo
 from nanolib.paths import checkout, find_checkout
 
 
 @command("nano list", name="list")
-@handle_errors
 def list_names() -> None:
     """List notebooks, suites, scenarios, attention kinds, patterns and presets."""
     for title, lines in _names().items():

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import click
 
 from nanolib.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
+    NewFile,
     command,
     echo,
     echo_table,
-    handle_errors,
-    pairs_of,
+    pairs_option,
 )
-from nanolib.cli.comparing import have_folders, write_text
 
 
 @command(
@@ -56,16 +56,8 @@ from nanolib.cli.comparing import have_folders, write_text
     metavar="N",
     help="Ranks over which FSDP shards the model; modelled.",
 )
-@click.option(
-    "-p",
-    "--param",
-    "pairs",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A field of the model's config; repeatable.",
-)
-@click.option("--json", "json_file", metavar="FILE", help="Write the plan as JSON.")
-@handle_errors
+@pairs_option
+@click.option("--json", "json_file", type=NewFile(), metavar="FILE", help="Write the plan as JSON.")
 def plan(
     model: str,
     memory: str,
@@ -75,8 +67,8 @@ def plan(
     optimizer: str,
     attention_type: str,
     ranks: int,
-    pairs: tuple[str, ...],
-    json_file: str | None,
+    pairs: dict[str, str],
+    json_file: Path | None,
 ) -> None:
     """Say whether a model fits into memory, and what uses it.
 
@@ -88,7 +80,6 @@ def plan(
     from nanolib.experiments.model import planning
     from nanolib.params import read_value
 
-    have_folders(json_file)
     found = planning.plan(
         model,
         memory,
@@ -98,10 +89,10 @@ def plan(
         optimizer=optimizer,
         attention_type=attention_type,
         ranks=ranks,
-        options={name: read_value(name, value) for name, value in pairs_of(pairs).items()},
+        options={name: read_value(name, value) for name, value in pairs.items()},
     )
     if json_file:
-        write_text("--json", json_file, json.dumps(found.to_dict(), indent=1))
+        json_file.write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
     echo(found.title, *found.sentences, "")
     echo_table(found.table())
     echo("", f"{found.largest.name}: the largest parts of the peak")

@@ -13,13 +13,11 @@ from nanolib.cli.command import (
     command,
     echo,
     echo_table,
-    handle_errors,
     output_option,
     selected,
-    use_output,
 )
 from nanolib.measurement import BadInput
-from nanolib.paths import database_path, expanded
+from nanolib.paths import database_path, expanded, output_folder
 
 
 @command(
@@ -28,12 +26,10 @@ from nanolib.paths import database_path, expanded
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option
-@handle_errors
-def runs(as_json: bool, output: str | None) -> None:
+def runs(as_json: bool) -> None:
     """List what is in the database."""
     from nanolib.store import Store
 
-    use_output(output)
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
@@ -83,15 +79,13 @@ def _listed(frame: Any) -> Any:
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @output_option
-@handle_errors
-def report(names: tuple[str, ...], folder: str | None, show: bool, output: str | None) -> None:
+def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     """Write the report: index.html, Markdown, pictures, tables. RUN: id, label, experiment, latest, latest~1, all."""
     from nanolib.experiments import sections
     from nanolib.report.page import build
     from nanolib.store import Store
 
-    target = expanded(folder) if folder else use_output(output) / "report"
-    use_output(output)
+    target = expanded(folder) if folder else output_folder() / "report"
     with Store(create=False) as store:
         page = build(store, selected(store, names), target, sections())
     echo(str(page))
@@ -112,13 +106,11 @@ def report(names: tuple[str, ...], folder: str | None, show: bool, output: str |
     help="Run to write; repeatable. Default: each experiment's newest.",
 )
 @output_option
-@handle_errors
-def export(target: str, names: tuple[str, ...], output: str | None) -> None:
+def export(target: str, names: tuple[str, ...]) -> None:
     """Write runs to FILE (.sqlite, .json, .csv or .md) without user, host and folder names."""
     from nanolib.report.export import write
     from nanolib.store import Store
 
-    use_output(output)
     with Store(create=False) as store:
         write(store, selected(store, names), Path(target))
     echo(target)
@@ -129,12 +121,10 @@ def export(target: str, names: tuple[str, ...], output: str | None) -> None:
 )
 @click.argument("databases", nargs=-1, required=True, metavar="DATABASE...")
 @output_option
-@handle_errors
-def merge(databases: tuple[str, ...], output: str | None) -> None:
+def merge(databases: tuple[str, ...]) -> None:
     """Add the runs of other databases to this one; known runs are skipped."""
     from nanolib.store import Store, check_mergeable
 
-    use_output(output)
     for path in databases:  # all are looked at before any is taken in
         check_mergeable(Path(path), database_path())
     with Store() as store:
@@ -163,14 +153,10 @@ def merge(databases: tuple[str, ...], output: str | None) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="List the runs and delete nothing.")
 @output_option
-@handle_errors
-def clean(
-    days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool, output: str | None
-) -> None:
+def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool) -> None:
     """Delete old or named runs and free their space."""
     from nanolib.store import Store
 
-    use_output(output)
     if days is None and keep is None and not names:
         raise BadInput(
             "--older-than, --keep, --run: none given; name the runs to delete, for example --older-than 30d"

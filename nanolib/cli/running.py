@@ -20,15 +20,13 @@ from nanolib.cli.command import (
     command,
     echo,
     echo_table,
-    handle_errors,
     output_option,
-    pairs_of,
-    use_output,
+    pairs_option,
 )
 from nanolib.cli.listing import NotebookCommand
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput, printable
-from nanolib.paths import database_path
+from nanolib.paths import database_path, output_folder
 
 _MORE = " and {} more"
 
@@ -43,14 +41,7 @@ _MORE = " and {} more"
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
 @click.option("--quick", "suite", flag_value="quick", help="Run the suite quick.")
 @click.option("--full", "suite", flag_value="full", help="Run the suite full.")
-@click.option(
-    "-p",
-    "--param",
-    "pairs",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A parameter of the notebook; repeatable.",
-)
+@pairs_option
 @click.option("--label", default="", help="Name these runs.")
 @click.option(
     "--resume",
@@ -71,17 +62,15 @@ _MORE = " and {} more"
     help="Run on this machine, or as Ray tasks.",
 )
 @output_option
-@handle_errors
 def run(
     targets: tuple[str, ...],
     suite: str | None,
-    pairs: tuple[str, ...],
+    pairs: dict[str, str],
     label: str,
     resume: bool,
     dry_run: bool,
     no_report: bool,
     place: str,
-    output: str | None,
 ) -> None:
     """Run a suite (default: quick), notebooks or scenarios, then write the report.
 
@@ -95,7 +84,7 @@ def run(
         if stops:
             raise BadInput(in_a_line(gone, stops=stops))
         echo(in_a_line(gone, stops=stops), err=True)
-    folder = use_output(output)
+    folder = output_folder()
     wanted = (suite, *targets) if suite else targets
     pages: list[Future[Path]] = []
     with ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as beside:
@@ -107,7 +96,7 @@ def run(
         from nanolib.experiments import ALL
         from nanolib.run.jobs import import_user_models, plan
 
-        jobs = plan(ALL, wanted, pairs_of(pairs), {"label": label, "resume": resume})
+        jobs = plan(ALL, wanted, pairs, {"label": label, "resume": resume})
         if dry_run:
             _show_plan(jobs)
             return
@@ -258,12 +247,10 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
     help="Also time each matrix product for N seconds and report its second half.",
 )
 @output_option
-@handle_errors
-def doctor(as_json: bool, budget: float, sustained: float, output: str | None) -> None:
+def doctor(as_json: bool, budget: float, sustained: float) -> None:
     """Report what this machine can measure, and measure its peak rates."""
     from nanolib.experiments.doctor.examine import examine
 
-    use_output(output)
     found = examine(budget, sustained)
     if as_json:
         echo(*json.dumps(found, indent=1).split("\n"))

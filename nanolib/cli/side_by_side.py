@@ -15,12 +15,10 @@ from nanolib.cli.command import (
     SECONDS,
     command,
     echo,
-    handle_errors,
     output_option,
-    pairs_of,
-    use_output,
+    pairs_option,
 )
-from nanolib.cli.comparing import findings, have_folders, show_comparison
+from nanolib.cli.comparing import findings, show_comparison
 from nanolib.measurement import BadInput, shown
 
 ASK_FROM_S = 300
@@ -33,14 +31,7 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     "nano ab --python a/bin/python --python b/bin/python --call mine:step",
 )
 @click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
-@click.option(
-    "-p",
-    "--param",
-    "pairs",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A parameter of the notebook; repeatable.",
-)
+@pairs_option
 @click.option(
     "--call", "functions", multiple=True, metavar=_CALLABLE, help="Function to time; repeatable."
 )
@@ -88,10 +79,9 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
 @click.option("--label", default="", help="Name this comparison.")
 @findings
 @output_option
-@handle_errors
 def ab(
     names: tuple[str, ...],
-    pairs: tuple[str, ...],
+    pairs: dict[str, str],
     functions: tuple[str, ...],
     setup: str,
     pythons: tuple[str, ...],
@@ -101,9 +91,8 @@ def ab(
     total: float | None,
     timeout: float,
     label: str,
-    json_file: str | None,
-    markdown_file: str | None,
-    output: str | None,
+    json_file: Path | None,
+    markdown_file: Path | None,
 ) -> None:
     """Compare two versions, measured in turns; exit code 1 on a regression.
 
@@ -120,11 +109,9 @@ def ab(
     from nanolib.measurement import METRICS
     from nanolib.params import label_of
 
-    use_output(output)
-    have_folders(json_file, markdown_file)
     label_of("--label", label)
     revisions, notebooks = _sorted_out(names, bool(pythons))
-    spec = _spec(revisions, notebooks, pairs_of(pairs), functions, setup, metric, pythons)
+    spec = _spec(revisions, notebooks, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,
         budget,
