@@ -63,7 +63,7 @@ def changes(since: Comparison | None, found: list[History]) -> Changes:
     if since is None:
         return Changes(history_verdict(found), over_runs)
     title = "Since the run before"
-    words = "The newest runs (B) against those before them (A), collected apart."
+    words = "The newest runs (B) against those before them (A), measured at different times."
     return Changes(
         comparison_verdict(since, "Against the runs before") + history_verdict(found),
         {"since_the_run_before": comparison_chart(since, title, words), **over_runs},
@@ -212,7 +212,7 @@ def comparison_verdict(found: Comparison, what: str) -> list[Claim]:
             ratio = Figure(*line.verdict.interval, name=line.case)
             compared = comparing(ratio, Figure.exactly(1.0))
         claims.append(Claim(answer, sure, about=_place(line).removesuffix(": "), compared=compared))
-    drift = "The runs were collected apart, so drift between them is not controlled"
+    drift = "The runs were measured at different times, so machine drift is not controlled"
     return [*claims, Claim(drift, advice="to be sure, nano ab REV_A REV_B")]
 
 
