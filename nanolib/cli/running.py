@@ -26,7 +26,7 @@ from nanolib.cli.command import (
 from nanolib.cli.listing import NotebookCommand
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput, printable
-from nanolib.paths import database_path, output_folder
+from nanolib.paths import database_path, make_folder, output_folder
 
 _MORE = " and {} more"
 
@@ -110,6 +110,7 @@ def run(
 
             ended = run_on_ray(jobs, shared, echo)
         else:
+            make_folder(folder)  # or the first notebook would find out that it cannot be made
             ended = run_jobs(
                 jobs,
                 shared,

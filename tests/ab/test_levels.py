@@ -29,7 +29,7 @@ def compared():
 
 def test_base_and_current_have_the_ratio_that_stands_beside_them(compared, tmp_path, capsys):
     found = Comparison.of(lines_of(compared, "latency", Settings()), True, 0.05)
-    show_comparison(found, True, str(tmp_path / "f.json"), str(tmp_path / "f.md"))
+    show_comparison(found, True, tmp_path / "f.json", tmp_path / "f.md")
     (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
     assert line["current"] / line["base"] == pytest.approx(line["ratio"])
     assert found.lines[0].change.startswith(f"{line['current'] / line['base'] - 1:+.1%} ")

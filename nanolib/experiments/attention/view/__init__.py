@@ -38,6 +38,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return empty_chart(title, "no sparse kind was measured with a dense one" if timed else why)
     dense = listed(figure.name for figures in table["speed_up_over"] for figure in figures)
     doubtful = table["unsteady"] | table["speed_up_busy"].astype(bool)
+    removed = table["sparsity"].map(", removes {:.0%}".format)
     data = table.assign(
         series=table["name"],
         x=table["seq_len"].astype(int),
@@ -47,7 +48,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         pred=table["bound"],
         sure=~doubtful,
         text=table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
-        note="against " + table["speed_up_baseline"],
+        note="against " + table["speed_up_baseline"] + removed.where(table["sparsity"].notna(), ""),
         **links(table),
     )
     drawn = ["series", "x", "y", "low", "high", "pred", "sure", "text", "note"]
