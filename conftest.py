@@ -10,7 +10,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # no test times anything, hypothesis neither
+hypothesis.settings.register_profile(
+    "untimed", deadline=None
+)  # no test times anything, hypothesis neither
 hypothesis.settings.load_profile("untimed")
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="nanolib-tests-"))
@@ -25,7 +27,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # a shell's background job ignores it, and its children with it
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.pop("JPY_SESSION_NAME", None)  # notebooks run here as in a batch, from a Jupyter terminal too
+os.environ.pop(
+    "JPY_SESSION_NAME", None
+)  # notebooks run here as in a batch, from a Jupyter terminal too
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +62,8 @@ def pytest_collection_modifyitems(items):
     long = {
         i.path
         for i in items
-        if i.path.suffix == ".ipynb" or i.get_closest_marker("slow") or i.get_closest_marker("notebook")
+        if i.path.suffix == ".ipynb"
+        or i.get_closest_marker("slow")
+        or i.get_closest_marker("notebook")
     }
     items.sort(key=lambda item: item.path not in long)

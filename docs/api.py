@@ -23,7 +23,9 @@ def write(folder: Path) -> Path:
 
     for name in MODULES:
         module = importlib.import_module(name)
-        vars(module).update({public: getattr(module, public) for public in module.__all__})  # those that load late
+        vars(module).update(
+            {public: getattr(module, public) for public in module.__all__}
+        )  # those that load late
     pdoc.render.configure(docformat="google", show_source=False)
     pdoc.pdoc(*MODULES, output_directory=folder)
     return folder / "index.html"

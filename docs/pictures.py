@@ -27,7 +27,11 @@ GALLERY = {
 
 def main(report: Path) -> None:
     """Take the screenshot, copy the charts, write the gallery."""
-    chromium = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
+    chromium = next(
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    )
     flags = [
         "--no-sandbox",
         "--disable-gpu",
@@ -45,13 +49,19 @@ def main(report: Path) -> None:
             few = shot.convert("RGB").quantize(256)
         few.save(DOCS / "report.png", optimize=True)
         runs = page.locator("table", has_text="Machine").last
-        titles, first = (runs.locator(part).first.inner_text().split("\t") for part in ("thead tr", "tbody tr"))
+        titles, first = (
+            runs.locator(part).first.inner_text().split("\t") for part in ("thead tr", "tbody tr")
+        )
         browser.close()
     folder = DOCS / "pictures"
     folder.mkdir(exist_ok=True)
     run = dict(zip((title.strip().lower() for title in titles), first, strict=True))
     machine, day = run["machine"].partition(": ")[2], run["started"].split()[0]
-    lines = ["# Gallery", "", f"One quick run of each notebook: {machine}, torch {run['torch']}, {day}."]
+    lines = [
+        "# Gallery",
+        "",
+        f"One quick run of each notebook: {machine}, torch {run['torch']}, {day}.",
+    ]
     for name, question in GALLERY.items():
         if (report / f"{name}.png").is_file():
             shutil.copy(report / f"{name}.png", folder)
