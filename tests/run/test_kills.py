@@ -125,7 +125,7 @@ def test_both_sides_of_a_comparison_end_with_it(place, victim):
     )
 
     def sides(below):
-        found = [one for one, said in below.items() if "server.py" in said]
+        found = [one for one, said in below.items() if "worker.py" in said]
         return found if mark.exists() and len(found) >= 2 else None
 
     served = _wait(nano, sides)
