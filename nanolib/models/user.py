@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,14 +35,26 @@ def runs_code(name: str) -> bool:
     return bool(name) and not name.startswith(_HF)
 
 
+def is_function_name(name: str) -> bool:
+    """Whether it has the form `package.module:function`; nothing is imported."""
+    module, _, function = name.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), function))
+
+
+def imported_module(name: str) -> ModuleType:
+    """Import a module of the user's, and so run it: from the working directory or the environment."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
+
+
 def check_name(name: str) -> None:
     """Look at the form of a model's name, without running anything of it.
 
     Raises:
         BadInput: It names no function.
     """
-    module, _, function = name.partition(":")
-    if runs_code(name) and not all(part.isidentifier() for part in (*module.split("."), function)):
+    if runs_code(name) and not is_function_name(name):
         raise BadInput(
             f"model: {shown(name)} names no function; write package.module:build, or hf:LlamaForCausalLM"
         )
@@ -65,10 +78,8 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         return functools.partial(_build_hugging_face, _hugging_face_class(name))
     check_name(name)
     module_name, _, function = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
+        module = imported_module(module_name)
     except ModuleNotFoundError as error:
         raise BadInput(
             f"model: {name!r}: there is no module {error.name!r}; install it or start in its folder"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput, shown
+from nanolib.models.user import imported_module, is_function_name
 from nanolib.params import StrictModel
 
 
@@ -65,8 +63,7 @@ def check_name(field: str, name: str) -> None:
     Raises:
         ValueError: It names no function.
     """
-    module, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), function)):
+    if not is_function_name(name):
         raise ValueError(f"{field}: {shown(name)} names no function; write package.module:function")
 
 
@@ -78,10 +75,8 @@ def imported(field: str, name: str) -> Callable[..., Any]:
         BadInput: It cannot be imported.
     """
     module_name, _, function = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module_name), function, None)
+        found = getattr(imported_module(module_name), function, None)
     except (Exception, SystemExit) as error:  # it is the user's code
         raise BadInput(
             f"attention_options.{field}: {name} cannot be imported: {type(error).__name__}: {error}; "
