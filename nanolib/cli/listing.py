@@ -22,20 +22,22 @@ def list_names() -> None:
 def _names() -> dict[str, dict[str, str]]:
     """Title → name → what it is."""
     from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS
+    from nanolib.run.jobs import SCENARIOS, notebooks, scenarios, suites
 
-    root = checkout()
-    notebooks = sorted((root / "notebooks").glob("*.ipynb"))
-    suites = sorted(folder for folder in (root / "params").iterdir() if folder.is_dir())
+    root, params = checkout(), checkout() / "params"
     return {
-        "Notebooks (nano run NOTEBOOK)": {file.stem: _title(file) for file in notebooks},
+        "Notebooks (nano run NOTEBOOK)": {
+            name: _title(root / "notebooks" / f"{name}.ipynb") for name in notebooks()
+        },
         "Suites (nano run SUITE)": {
-            folder.name: ", ".join(sorted(file.stem for file in folder.glob("*.yml")))
-            for folder in suites
-            if folder.name != "scenarios"
+            suite: ", ".join(
+                name for name in notebooks() if (params / suite / f"{name}.yml").is_file()
+            )
+            for suite in suites()
         },
         "Scenarios (nano run SCENARIO)": {
-            file.stem: file.read_text().splitlines()[0].lstrip("# ")
-            for file in sorted((root / "params" / "scenarios").glob("*.yml"))
+            name: (params / SCENARIOS / f"{name}.yml").read_text().splitlines()[0].lstrip("# ")
+            for name in scenarios()
         },
         "Attention (-p attention_types='[{kind: KIND}]')": ATTENTION_KINDS,
         "Patterns (-p attention_types='[{kind: sparse, pattern: PATTERN}]')": ATTENTION_PATTERNS,

@@ -1,4 +1,4 @@
-"""Commands that measure: a suite or its notebooks, ranks for another machine, this machine itself."""
+"""Commands that measure: a suite or its notebooks, and this machine itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nanolib.cli.command import (
 from nanolib.cli.listing import NotebookCommand
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput, printable
-from nanolib.paths import database_path, make_folder, output_folder
+from nanolib.paths import database_path, output_folder
 
 _MORE = " and {} more"
 
@@ -94,7 +94,7 @@ def run(
                 pages.append(beside.submit(_write_report, run_ids, folder / "report"))
 
         from nanolib.experiments import ALL
-        from nanolib.run.jobs import import_user_models, plan
+        from nanolib.run.jobs import import_user_code, plan
 
         jobs = plan(ALL, wanted, pairs, {"label": label, "resume": resume})
         if dry_run:
@@ -102,15 +102,13 @@ def run(
             return
         from nanolib.run.notebooks import Command, closing_table, run_jobs
 
-        if place != "ray":  # whose nodes may have other code
-            import_user_models(jobs)
         shared = Command(folder)
         if place == "ray":
             from nanolib.run.on_ray import run_on_ray
 
             ended = run_on_ray(jobs, shared, echo)
         else:
-            make_folder(folder)  # or the first notebook would find out that it cannot be made
+            import_user_code(jobs)  # on Ray each node has its own
             ended = run_jobs(
                 jobs,
                 shared,

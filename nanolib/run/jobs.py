@@ -150,11 +150,11 @@ def _make_jobs(
     return jobs
 
 
-def import_user_models(jobs: Sequence[Job]) -> None:
-    """Import the users' models once, each in its own process, before the first notebook starts.
+def import_user_code(jobs: Sequence[Job]) -> None:
+    """Look at the models and functions of yours that jobs name, before the first notebook starts.
 
     Raises:
-        BadInput: A model cannot be imported.
+        BadInput: One cannot be imported.
     """
     named = {getattr(job.params, "model", "") or job.name: job.params for job in jobs}
     for params in named.values():

@@ -117,6 +117,7 @@ def run_jobs(
     Returns:
         How each ended.
     """
+    make_folder(command.output)
     ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
     for line in disturbances("cpu") if any(end.cases for end in ended) else ():
         log(f"not a quiet machine: {line}")
