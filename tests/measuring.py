@@ -1,5 +1,6 @@
 from nanolib.meters.time.latency import measure_alone
 from nanolib.meters.time.turns import Timing
+from nanolib.run.workload import followed
 
 
 def timed_alone(measuring):
@@ -13,3 +14,9 @@ def timed_alone(measuring):
         answer = measure_alone(made) if isinstance(made, Timing) else None
         if answer is None:
             yield made
+
+
+def holding(work, model):
+    """What is alive at the peak of one call, by kind and module."""
+    work.first()
+    return max(followed(work, model).holdings().values(), key=lambda held: held.peak)

@@ -123,17 +123,6 @@ def _peak(work: Workload) -> int:
     return counter.peak
 
 
-def holding(work: Workload, model: nn.Module) -> Holding:
-    """What is alive at the peak of one call, by kind and module.
-
-    Args:
-        work: Whose tensors are known by kind.
-        model: Whose modules are named.
-    """
-    work.first()
-    return _largest(followed(work, model).holdings().values())
-
-
 def followed(
     work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None
 ) -> Holders:

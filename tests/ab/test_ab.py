@@ -246,24 +246,18 @@ def test_outside_a_repository_it_says_so(tmp_path, ab, monkeypatch):
     assert ended.exit_code == 2 and "is in no git repository" in ended.output
 
 
+def _long_comparison(repository, tmp_path):
+    """A command that takes ten minutes unless it is ended."""
+    slow = "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n"
+    repository.commit("slow", WORK + slow)
+    asked = ["base", "slow", "--call", "work:run", "--budget", "600s"]
+    return [sys.executable, "-m", "nanolib.cli", "ab", *asked, "--output", str(tmp_path / "out")]
+
+
 def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
-    repository.commit(
-        "slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "nanolib.cli",
-        "ab",
-        "base",
-        "slow",
-        "--call",
-        "work:run",
-        "--budget",
-        "600s",
-    ]
+    command = _long_comparison(repository, tmp_path)
     process = subprocess.Popen(
-        [*command, "--output", str(tmp_path / "out")],
+        command,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -291,22 +285,8 @@ def _status(process):
 )
 def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
     """Its versions are halted in turn; halted for good they would stay for ever."""
-    repository.commit(
-        "slow", WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.05)\n    real()\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "nanolib.cli",
-        "ab",
-        "base",
-        "slow",
-        "--call",
-        "work:run",
-        "--budget",
-        "600s",
-    ]
-    nano = psutil.Popen([*command, "--output", str(tmp_path / "out")], stderr=subprocess.DEVNULL)
+    command = _long_comparison(repository, tmp_path)
+    nano = psutil.Popen(command, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     found = []
     while time.monotonic() < deadline and (

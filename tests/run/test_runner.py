@@ -128,38 +128,31 @@ def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(tmp_path):
         )
 
 
-def test_plain_papermill_works_from_any_folder(tmp_path):
+def _plain_papermill(tmp_path, **parameters):
+    """papermill on the attention notebook, from a folder that is no checkout."""
     command = [
         sys.executable,
         "-m",
         "papermill",
         str(ROOT / "notebooks/attention.ipynb"),
         "out.ipynb",
-        "--no-progress-bar",
     ]
-    command += [
-        "-p",
-        "seq_lens",
-        "[16]",
-        "-p",
-        "attention_types",
-        "[dense]",
-        "-p",
-        "budget_s",
-        "2e-2",
-        "-p",
-        "label",
-        "plain",
-    ]
-    environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
-    ended = subprocess.run(
-        command,
+    for name, value in parameters.items():
+        command += ["-p", name, value]
+    return subprocess.run(
+        [*command, "--no-progress-bar"],
         cwd=tmp_path,
-        env=environment,
+        env=os.environ | {"NANOLIB_OUTPUT": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
+    )
+
+
+def test_plain_papermill_works_from_any_folder(tmp_path):
+    ended = _plain_papermill(
+        tmp_path, seq_lens="[16]", attention_types="[dense]", budget_s="2e-2", label="plain"
     )
     assert ended.returncode == 0, ended.stderr
     with Store(tmp_path / "results.sqlite") as store:
@@ -177,25 +170,7 @@ def test_papermill_help_reads_as_help(name):
 
 
 def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        str(ROOT / "notebooks/attention.ipynb"),
-        "out.ipynb",
-        "--no-progress-bar",
-    ]
-    environment = os.environ | {"NANOLIB_OUTPUT": str(tmp_path)}
-    command += ["-p", "seq_lens", "[-3]"]
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    ended = _plain_papermill(tmp_path, seq_lens="[-3]")
     assert (
         ended.returncode != 0
         and "BadInput: attention.seq_lens[0]: Input should be greater than 0, got -3"

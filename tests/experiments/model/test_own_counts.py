@@ -12,8 +12,8 @@ from nanolib.meters.memory import LiveBytes
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
 from nanolib.run.holding_rows import holding_rows
-from nanolib.run.workload import holding
 from tests.experiments.own import checked
+from tests.measuring import holding
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
