@@ -15,7 +15,7 @@ from nanolib.meters.machine import this_machine
 from nanolib.meters.time.latency import summarise
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
-from nanolib.run.jobs import scenarios, suites
+from nanolib.run.jobs import import_user_code, plan, scenarios, suites
 from nanolib.store import Run, Store
 
 
@@ -153,6 +153,13 @@ def test_merge_takes_in_another_database(nano, tmp_path):
     assert "0 run(s) came in" in nano("merge", str(tmp_path / "other.sqlite")).output
     assert nano("export", str(tmp_path / "x.json")).exit_code == 0
     assert len(json.loads((tmp_path / "x.json").read_text())["measurements"]) == 2
+
+
+@pytest.mark.parametrize("suite", suites())
+def test_all_notebooks_of_a_suite_are_looked_through_for_code_of_yours(suite):
+    jobs = plan(ALL, [suite], {}, {})
+    assert {job.name for job in jobs} == set(ALL)
+    import_user_code(jobs)  # the summary, which measures nothing, among them
 
 
 def test_list_names_all_that_a_command_line_can_name():

@@ -55,10 +55,14 @@ class Job:
         read = self.params.model_dump(mode="json")
         return {name: read[name] for name in self.values}
 
+    @property
+    def measures(self) -> bool:
+        """Whether it has cases; the summary reads what others have stored."""
+        return hasattr(self.load(), "cases")
+
     def cases(self) -> list[Any]:
-        """Its cases; the summary has none."""
-        experiment = self.load()
-        return experiment.cases(self.params) if hasattr(experiment, "cases") else []
+        """Its cases."""
+        return self.load().cases(self.params) if self.measures else []
 
 
 def suites() -> list[str]:
@@ -156,7 +160,8 @@ def import_user_code(jobs: Sequence[Job]) -> None:
     Raises:
         BadInput: One cannot be imported.
     """
-    named = {getattr(job.params, "model", "") or job.name: job.params for job in jobs}
+    measuring = [job for job in jobs if job.measures]
+    named = {getattr(job.params, "model", "") or job.name: job.params for job in measuring}
     for params in named.values():
         params.look([])
 
