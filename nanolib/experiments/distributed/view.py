@@ -234,9 +234,15 @@ def _limit(best: pd.Series) -> Claim:
     figures = part_figures(best)
     ms = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
     compute, sending = figures["compute"], figures["sending"]
+    within_sending = comparing(figures["wait"], figures["communication"])
     if best["binds"] == UNCLEAR:
         answer = "No clear difference between what limits a token (the intervals overlap)"
-        return Claim(answer, ms, "raise budget_s", compared=comparing(compute, sending))
+        compared = comparing(compute, sending)
+        if compute.against(sending) is Order.BELOW:
+            answer = "No clear difference between wait and communication (the intervals overlap)"
+            answer += ", which take longer than compute"
+            compared = within_sending + comparing(sending, compute)
+        return Claim(answer, ms, "raise budget_s", compared=compared)
     if best["binds"] == "compute":
         compared = comparing(compute, sending)
         efficiency = Figure.of(best, "efficiency")
@@ -244,7 +250,7 @@ def _limit(best: pd.Series) -> Claim:
             return Claim("Compute-bound", ms, compared=compared)
         compared += comparing(efficiency, _SCALES)
         return Claim("Compute-bound", ms, "add ranks that have their own cores", compared=compared)
-    compared = comparing(sending, compute) + comparing(figures["wait"], figures["communication"])
+    compared = comparing(sending, compute) + within_sending
     if best["binds"] == "wait":
         advice = "give each rank a core and an equal shard"
         return Claim("Limited by waiting", ms, advice, compared=compared)
