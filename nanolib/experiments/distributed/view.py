@@ -237,11 +237,8 @@ def _limit(best: pd.Series) -> Claim:
     within_sending = comparing(figures["wait"], figures["communication"])
     if best["binds"] == UNCLEAR:
         answer = "No clear difference between what limits a token (the intervals overlap)"
-        compared = comparing(compute, sending)
-        if compute.against(sending) is Order.BELOW:
-            answer = "No clear difference between wait and communication (the intervals overlap)"
-            answer += ", which take longer than compute"
-            compared = within_sending + comparing(sending, compute)
+        is_below = compute.against(sending) is Order.BELOW  # then what overlaps is within sending
+        compared = within_sending if is_below else comparing(compute, sending)
         return Claim(answer, ms, "raise budget_s", compared=compared)
     if best["binds"] == "compute":
         compared = comparing(compute, sending)
