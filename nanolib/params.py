@@ -34,9 +34,12 @@ class StrictModel(pydantic.BaseModel):
 
     Attributes:
         NAME: What stands before a field's name in a complaint; an experiment's parameters are stored under theirs.
+        MAIN: The fields that a notebook's parameters cell declares each by itself. The others are in its `settings`, a
+            mapping, and each is accepted by its own name too. Empty for a model that has no `settings`.
     """
 
     NAME: ClassVar[str] = ""
+    MAIN: ClassVar[tuple[str, ...]] = ()
 
     model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -64,7 +67,32 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _read_texts(cls, values: Mapping[str, Any]) -> Any:
         """Parse what papermill's -p, -y and YAML 1.1 hand over as text: `1e-3`, `[3, 4]`, `null`."""
-        return {name: cls._read(name, value) for name, value in values.items()}
+        return {name: cls._read(name, value) for name, value in cls.flat(values).items()}
+
+    @classmethod
+    def flat(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` with those of its `settings` each by its own name; a name that is given by itself wins.
+
+        Raises:
+            BadInput: `settings` is not a mapping.
+        """
+        rest = dict(values)
+        if not cls.MAIN or "settings" not in rest:
+            return rest
+        settings = rest.pop("settings")
+        if isinstance(settings, str):  # of papermill's -p
+            settings = _load(f"settings: {shown(settings)}", settings)
+        if not isinstance(settings, Mapping):
+            raise BadInput(
+                f"settings: must be a mapping, got {shown(settings)}; write {{name: value}}"
+            )
+        return {**settings, **rest}
+
+    @classmethod
+    def nested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """`values` as a notebook's cell declares them: what is not in `MAIN` is in `settings`."""
+        settings = {name: value for name, value in values.items() if name not in cls.MAIN}
+        return {name: values[name] for name in cls.MAIN if name in values} | {"settings": settings}
 
     @classmethod
     def _read(cls, name: str, value: Any) -> Any:
@@ -97,7 +125,13 @@ class StrictModel(pydantic.BaseModel):
         Raises:
             BadInput: One line per field that is not valid.
         """
-        return cls(**{name: namespace[name] for name in cls.model_fields if name in namespace})
+        return cls(
+            **{
+                name: namespace[name]
+                for name in (*cls.model_fields, "settings")
+                if name in namespace
+            }
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validate the whole object with the new value, then take it."""
@@ -107,7 +141,7 @@ class StrictModel(pydantic.BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """A copy with `changes`, validated."""
-        return type(self)(**self.model_dump() | changes)
+        return type(self)(**self.model_dump() | self.flat(changes))
 
 
 def _complaint(error: Mapping[str, Any], known: list[str]) -> str:

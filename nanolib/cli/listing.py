@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import click
@@ -76,16 +78,27 @@ class NotebookCommand(Command):
         super().format_options(ctx, formatter)
         if not ctx.obj:
             return
-        from papermill import inspect_notebook
-
+        main, settings = _parameters(ctx.obj)
         with formatter.section(f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"):
-            formatter.write_dl(
-                [
-                    (f"{one['name']}: {one['inferred_type_name']} = {one['default']}", one["help"])
-                    for one in inspect_notebook(str(ctx.obj)).values()
-                ],
-                col_max=34,
+            formatter.write_dl(main, col_max=34)
+        with formatter.section("Its settings (-p NAME=VALUE too)"):
+            formatter.write_dl(settings, col_max=34)
+
+
+def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The parameters of a notebook's cell, and its settings: name and default, and the comment."""
+    cells = json.loads(notebook.read_text())["cells"]
+    source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
+    text = "".join(source["source"])
+    return (
+        re.findall(r"^(?!settings)(\w+: .*?)  # (.*)$", text, re.MULTILINE),
+        [
+            (f"{name}: {type(ast.literal_eval(default)).__name__} = {default}", comment)
+            for name, default, comment in re.findall(
+                r'^    "(\w+)": (.*?),  # (.*)$', text, re.MULTILINE
             )
+        ],
+    )
 
 
 def _notebook(name: str) -> Path | None:

@@ -187,7 +187,7 @@ def _spec(
     if functions:
         return Spec(names, Path.cwd(), functions=functions, setup=setup, **rest)
     if files:
-        experiment, *values = read_job(Path(names[0]), Path(names[1]), notebooks, overrides)
+        experiment, *values = read_job(ALL, Path(names[0]), Path(names[1]), notebooks, overrides)
         titles = (Path(names[0]).name, Path(names[1]).name)
         return Spec((".", "."), checkout(), [(experiment, *values)], titles=titles, **rest)
     jobs = [

@@ -29,7 +29,7 @@ class Job:
     Attributes:
         name: Of the notebook and of its experiment.
         load: Returns the experiment's module.
-        values: The parameters to inject, as given.
+        values: The parameters to inject, as given, each by its own name.
         params: The same, checked and complete.
     """
 
@@ -129,7 +129,8 @@ def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
     Raises:
         BadInput: The parameters are not valid.
     """
-    return Job(name, load, values, load().Params(**values))
+    params = load().Params
+    return Job(name, load, params.flat(values), params(**values))
 
 
 def _make_jobs(
@@ -144,8 +145,9 @@ def _make_jobs(
     given = {name: value for name, value in scheduling.items() if value}
     for name, file in files:
         suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
-        values = read_yaml(file) | {"suite": suite} | dict(overrides) | given
+        flat = experiments[name]().Params.flat
         try:
+            values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
             jobs.append(make_job(name, experiments[name], values))
         except BadInput as error:
             complaints += error.lines
@@ -188,11 +190,16 @@ def on_any_gpu(job: Job) -> bool:
 
 
 def read_job(
-    a: Path, b: Path, names: Sequence[str], overrides: Mapping[str, Any]
+    experiments: Experiments,
+    a: Path,
+    b: Path,
+    names: Sequence[str],
+    overrides: Mapping[str, Any],
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Read two params files of one notebook.
 
     Args:
+        experiments: Notebook → what loads its experiment.
         a: The file for A.
         b: The file for B.
         names: The notebook, if the files' names do not say it.
@@ -211,5 +218,6 @@ def read_job(
             f"params: whose are {a} and {b}? name the notebook after them, "
             f"one of {', '.join(known)}"
         )
-    values = [read_yaml(file) | dict(overrides) for file in (a, b)]
-    return named.pop(), values[0], values[1]
+    name = named.pop()
+    flat = experiments[name]().Params.flat
+    return name, *(flat(read_yaml(file)) | flat(overrides) for file in (a, b))

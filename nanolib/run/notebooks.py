@@ -239,7 +239,7 @@ def _run_papermill(
         (command.logs / f"{job.title}.log").open("w", encoding="utf-8") as log,
     ):
         parameters, target = Path(folder, "params.yml"), Path(folder, f"{job.title}.ipynb")
-        parameters.write_text(yaml.safe_dump(dict(job.values)), encoding="utf-8")
+        parameters.write_text(yaml.safe_dump(job.params.nested(job.values)), encoding="utf-8")
         # papermill fills parameters into what is in braces
         paths = [str(path).replace("{", "{{").replace("}", "}}") for path in (job.notebook, target)]
         variables = {

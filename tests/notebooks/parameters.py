@@ -17,19 +17,25 @@ from nanolib.report.section import Section
 
 
 def cell_of(params: type) -> str:
-    """A line per parameter, the notebook's own first: type, default and, as a comment, what the class says of it."""
+    """The parameters that people change, a line each: type, default and, as a comment, what the class says of it.
+
+    The others are in `settings`. `papermill --help-notebook` reads the cell line by line and takes what has an equals
+    sign as a parameter, so no comment within `settings` has one.
+    """
     said: dict[str, str] = {}
     for base in reversed(params.__mro__):
         said |= _attributes(base.__doc__ or "")
     own = [name for name in params.__annotations__ if name in params.model_fields]
-    lines = []
+    texts = {}
     for name in dict.fromkeys([*own, *params.model_fields]):
         field = params.model_fields[name]
         default = json.loads(json.dumps(field.get_default(call_default_factory=True)))
-        lines.append(
-            f"{name}: {type(default).__name__} = {_literal(default)}  # {said[name]}{_choices(field.annotation, said[name])}"
-        )
-    return "\n".join(lines)
+        comment = f"{said[name]}{_choices(field.annotation, said[name])}"
+        texts[name] = (type(default).__name__, _literal(default), comment)
+    lines = ["{}: {} = {}  # {}".format(name, *texts.pop(name)) for name in params.MAIN]
+    settings = [f'    "{name}": {value},  # {text}' for name, (_, value, text) in texts.items()]
+    own_name = "each is accepted by its own name too; what you leave out keeps its default"
+    return "\n".join([*lines, "settings: dict = {", *settings, f"}}  # {own_name}"])
 
 
 def _attributes(docstring: str) -> dict[str, str]:

@@ -48,6 +48,22 @@ class Params(shared.Params):
     """
 
     NAME: ClassVar[str] = "attention"
+    MAIN: ClassVar = (
+        "seq_lens",
+        "batch_sizes",
+        "attention_types",
+        "dtypes",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "causal",
+        "backward",
+        "quality_patterns",
+        "quality_sparsities",
+        "device",
+        "budget_s",
+        "label",
+    )
 
     seq_lens: list[Length] = pydantic.Field([128, 256], min_length=1, max_length=64)
     batch_sizes: list[Batch] = pydantic.Field([1], min_length=1, max_length=64)

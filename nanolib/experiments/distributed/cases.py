@@ -53,6 +53,22 @@ class Params(shared.Params):
     """
 
     NAME: ClassVar[str] = "distributed"
+    MAIN: ClassVar = (
+        "world_sizes",
+        "seq_lens",
+        "algorithms",
+        "prefill_seq_lens",
+        "prefill_algorithms",
+        "memory_seq_lens",
+        "batch_size",
+        "num_heads",
+        "num_kv_heads",
+        "head_dim",
+        "strategies",
+        "device",
+        "budget_s",
+        "label",
+    )
 
     world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field(
         [1, 2], min_length=1, max_length=64

@@ -56,6 +56,22 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "energy"
+    MAIN: ClassVar = (
+        "presets",
+        "model",
+        "model_options",
+        "overrides",
+        "seq_lens",
+        "batch_size",
+        "new_tokens",
+        "dtype",
+        "phases",
+        "window_s",
+        "power_trace",
+        "profiling",
+        "device",
+        "label",
+    )
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)

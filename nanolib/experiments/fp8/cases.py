@@ -53,6 +53,22 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "fp8"
+    MAIN: ClassVar = (
+        "presets",
+        "model",
+        "model_options",
+        "overrides",
+        "precisions",
+        "modes",
+        "seq_len",
+        "batch_size",
+        "parity_arms",
+        "parity_seeds",
+        "parity_steps",
+        "device",
+        "budget_s",
+        "label",
+    )
     LENGTHS: ClassVar[str] = "seq_len"
 
     presets: list[str] = pydantic.Field(["gpt_125M"])

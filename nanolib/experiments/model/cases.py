@@ -48,6 +48,22 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "model"
+    MAIN: ClassVar = (
+        "presets",
+        "model",
+        "model_options",
+        "seq_lens",
+        "batch_sizes",
+        "dtypes",
+        "attention_types",
+        "overrides",
+        "optimisations",
+        "train",
+        "new_tokens",
+        "device",
+        "budget_s",
+        "label",
+    )
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
     model: str = pydantic.Field("", max_length=500)

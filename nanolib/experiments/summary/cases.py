@@ -31,6 +31,10 @@ class Params(StrictModel):
     """
 
     NAME: ClassVar[str] = "summary"
+    MAIN: ClassVar = (
+        "runs",
+        "database",
+    )
 
     runs: list[Annotated[str, pydantic.Field(max_length=MOST_LABEL)]] = pydantic.Field(
         ["newest"], min_length=1, max_length=1000

@@ -51,6 +51,20 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "warmup"
+    MAIN: ClassVar = (
+        "preset",
+        "model",
+        "model_options",
+        "overrides",
+        "seq_len",
+        "batch_size",
+        "warmup_steps",
+        "steps",
+        "processes",
+        "directions",
+        "device",
+        "label",
+    )
     LENGTHS: ClassVar[str] = "seq_len"
 
     preset: str = "decoder_tiny"

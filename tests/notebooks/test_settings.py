@@ -1,0 +1,57 @@
+"""What a notebook's cell does not declare by itself is in `settings`, or is given by its own name."""
+
+import pytest
+
+from nanolib.experiments import ALL
+from nanolib.measurement import BadInput
+from nanolib.run.jobs import plan
+
+Params = ALL["model"]().Params
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"settings": {"seed": 3, "trace": True}},
+        {"settings": "{seed: 3, trace: true}"},  # as papermill's -p hands it over
+        {"settings": {"seed": 3}, "trace": "true"},
+        {"settings": {"seed": 3, "trace": False}, "trace": True},  # its own name wins
+        {"seed": 3, "trace": True},
+    ],
+)
+def test_a_setting_is_accepted_in_settings_and_by_its_own_name(values):
+    assert Params(**values) == Params.collect(values) == Params(seed=3, trace=True)
+    assert Params(label="mine").replace(**values) == Params(seed=3, trace=True, label="mine")
+    (job,) = plan(ALL, ["model"], values, {})
+    assert (job.params.seed, job.params.trace) == (3, True)
+    assert job.params.loss_steps == 20  # the params file's own settings stay
+    written = job.params.nested(job.values)
+    assert written["settings"]["seed"] == 3 and "seed" not in written
+    assert Params.collect(written) == job.params
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"settings": {"sead": 3}}, "model.sead: unknown name; did you mean seed?"),
+        (
+            {"settings": {"seed": -1}},
+            "model.seed: Input should be greater than or equal to 0, got -1",
+        ),
+        ({"settings": [3]}, "model.settings: must be a mapping, got [3]; write {name: value}"),
+        ({"settings": "{a"}, "model.settings: '{a' is not valid YAML"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(values, complaint):
+    for take in (lambda: Params(**values), lambda: Params.collect(values)):
+        with pytest.raises(BadInput) as error:
+            take()
+        (line,) = error.value.lines
+        assert line.startswith(complaint)
+
+
+def test_only_notebooks_have_settings():
+    from nanolib import NanoConfig
+
+    with pytest.raises(BadInput, match="settings: unknown name"):
+        NanoConfig(settings={})
