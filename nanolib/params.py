@@ -35,7 +35,7 @@ class StrictModel(pydantic.BaseModel):
     Attributes:
         NAME: What stands before a field's name in a complaint; an experiment's parameters are stored under theirs.
         MAIN: The fields that a notebook's parameters cell declares each by itself. The others are in its `settings`, a
-            mapping, and each is accepted by its own name too. Empty for a model that has no `settings`.
+            mapping, and each is accepted by its own name too. Empty for one whose cell declares all, without `settings`.
     """
 
     NAME: ClassVar[str] = ""
@@ -91,6 +91,8 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def nested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` as a notebook's cell declares them: what is not in `MAIN` is in `settings`."""
+        if not cls.MAIN:
+            return dict(values)
         settings = {name: value for name, value in values.items() if name not in cls.MAIN}
         return {name: values[name] for name in cls.MAIN if name in values} | {"settings": settings}
 

@@ -32,7 +32,9 @@ def cell_of(params: type) -> str:
         default = json.loads(json.dumps(field.get_default(call_default_factory=True)))
         comment = f"{said[name]}{_choices(field.annotation, said[name])}"
         texts[name] = (type(default).__name__, _literal(default), comment)
-    lines = ["{}: {} = {}  # {}".format(name, *texts.pop(name)) for name in params.MAIN]
+    lines = ["{}: {} = {}  # {}".format(name, *texts.pop(name)) for name in params.MAIN or [*texts]]
+    if not texts:
+        return "\n".join(lines)
     settings = [f'    "{name}": {value},  # {text}' for name, (_, value, text) in texts.items()]
     own_name = "each is accepted by its own name too; what you leave out keeps its default"
     return "\n".join([*lines, "settings: dict = {", *settings, f"}}  # {own_name}"])
