@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,8 +118,8 @@ def ab(
         budget,
         direction=METRICS[metric].direction,
         timeout_s=timeout,
-        pairs=metric in TIMED,
-        total_s=total,
+        timed=metric in TIMED,
+        total_s=total or math.inf,
     )
     result = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)
     if metric in TIMED:
@@ -127,7 +128,7 @@ def ab(
         with Store() as store:  # before a file that was named may refuse it
             store.add(to_run(result, spec, label))
     show_comparison(result.comparison, True, json_file, markdown_file)
-    if any(one.verdicts for one in result.compared):
+    if any(one.verdicts for one in result.results):
         echo("measured in turns, in fresh processes")
     elif metric not in TIMED:
         echo("each version ran once, in its own process")

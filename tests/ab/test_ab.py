@@ -195,17 +195,20 @@ def test_prints_and_threads_of_the_function_do_no_harm(repository, ab, tmp_path)
 
 
 BAD = [
-    (["base", "nowhere", "--call", "work:run"], "revision: 'nowhere' is no commit of repository"),
+    (
+        ["base", "nowhere", "--call", "work:run"],
+        "revision: 'nowhere' is not a commit of repository",
+    ),
     (
         ["--call", "work:run", "--", "base", "--upload-pack=x"],
-        "revision: '--upload-pack=x' is no commit",
+        "revision: '--upload-pack=x' is not a commit",
     ),
-    (["base", "broken", "--call", "work:run"], "broken: work:run cannot be imported (SyntaxError"),
-    (["base", ".", "--call", "work:walk"], "base: work:walk: work has no callable 'walk'"),
+    (["base", "broken", "--call", "work:run"], "work:run cannot be imported (SyntaxError"),
+    (["base", ".", "--call", "work:walk"], "): work:walk: work has no callable 'walk'"),
     (["base", ".", "--call", "json:dumps"], "outside this version"),
     (
         ["base", ".", "--call", "work"],
-        "--call: 'work' names no function; write package.module:function",
+        "--call: 'work' is not a function; write package.module:function",
     ),
     (
         ["base", ".", "--call", "work:run", "--metric", "speed"],

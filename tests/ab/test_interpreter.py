@@ -100,7 +100,7 @@ def _script(folder, name, text):
     [
         (
             ["--python", "nowhere/python", "--python", sys.executable],
-            "--python: 'nowhere/python' is no program",
+            "--python: 'nowhere/python' is not a program",
         ),
         (
             ["--python", "/bin/true", "--python", sys.executable],
@@ -108,7 +108,7 @@ def _script(folder, name, text):
         ),
         (
             ["--python", "OLD", "--python", sys.executable],
-            "is Python 3.8.1; give one of 3.11 or newer",
+            "is Python 3.8.1; give 3.11 or newer",
         ),
         (
             ["--python", sys.executable],
