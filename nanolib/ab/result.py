@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from nanolib.ab.pairs import Settings, TaskResult
 from nanolib.ab.spec import Spec
@@ -76,15 +75,18 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
 
 
 def _exact_lines(result: TaskResult, threshold: float) -> Iterator[Line]:
-    """Compare the rows that both versions made, in the form in which the store returns them."""
+    """Compare the deterministic metrics that both versions measured."""
     task = result.task
-    shared = {"experiment": task.experiment, "case_id": task.case_id, "factors": task.factors}
-    frames = [
-        pd.DataFrame([row | shared for row in rows if row["estimate"] is not None])
+    shared = {"experiment": task.experiment, "factors": task.factors}
+    of_a, of_b = (
+        {
+            (row["metric"], row["scope"], row["method"]): row | shared
+            for row in rows
+            if row["estimate"] is not None
+        }
         for rows in result.rows
-    ]
-    if not any(frame.empty for frame in frames):
-        yield from exact_lines(*frames, threshold)
+    )
+    yield from exact_lines(of_a, of_b, threshold)
 
 
 def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import case_name, format_number, with_unit
+from nanolib.measurement import format_number, with_unit
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict
 
 CHANGED, MISSING, FAILED, NEW = "changed", "missing", "failed", "new"
@@ -148,8 +148,3 @@ class Comparison:
         names = ("regressed", "same_machine", "threshold", "noise", "differ", "missing", "counts")
         shared = {name: getattr(self, name) for name in names}
         return shared | {"lines": [line.to_dict() for line in self.lines]}
-
-
-def named(row: pd.Series) -> tuple[str, str, str]:
-    """A row's experiment, its case for people, and its metric with the scope."""
-    return row["experiment"], case_name(row["factors"]), f"{row['metric']} {row['scope']}".strip()

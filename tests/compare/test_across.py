@@ -1,4 +1,4 @@
-"""Somebody else's results against one's own: times scaled by the peaks of both machines, figures that must be equal as they are."""
+"""Results of another machine: times scaled by the peak rates of both, and metrics that must be equal as they are."""
 
 import pytest
 from click.testing import CliRunner
@@ -29,9 +29,9 @@ def _stored(path, machine, factor, predicted, flops=100.0):
         (
             8.0,
             100.0,
-            ["scaled by the peaks of both machines: 1 ", "24 equivalent"],
+            ["scaled by the peak rates of both machines: 1 ", "24 equivalent"],
         ),  # twice as slow, as its peaks say
-        (4.0, 100.0, ["scaled by the peaks of both machines: 2.0", "8 regressed"]),
+        (4.0, 100.0, ["scaled by the peak rates of both machines: 2.0", "8 regressed"]),
         (8.0, 101.0, ["8 changed", "deterministic metric changed"]),
         (
             None,
