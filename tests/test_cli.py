@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.cli.command import EXIT_CLOSED
+from nanolib.cli.common import EXIT_CLOSED
 from nanolib.config import ATTENTION_PATTERNS, PRESETS
 from nanolib.experiments import ALL
 from nanolib.measurement import Measurement
@@ -91,7 +91,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     dry = nano(
         "run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "attention_types=[dense]"
     ).output
-    assert "How long a notebook takes is known after its first run here" in dry
+    assert "nanolib knows how long a notebook takes after its first run" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:
@@ -149,8 +149,8 @@ def test_merge_takes_in_another_database(nano, tmp_path):
 
     with Store(tmp_path / "other.sqlite") as other:
         other.add(make_run())
-    assert "1 run(s) came in" in nano("merge", str(tmp_path / "other.sqlite")).output
-    assert "0 run(s) came in" in nano("merge", str(tmp_path / "other.sqlite")).output
+    assert "imported 1 run(s)" in nano("merge", str(tmp_path / "other.sqlite")).output
+    assert "imported 0 run(s)" in nano("merge", str(tmp_path / "other.sqlite")).output
     assert nano("export", str(tmp_path / "x.json")).exit_code == 0
     assert len(json.loads((tmp_path / "x.json").read_text())["measurements"]) == 2
 

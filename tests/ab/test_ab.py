@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from nanolib.ab.schedule import MIN_PAIRS, block_calls
 from nanolib.ab.worktree import checked_out
 from nanolib.cli import main
-from nanolib.cli.side_by_side import _agree
+from nanolib.cli.ab import _agree
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
 from nanolib.store import Store
 

@@ -8,7 +8,7 @@ import pytest
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.result import lines_of
 from nanolib.ab.schedule import _judge
-from nanolib.cli.comparing import show_comparison
+from nanolib.cli.compare import show_comparison
 from nanolib.compare.findings import Comparison
 from nanolib.stats.compare import paired_levels
 

@@ -148,12 +148,12 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
     )
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
     assert (
-        "0 of 1 latency figures changed" in ended.output
+        "0 of 1 latency levels changed" in ended.output
         and "1 stuck out in the last run or two" in ended.output
     )
     assert "in 1 run so far" in ended.output and ended.exit_code == 0
     assert ended.output.splitlines()[-2:] == [
-        "both revisions of each latest step side by side:",
+        "to measure both revisions of a step in turns:",
         "  nano ab rev6 rev7 attention",
     ]
 
