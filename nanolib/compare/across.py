@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.compare.findings import Line
-from nanolib.measurement import format_with_interval
+from nanolib.numbers import format_with_interval
 from nanolib.stats.intervals import TooFewSamples, median_interval
 
 _KEY = ["experiment", "case_id", "scope", "method"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import format_number, with_unit
+from nanolib.measurement import METRICS
+from nanolib.numbers import format_number
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict
 
 CHANGED, MISSING, FAILED, NEW = "changed", "missing", "failed", "new"
@@ -148,3 +149,9 @@ class Comparison:
         names = ("regressed", "same_machine", "threshold", "noise", "differ", "missing", "counts")
         shared = {name: getattr(self, name) for name in names}
         return shared | {"lines": [line.to_dict() for line in self.lines]}
+
+
+def with_unit(figure: str) -> str:
+    """Return a metric, with its scope or without, and its unit if it has one: `latency forward, ms`."""
+    metric = METRICS.get(figure.partition(" ")[0])
+    return figure if metric is None or metric.unit == "1" else f"{figure}, {metric.unit}"

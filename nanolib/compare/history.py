@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from nanolib.compare.findings import Comparison
+from nanolib.compare.findings import Comparison, with_unit
 from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import RECENT_RUNS, repeats
-from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
+from nanolib.measurement import METRICS, BadInput, Direction, case_name
+from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
