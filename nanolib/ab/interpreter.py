@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -40,15 +38,6 @@ class Interpreter:
 
     python: str
     packages: Mapping[str, str]
-
-    def lacks(self, package: str) -> list[str]:
-        """List what a package needs, by its metadata here, and this environment does not have."""
-        try:
-            needs = importlib.metadata.requires(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            return []
-        names = [re.split(r"[^\w.-]", need)[0].lower() for need in needs if "extra ==" not in need]
-        return [name for name in names if name.replace("_", "-") not in self.packages]
 
 
 def inspect_interpreter(python: str) -> Interpreter:

@@ -65,10 +65,6 @@ def compare_versions(
     results = [TaskResult(task) for task in tasks]
     with Processes(versions, settings.timeout_s, fork=fork, bound=on_cores, log=log) as sides:
         _run_tasks(sides, results, settings)
-    for result in results:
-        blocks = [f"{scope or 'call'} {pairs}" for scope, pairs in result.blocks.items()]
-        known = "; ".join(filter(None, [result.failures, *blocks])) or "nothing to time"
-        log(f"{result.task.experiment} {result.task.case}: {known}")
     _judge(results, settings)
     return results
 

@@ -50,11 +50,6 @@ class Spec:
             raise BadInput(
                 f"--metric: {self.metric!r} cannot be compared; use one of {', '.join(allowed)}"
             )
-        for interpreter in self.interpreters or ():
-            if self.jobs and (missing := interpreter.lacks("nanolib")):
-                raise BadInput(
-                    f"{interpreter.python}: {', '.join(missing)} missing; install what nanolib needs there"
-                )
         for name in (*self.functions, *filter(None, [self.setup])):
             module, _, function = name.partition(":")
             if not (module and function):

@@ -154,7 +154,7 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any
     try:
         module = importlib.import_module(f"nanolib.experiments.{request['experiment']}.cases")
     except ImportError as error:
-        raise Refused(f"has no experiment {request['experiment']!r} ({_one_line(error)})") from None
+        raise Refused(f"cannot import {request['experiment']} ({_one_line(error)})") from None
     _check_ours(module, root)
     try:
         params = module.Params(**request["params"])

@@ -87,12 +87,6 @@ def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano)
     assert "only one sample; no verdict" in said and "budget_s" not in said
 
 
-def test_memory_is_counted_and_no_noise_moves_it(nano):
-    cases = {"a": _case(3, memory=16.0)}
-    ended = nano(_pair(disturbed=["a load of 9"], **cases), "base0001", "curr0001")
-    assert ended.exit_code == 1 and "peak_memory" in ended.output
-
-
 def test_sides_without_a_common_case_are_refused_in_one_line(nano):
     runs = [*_pair(earlier=0), ("modl0001", {"c": _case(5)}, "model", [])]
     ended = nano(runs, "base0001", "modl0001")

@@ -58,19 +58,12 @@ def _finding(comparison, metric):
     return next(line.finding for line in comparison.lines if line.metric.startswith(metric))
 
 
-def test_another_machine_is_never_a_gate(found):
-    comparison = found({"a": _case(1)}, {"a": _case(3, level=20)}, machines=("m1", "m2"))
-    assert _finding(comparison, "latency") == "regressed" and not comparison.regressed
-
-
 @pytest.mark.parametrize(
     ("memory", "finding"),
     [
         (1073.0, "regressed"),
         (1072.0, "changed"),  # at the threshold
-        (1024.1, "changed"),
         (1024.0, "equivalent"),
-        (976.0, "changed"),
         (975.0, "improved"),
     ],
 )

@@ -151,16 +151,9 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
     ],
 )
 def test_a_name_stands_for_runs_in_a_fixed_order(store, name, found):
-    rest = {
-        "a": {"launch": "one"},
-        "b": {"launch": "one", "experiment": "model"},
-        "c": {"label": "night"},
-    }
-    rest |= {
-        "d": {"suite": "quick"},
-        "e": {"label": "'; DROP TABLE runs; --"},
-        "f": {"experiment": "model"},
-    }
+    rest = {"a": {"launch": "one"}, "b": {"launch": "one", "experiment": "model"}}
+    rest |= {"c": {"label": "night"}, "d": {"suite": "quick"}}
+    rest |= {"e": {"label": "'; DROP TABLE runs; --"}, "f": {"experiment": "model"}}
     for letter, run in rest.items():
         store.add(make_run(f"{letter * 4}0001", **run))
     if found is None:
