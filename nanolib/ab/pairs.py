@@ -134,18 +134,12 @@ class TaskResult:
     @property
     def failures(self) -> str:
         """Why versions failed; empty if both completed without errors."""
-        return self._messages(failed=True)
+        sides = zip("AB", self.endings, strict=True)
+        failed = [(side, *ending) for side, ending in sides if ending[0] != Status.OK]
+        return "; ".join(f"{side}: {status}: {message}" for side, status, message in failed)
 
     @property
     def notes(self) -> str:
         """Messages of versions that completed without errors."""
-        return self._messages(failed=False)
-
-    def _messages(self, *, failed: bool) -> str:
-        chosen = []
-        for side, (status, message) in zip("AB", self.endings, strict=True):
-            if failed and status != Status.OK:
-                chosen.append(f"{side}: {status}: {message}")
-            elif message and not failed and status == Status.OK:
-                chosen.append(f"{side}: {message}")
-        return "; ".join(chosen)
+        sides = zip("AB", self.endings, strict=True)
+        return "; ".join(f"{side}: {message}" for side, (_, message) in sides if message)
