@@ -80,7 +80,7 @@ class NanoConfig(StrictModel):
     tie_embeddings: bool = True
     attention_type: str = "dense"
     attention_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    dtype: Literal[DTYPES] = "float32"
 
     @pydantic.field_validator("attention_type")
     @classmethod
@@ -155,60 +155,40 @@ class NanoConfig(StrictModel):
         return cls(**PRESETS[name] | changes)
 
 
-def _decoder(
-    d_model: int, layers: int, heads: int, context: int, sparse: tuple[int, int, int]
+def _preset(
+    d_model: int, num_layers: int, num_heads: int, context: int, vocab_size: int, **more: Any
 ) -> dict[str, Any]:
-    # The sparse sizes are the window, the global and the random keys that `dca` and `bigbird` take from a preset;
-    # `window` and `local_global` use the first two.
-    window, global_tokens, random_tokens = sparse
-    options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
     return {
         "d_model": d_model,
-        "num_layers": layers,
-        "num_heads": heads,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
         "context_length": context,
-        "vocab_size": 50257,
-        "tie_embeddings": True,
-        "attention_options": options,
+        "vocab_size": vocab_size,
+        **more,
     }
 
 
-def _untied(d_model: int, d_ff: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "d_model": d_model,
-        "d_ff": d_ff,
-        "num_layers": layers,
-        "num_heads": heads,
-        "context_length": 512,
-        "vocab_size": 10000,
-        "tie_embeddings": False,
-    }
+def _sparse(window: int, global_tokens: int, random_tokens: int) -> dict[str, Any]:
+    """Return the keys that `dca` and `bigbird` take from a preset; `window` and `local_global` use the first two."""
+    options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
+    return {"attention_options": options}
 
 
-def _gpt(d_model: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "d_model": d_model,
-        "num_layers": layers,
-        "num_heads": heads,
-        "context_length": 2048,
-        "vocab_size": 50304,
-        "mlp": "gelu",
-        "tie_embeddings": True,
-    }
-
+_UNTIED = {"tie_embeddings": False}
+_GELU = {"mlp": "gelu"}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "decoder_tiny": _decoder(512, 6, 8, 1024, (256, 32, 16)),
-    "decoder_small": _decoder(768, 12, 12, 2048, (512, 64, 32)),
-    "decoder_medium": _decoder(1024, 24, 16, 4096, (1024, 128, 64)),
+    "decoder_tiny": _preset(512, 6, 8, 1024, 50257, **_sparse(256, 32, 16)),
+    "decoder_small": _preset(768, 12, 12, 2048, 50257, **_sparse(512, 64, 32)),
+    "decoder_medium": _preset(1024, 24, 16, 4096, 50257, **_sparse(1024, 128, 64)),
     # The next five are the sizes of assignment 2 of Stanford's CS336 in 2025; its later handout gives the name `xl` to 2.7B's size.
-    "small": _untied(768, 3072, 12, 12),
-    "medium": _untied(1024, 4096, 24, 16),
-    "large": _untied(1280, 5120, 36, 20),
-    "xl": _untied(1600, 6400, 48, 25),
-    "2.7B": _untied(2560, 10240, 32, 32),
-    "gpt_125M": _gpt(768, 12, 12),
-    "gpt_350M": _gpt(1024, 24, 16),
-    "gpt_1.3B": _gpt(2048, 24, 16),
-    "gpt_6.7B": _gpt(4096, 32, 32),
+    "small": _preset(768, 12, 12, 512, 10000, d_ff=3072, **_UNTIED),
+    "medium": _preset(1024, 24, 16, 512, 10000, d_ff=4096, **_UNTIED),
+    "large": _preset(1280, 36, 20, 512, 10000, d_ff=5120, **_UNTIED),
+    "xl": _preset(1600, 48, 25, 512, 10000, d_ff=6400, **_UNTIED),
+    "2.7B": _preset(2560, 32, 32, 512, 10000, d_ff=10240, **_UNTIED),
+    "gpt_125M": _preset(768, 12, 12, 2048, 50304, **_GELU),
+    "gpt_350M": _preset(1024, 24, 16, 2048, 50304, **_GELU),
+    "gpt_1.3B": _preset(2048, 24, 16, 2048, 50304, **_GELU),
+    "gpt_6.7B": _preset(4096, 32, 32, 2048, 50304, **_GELU),
 }

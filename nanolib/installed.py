@@ -10,9 +10,7 @@ from importlib.util import find_spec
 EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"
 # package, as it is imported → what needs it
 NEEDED_BY = {
-    **dict.fromkeys(
-        ("torch", "numpy", "pandas", "scipy", "statsmodels", "ruptures", "pydantic"), EVERYTHING
-    ),
+    **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "ruptures", "pydantic"), EVERYTHING),
     **dict.fromkeys(("yaml", "psutil", "filelock", "tqdm", "click"), EVERYTHING),
     **dict.fromkeys(
         ("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS

@@ -1,21 +1,19 @@
-"""The vocabulary: every metric, status, flag and provenance, and the row that everything exchanges.
-
-The database schema, the charts, the verdicts and the tests derive from what is declared here, so that a word means the
-same thing everywhere. Standard library only: anything may import this module and pay nothing.
-"""
+"""The vocabulary: every metric, status, flag and provenance, and the row that everything exchanges."""
 
 from __future__ import annotations
 
+import difflib
 import enum
-import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
+
+from nanolib.numbers import format_with_interval
 
 
 class Direction(enum.StrEnum):
-    """Which way a metric is better; `EQUAL` marks a deterministic one that must not change at all."""
+    """Which way a metric is better; a deterministic one must stay `EQUAL`."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -35,11 +33,7 @@ class Status(enum.StrEnum):
 
 
 class Held(enum.StrEnum):
-    """What bytes at a peak are held as, in the order of charts and tables.
-
-    `GATHERED` is FSDP's: the weights of the block that computes, of the next, and of what lies in no block. `UNATTRIBUTED` is a
-    peak, where or as far as nobody knows what fills it.
-    """
+    """What memory is used for, in the order of charts and tables; `GATHERED` is what FSDP gathers."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -52,14 +46,12 @@ class Held(enum.StrEnum):
     UNATTRIBUTED = "unattributed"
 
 
-RUN_ID = re.compile(
-    "-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12))
-)  # a UUID; people see its first part
+RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
 MOST_LABEL = 200  # characters of what people call a run
 
 
 class RunStatus(enum.StrEnum):
-    """Where a run stands. `DONE` is written last, so it alone means that everything is there."""
+    """How far a run is. `DONE` is written last, so only `DONE` means that everything is stored."""
 
     RUNNING = "running"
     DONE = "done"
@@ -78,64 +70,50 @@ class Provenance(enum.StrEnum):
 
 
 class Flag(enum.StrEnum):
-    """A label that a reader should see beside the number; it never changes the number."""
+    """A label that a reader should see next to the number, with its explanation; it never changes the number."""
 
-    OUTLIERS_MILD = "outliers_mild"
-    OUTLIERS_SEVERE = "outliers_severe"
-    NO_STEADY_STATE = "no_steady_state"
-    SLOWDOWN = "slowdown"
-    AUTOCORRELATED = "autocorrelated"
-    FEW_BLOCKS = "few_blocks"
-    CACHED_RESULT = "cached_result"
-    THROTTLED = "throttled"
-    LAUNCH_BOUND = "launch_bound"
-    OVERSUBSCRIBED = "oversubscribed"
-    BUSY_MACHINE = "busy_machine"
-    SEQUENTIAL = "sequential"
-    OUTLIERS_REMOVED = "outliers_removed"
-    NOT_SPARSE = "not_sparse"
+    def __new__(cls, name: str, text: str) -> Flag:
+        """Make a flag that `text` explains."""
+        flag = str.__new__(cls, name)
+        flag._value_, flag.text = name, text
+        return flag
 
-
-FLAG_TEXT: dict[Flag, str] = {
-    Flag.OUTLIERS_MILD: "some blocks lie beyond 1.5 IQR; they are kept",
-    Flag.OUTLIERS_SEVERE: "some blocks lie beyond 3 IQR; they are kept",
-    Flag.NO_STEADY_STATE: "the timing kept changing; draw no verdict, measure longer or on a quieter machine",
-    Flag.SLOWDOWN: "it got slower while it ran; look for throttling or a growing cache",
-    Flag.AUTOCORRELATED: "neighbouring blocks resemble each other, so the interval is too narrow; use longer blocks",
-    Flag.FEW_BLOCKS: "fewer than 6 blocks fitted the time budget, too few for a 95 % interval; raise budget_s",
-    Flag.CACHED_RESULT: "later calls returned the first call's result; time a function that computes it in each call",
-    Flag.THROTTLED: "the device lowered its clock while it ran, or a CPU quota held the process back",
-    Flag.LAUNCH_BOUND: "launching takes the host as long as the device takes to compute; a CUDA graph or compiling would help",
-    Flag.OVERSUBSCRIBED: "more ranks than cores or devices; no speed claim rests on this row",
-    Flag.BUSY_MACHINE: "other processes used the machine meanwhile; repeat it when the machine is quiet",
-    Flag.SEQUENTIAL: "timed by itself, since its group does not fit into memory; a ratio to others holds what the machine did",
-    Flag.NOT_SPARSE: "its mask removes nothing at this length, so it is dense; smaller tiles (block_size) help",
-    Flag.OUTLIERS_REMOVED: "outliers were removed on request; the interval is not valid",
-}
+    OUTLIERS_MILD = "outliers_mild", "some blocks are beyond 1.5 IQR; they are kept"
+    OUTLIERS_SEVERE = "outliers_severe", "some blocks are beyond 3 IQR; they are kept"
+    NO_STEADY_STATE = "no_steady_state", "the timing kept changing, so no verdict; measure longer"
+    SLOWDOWN = "slowdown", "it got slower while it ran; look for throttling or a growing cache"
+    AUTOCORRELATED = "autocorrelated", "the interval is too narrow; use longer blocks"
+    FEW_BLOCKS = "few_blocks", "too few blocks for a 95 % interval; raise budget_s"
+    CACHED_RESULT = (
+        "cached_result",
+        "later calls returned the first result; compute it in each call",
+    )
+    THROTTLED = "throttled", "the device lowered its clock, or a CPU quota held the process back"
+    LAUNCH_BOUND = (
+        "launch_bound",
+        "launches take as long as the device; compile, or use a CUDA graph",
+    )
+    OVERSUBSCRIBED = "oversubscribed", "more ranks than cores or devices; the speed is not valid"
+    BUSY_MACHINE = "busy_machine", "other processes used the machine; repeat it on a quiet machine"
+    SEQUENTIAL = "sequential", "its group does not fit in memory; ratios include machine drift"
+    OUTLIERS_REMOVED = "outliers_removed", "outliers were removed; the interval is not valid"
+    NOT_SPARSE = "not_sparse", "its mask removes nothing; try smaller tiles (block_size)"
 
 
+FLAG_TEXT = {flag: flag.text for flag in Flag}
 OVER = " over "  # in the scope of a speed-up, between what was timed and its baseline
-LEARNING_STEPS = (
-    200  # of training: runs that are shorter show that it runs, and nothing of what it would learn
-)
+LEARNING_STEPS = 200  # of training: a shorter run shows only that it runs
 SMOKE_TEST = f"a smoke test: nothing is said of runs under {LEARNING_STEPS} steps"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One thing that can be measured.
+    """One thing that can be measured."""
 
-    Attributes:
-        name: The name in the database.
-        unit: The unit of `estimate`, `low`, `high`, `samples` and `predicted`.
-        direction: Which way is better.
-        title: How a chart's axis names it, without the unit.
-    """
-
-    name: str
-    unit: str
-    direction: Direction
-    title: str
+    name: str  # in the database
+    unit: str  # of `estimate`, `low`, `high`, `samples` and `predicted`
+    direction: Direction  # which way is better
+    title: str  # of a chart's axis, without the unit
 
     @property
     def is_timed(self) -> bool:
@@ -143,12 +121,9 @@ class Metric:
         return self.unit in _TIMED_UNITS or self.name in _TIMED
 
 
-_TIMED_UNITS = frozenset({"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"})
-_TIMED = frozenset(
-    {"ceiling_share", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
-)
-_LOWER, _HIGHER, _EQUAL = Direction.LOWER, Direction.HIGHER, Direction.EQUAL
-
+_TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
+_TIMED = {"ceiling_share", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
+_LOWER, _HIGHER, _EQUAL = Direction
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -200,23 +175,19 @@ METRICS: dict[str, Metric] = {
 
 
 class BadInput(ValueError):
-    """Input that cannot be used; each line names a field, its value and the remedy.
-
-    Args:
-        lines: One complaint per line.
-    """
+    """Input that cannot be used; each line names a field, its value and what would be right."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = tuple(" ".join(line.split()) for line in lines)
         super().__init__("\n".join(self.lines))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in a notebook instead of a traceback."""
+        """Return what a notebook shows instead of a traceback."""
         return [f"BadInput: {line}" for line in self.lines]
 
 
 class Unsupported(RuntimeError):
-    """This machine or this build cannot run the case; the message says why and what would."""
+    """This machine or build cannot run the case; the message says why, and what would be needed."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +209,7 @@ class Measurement:
         status: How it ended.
         message: Why, in one line.
         flags: What a reader should know before believing it.
-        details: What the metric alone needs (mean, percentiles, stop reason, ...); JSON types only.
+        details: What only this metric needs (mean, percentiles, stop reason, ...); JSON types.
     """
 
     metric: str
@@ -259,153 +230,71 @@ class Measurement:
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise BadInput(
-                f"metric: {self.metric!r} is not declared; use one of {', '.join(sorted(METRICS))}"
-            )
+            known = ", ".join(sorted(METRICS))
+            raise BadInput(f"metric: {self.metric!r} is not declared; use one of {known}")
 
     @property
     def unit(self) -> str:
         """The unit of the number."""
         return METRICS[self.metric].unit
 
-    @property
-    def half_width(self) -> float | None:
-        """Half the interval's width as a share of the estimate; None without an interval."""
-        if self.estimate is None or self.low is None or self.high is None or not self.estimate:
-            return None
-        return (self.high - self.low) / 2 / abs(self.estimate)
-
     def __str__(self) -> str:
         """The number with its interval, in as many digits as the interval supports."""
-        name = " ".join(part for part in (self.metric, self.scope) if part)
+        name, low = f"{self.metric} {self.scope}".strip(), self.low
         if self.estimate is None:
             return f"{name}: {self.status} {self.message}".rstrip()
-        value = format_number(self.estimate, self.low, self.high)
-        interval = ""
-        if self.low is not None and self.high is not None and self.low != self.high:
-            bounds = " … ".join(
-                format_number(end, self.low, self.high) for end in (self.low, self.high)
-            )
-            interval = f" [{bounds}]"
-        unit = "" if self.unit == "1" else f" {self.unit}"
-        notes = "".join(f"; {FLAG_TEXT[Flag(flag)]}" for flag in self.flags)
-        return f"{name}: {value}{unit}{interval} (n={self.n}, {self.method}){notes}"
+        number = format_with_interval(self.estimate, None if low == self.high else low, self.high)
+        value, *interval = number.split(" ", 1)
+        words = [value, *([] if self.unit == "1" else [self.unit]), *interval]
+        notes = "".join(f"; {FLAG_TEXT[flag]}" for flag in self.flags)
+        return f"{name}: {' '.join(words)} (n={self.n}, {self.method}){notes}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as JSON types; `from_dict` is its inverse."""
-        row = {f.name: getattr(self, f.name) for f in fields(self)}
-        return row | {
-            "samples": list(self.samples),
-            "flags": list(self.flags),
-            "details": dict(self.details),
-        }
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Measurement:
-        """The row that `to_dict` wrote."""
-        return cls(
-            **dict(row)
-            | {
-                "samples": tuple(row["samples"]),
-                "flags": tuple(Flag(flag) for flag in row["flags"]),
-                "status": Status(row["status"]),
-                "provenance": Provenance(row["provenance"]),
-            }
-        )
+        """Return the row as JSON types."""
+        lists = {"samples": list(self.samples), "flags": list(self.flags)}
+        return vars(self) | lists | {"details": dict(self.details)}
 
 
 def exact(
     metric: str, value: float, *, scope: str = "", method: str = "formula", **rest: Any
 ) -> Measurement:
-    """A measurement of something deterministic: its interval is the value itself."""
+    """Return a measurement of something deterministic: its interval is the value itself."""
     rest = {"confidence": 1.0, "n": 1, "low": value, "high": value} | rest
     return Measurement(metric, value, scope=scope, method=method, **rest)
 
 
 def printable(text: str) -> str:
-    """The text with escapes, as `repr` writes them, for what acts on a terminal or hides: control, direction, line ends."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    )
+    """Return the text with escapes, as in `repr`, for characters that act on a terminal or are invisible."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
-    """A question that names the known word nearest to one that is not known; `otherwise` where none is near."""
-    import difflib  # for mistakes alone
-
+    """Ask whether the nearest known word was meant; `otherwise` if no word is near."""
     near = difflib.get_close_matches(str(word), [*known], 1)
     return f"did you mean {near[0]}?" if near else otherwise
 
 
 def shown(value: Any) -> str:
-    """The value as complaints show it: on one line, its middle left out where it is long."""
+    """Return the value on one line, for an error message; a long one is shortened in the middle."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no number of more than 4,300 digits
         return "a number of thousands of digits"
-    return (
-        text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
-    )  # of a path the end tells most
+    return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 
-def with_unit(figure: str) -> str:
-    """A metric, with its scope or without, and its unit where it has one: `latency forward, ms`."""
-    metric = METRICS.get(figure.partition(" ")[0])
-    return figure if metric is None or metric.unit == "1" else f"{figure}, {metric.unit}"
-
-
-def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
-    """`value` in as many digits as the width of its interval supports (3 to 6 significant ones).
-
-    Args:
-        value: The number.
-        low: Lower end of its interval, if it has one.
-        high: Upper end.
-    """
-    if not math.isfinite(value):
-        return str(value)
-    if float(value).is_integer() and (low is None or low == high):
-        return f"{int(value):,}" if abs(value) < 1e15 else f"{value:.4g}"
-    digits = 4
-    if low is not None and high is not None and high > low and value:
-        digits = min(6, max(3, 1 + math.ceil(math.log10(abs(value) / (high - low)))))
-    if 1e-3 <= abs(value) < 1e6:
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:,.{decimals}f}"
-    return f"{value:.{digits - 1}e}" if value else "0"
-
-
-def scaled(value: float, unit: str) -> str:
-    """A rate or a size in the prefix that leaves one to three digits before the point.
-
-    Example:
-        >>> scaled(2.04e11, "FLOP/s"), scaled(999.0, "B/s")
-        ('204 GFLOP/s', '999 B/s')
-    """
-    power = min(5, max(0, math.floor(math.log10(abs(value)) / 3))) if value else 0
-    return f"{value / 1000**power:.3g} {' kMGTP'[power].strip()}{unit}"
-
-
-def format_with_interval(value: float, low: float | None, high: float | None) -> str:
-    """`12.3 [12.1 … 12.5]`; the value alone where an end is missing (None or NaN)."""
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
-        return format_number(value)
-    ends = " … ".join(format_number(end, low, high) for end in (low, high))
-    return f"{format_number(value, low, high)} [{ends}]"
+# The factors by which people tell cases apart, in their order.
+_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "form", "memory_form")
+_NAMING += ("precision", "arm", "variant")
+_SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 
 
 def case_name(factors: Mapping[str, Any]) -> str:
-    """The factors by which people tell cases apart, in the order in which they think of them."""
-    kinds = (
-        "name", "ceiling", "mode", "phase", "look", "direction", "form", "memory_form",
-        "precision", "arm", "variant",
-    )  # fmt: skip
-    named = [str(factors[name]) for name in kinds if name in factors]
+    """Return the name of a case."""
+    named = [str(factors[name]) for name in _NAMING if name in factors]
     if {"m", "k", "n"} <= factors.keys():
         named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")
     if factors.get("compiled"):
         named.append("compiled")
-    sized = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
-    return " ".join(named + [f"{name}={factors[name]}" for name in sized if name in factors])
+    sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]
+    return " ".join(named + sizes)

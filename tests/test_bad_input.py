@@ -151,7 +151,7 @@ WITHOUT_DATABASE = [
     ("report", "does not exist"),
     ("export HERE/x.json", "does not exist"),
     ("history", "does not exist"),
-    ("clean", "none given; name the runs to delete"),
+    ("clean", "no run is chosen; name the runs to delete"),
     ("clean --older-than -3d", "--older-than: '-3d' is not valid"),
     ("merge", "Missing argument 'DATABASE...'"),
     ("merge HERE/text.txt", "text.txt cannot be opened (file is not a database)"),
@@ -159,7 +159,7 @@ WITHOUT_DATABASE = [
     ("merge HERE/newer.sqlite", "has schema 99, this nanolib 5; move it away and measure again"),
     ("merge HERE/cut.sqlite", "cut.sqlite"),
     ("ab one", "revision: 'one' is given; give two"),
-    ("ab nowhere . --call json:dumps", "'nowhere' is no commit"),
+    ("ab nowhere . --call json:dumps", "'nowhere' is not a commit"),
 ]
 PARAMS_FILES = {
     "date.yml": b"label: 2024-13-45",

@@ -35,11 +35,6 @@ def test_forward_runs_warm_up_and_timed_steps(model):
     assert calls[5:] == [True] * 3 and mean > 0 and all(p.grad is None for p in model.parameters())
 
 
-def test_statistics_are_of_as_many_trials(model):
-    row = benchmark_with_statistics(lambda: None, trials=12)
-    assert len(row.samples) == 12 and {"mean", "sd", "p95"} <= set(row.details)
-
-
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr("nanolib.meters.time.timer.time.perf_counter", lambda: float(next(now)))
@@ -54,20 +49,6 @@ def test_blocks_within_blocks_are_counted_once(monkeypatch):
     assert sum(timer.totals().values()) == 5  # what passed from the first to the last
     with pytest.raises(BadInput, match=r"Timer: device .cuda. is not here; give use_cuda="):
         Timer(use_cuda=True)
-
-
-def test_tree_decoding_in_a_block_of_the_users_own(capsys):
-    q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 32, 16)
-    timer = Timer(use_cuda=torch.cuda.is_available())
-    with timer.time_block("my_attention"):
-        out = compat.profiled_tree_attn_decode(q, k, k, timer)
-    assert out.shape == q.shape
-    timer.print_stats()
-    shares = timer.shares()
-    assert shares["compute"] > 0 and sum(shares.values()) == pytest.approx(
-        sum(timer.totals().values())
-    )
-    assert "my_attention" in capsys.readouterr().out
 
 
 _DECODE = """
@@ -90,38 +71,23 @@ def test_three_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
     """As such users start it; each rank prints its own table, whole."""
     script = tmp_path / "decode.py"
     script.write_text(_DECODE)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=3",
-        str(script),
-    ]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path.cwd()),
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*launch, "--nproc-per-node=3", str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= {"PYTHONPATH": str(Path.cwd())}
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=200, env=environment, check=False
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     for rank in range(3):
         assert f"rank {rank} of 3" in ended.stdout
-    for part in (
-        "comp_shard_kv",
-        "comp_local_attention",
-        "comm_max_lse",
-        "compute",
-        "communication",
-        "total",
-    ):
+    parts = ["comp_shard_kv", "comp_local_attention", "comm_max_lse"]
+    for part in [*parts, "compute", "communication", "total"]:
         assert ended.stdout.count(f"\n{part} ") == 3, part
 
 
 def test_the_memory_profiler_counts_live_bytes():
-    with MemoryProfiler("cpu") as profiler:
+    with MemoryProfiler(torch.device("cpu")) as profiler:
         with pytest.raises(BadInput, match="nothing is recorded yet"):
             profiler.peak_memory_cpu()
         x = torch.ones(2**26, dtype=torch.uint8)
@@ -130,10 +96,7 @@ def test_the_memory_profiler_counts_live_bytes():
     del x
 
 
-def test_the_memory_profiler_takes_a_device_as_models_do_and_counts_are_named_as_they_are_called():
-    with MemoryProfiler(torch.device("cpu")) as memory:
-        torch.zeros(2**20)
-    assert memory.peak_memory_cpu() > 0 and memory.peak_memory_gpu() == 0
+def test_counts_are_named_as_they_are_called():
     with pytest.raises(BadInput, match=r"^trials: 0 will not do"):
         benchmark_with_statistics(lambda: None, trials=0)
     with pytest.raises(BadInput, match=r"^warmup: -1 will not do"):
@@ -227,17 +190,3 @@ def test_a_config_is_changed_by_assignment_and_checked():
         with pytest.raises(BadInput, match=f"{name}: .*{said}"):
             setattr(config, name, value)
     assert config == compat.ProfilingConfig.custom(power_sample_interval_ms=200)
-
-
-def test_power_samples_and_cleaning_up_on_the_store(tmp_path):
-    from nanolib.store import Run, Store
-    from tests.report.rows import MACHINE
-
-    with Store(tmp_path / "results.sqlite") as store:
-        store.add(Run("energy", MACHINE, rows={}, run_id="r1"))
-        store.add_power_samples([{"t_s": 0.4 + at / 5, "watts": 120.0} for at in range(3)])
-        store.commit_transaction()
-        assert list(store.trace("power_samples", ["r1"])["watts"]) == [120.0, 120.0, 120.0]
-        store.update_run("r1", status="done")
-        assert store.cleanup_old_runs(max_age_days=30) == []
-        assert store.cleanup_old_runs(run_ids=["r1"]) == ["r1"]

@@ -1,7 +1,8 @@
-"""What is compared and how, and the block times that come of it."""
+"""What is compared and how, and the block times that are measured."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from nanolib.measurement import Direction, Status, case_name
 from nanolib.stats.compare import THRESHOLD, Verdict
 
 CALL = "call"
-# The least of which a median has a 95 % interval: from there on a pair of processes is the datum.
+# The smallest number for which a median has a 95 % interval. From it on, a pair of processes is the datum.
 ENOUGH_PROCESS_PAIRS = 6
 
 
@@ -22,13 +23,13 @@ class Settings:
     """How two versions are compared.
 
     Attributes:
-        threshold: The share from which a change counts.
-        budget_s: Seconds for one case, the starting of processes included.
+        threshold: The smallest change that counts, as a share.
+        budget_s: Time limit for one case, process start-up included, s.
         rel_ci: A case is done when the half-width of its ratio's interval is at most this share.
         direction: Which way the metric is better.
-        timeout_s: How long one answer of a version may take.
-        pairs: Whether timings are wanted; without them each is called once and its rows count.
-        total_s: Seconds for all cases together; None for `budget_s` each.
+        timeout_s: Time limit for one response of a version, s.
+        timed: Whether blocks are timed. Otherwise each version runs a case once, and its rows count.
+        total_s: Time limit for all cases together, s.
     """
 
     threshold: float = THRESHOLD
@@ -36,19 +37,19 @@ class Settings:
     rel_ci: float = 0.01
     direction: Direction = Direction.LOWER
     timeout_s: float = 300.0
-    pairs: bool = True
-    total_s: float | None = None
+    timed: bool = True
+    total_s: float = math.inf
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to compare.
+    """One case or function to compare.
 
     Attributes:
-        experiment: Which notebook; `CALL` for a function.
-        case_id: The case.
-        factors: What the case is.
-        requests: What to ask A and B.
+        experiment: Its notebook; `CALL` for a function.
+        case_id: Its id.
+        factors: What defines it.
+        requests: What A and B are asked to do.
     """
 
     experiment: str
@@ -58,8 +59,14 @@ class Task:
 
     @property
     def case(self) -> str:
-        """The case, for people."""
+        """The name of the case."""
         return case_name(self.factors)
+
+    @property
+    def device(self) -> str:
+        """The device of the case, or the one that a function may use, found without the import of torch, which takes seconds."""
+        default = "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
+        return str(self.factors.get("device", default))
 
 
 @dataclass
@@ -68,8 +75,8 @@ class Pairs:
 
     Attributes:
         a: Block times of A, ms.
-        b: Those of B, in the same order.
-        generations: How many of them are of each pair of processes, in that order.
+        b: Block times of B, ms, in the same order.
+        generations: How many of them each pair of processes measured, in that order.
     """
 
     a: list[float] = field(default_factory=list)
@@ -81,11 +88,15 @@ class Pairs:
 
     @property
     def by_process(self) -> bool:
-        """Whether there are so many pairs of processes that each is one datum."""
+        """Whether there are enough pairs of processes for each to be one datum."""
         return len(self.generations) >= ENOUGH_PROCESS_PAIRS
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """What a verdict rests on, A and B: a median ratio for each pair of processes, or the blocks where these are few."""
+        """Return the data of A and B for a verdict.
+
+        Returns:
+            1 and the median ratio of each pair of processes. If there are too few pairs of processes, all block times.
+        """
         a, b = np.asarray(self.a), np.asarray(self.b)
         if not self.by_process:
             return a, b
@@ -99,47 +110,36 @@ class Pairs:
 
 @dataclass
 class TaskResult:
-    """What one task gave.
+    """What is known of a task; it grows with each pair of processes.
 
     Attributes:
+        task: What is compared.
         blocks: Scope → its pairs.
-        rows: The rows that each version made by itself.
-        endings: Status and message of each.
-    """
-
-    blocks: dict[str, Pairs] = field(default_factory=dict)
-    rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ((), ())
-    endings: tuple[tuple[str, str], tuple[str, str]] = ((Status.OK, ""), (Status.OK, ""))
-
-    @property
-    def fine(self) -> bool:
-        """Whether both sides ended well."""
-        return not self.failures
-
-    @property
-    def failures(self) -> str:
-        """Why sides did not end well; empty when both did."""
-        sides = zip("AB", self.endings, strict=True)
-        return "; ".join(
-            f"{side}: {status}: {said}" for side, (status, said) in sides if status != Status.OK
-        )
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One task's outcome.
-
-    Attributes:
-        task: What was compared.
-        result: What came of it.
+        rows: The rows that A and B made in the last pair of processes.
+        endings: Status and message of A and B in the last pair of processes.
         verdicts: Scope → verdict; a scope with too few pairs has none.
     """
 
     task: Task
-    result: TaskResult
-    verdicts: dict[str, Verdict]
+    blocks: dict[str, Pairs] = field(default_factory=dict)
+    rows: list[list[dict[str, Any]]] = field(default_factory=lambda: [[], []])
+    endings: list[tuple[str, str]] = field(default_factory=lambda: [(Status.OK, "")] * 2)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
 
+    def add(self, blocks: Mapping[str, Pairs]) -> None:
+        """Add the blocks of another pair of processes."""
+        for scope, pairs in blocks.items():
+            self.blocks[scope] = self.blocks.get(scope, Pairs()) + pairs
 
-def device_of(task: Task) -> str:
-    """What a task runs on; of a function, what it may use, found without importing torch, which takes seconds."""
-    return str(task.factors.get("device", "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"))
+    @property
+    def failures(self) -> str:
+        """Why versions failed; empty if both completed without errors."""
+        sides = zip("AB", self.endings, strict=True)
+        failed = [(side, *ending) for side, ending in sides if ending[0] != Status.OK]
+        return "; ".join(f"{side}: {status}: {message}" for side, status, message in failed)
+
+    @property
+    def notes(self) -> str:
+        """Messages of versions that completed without errors."""
+        sides = zip("AB", self.endings, strict=True)
+        return "; ".join(f"{side}: {message}" for side, (_, message) in sides if message)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from nanolib.ab.pairs import Compared, Pairs, Settings, Task, device_of
+from nanolib.ab.pairs import Settings, TaskResult
 from nanolib.ab.spec import Spec
 from nanolib.ab.worktree import Version
 from nanolib.compare.findings import CHANGED, FAILED, NEW, Comparison, Line
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import exact_lines
 from nanolib.measurement import Direction, Measurement, Status
-from nanolib.stats.compare import Kind, Verdict, paired_levels
+from nanolib.stats.compare import Kind, paired_levels
 from nanolib.store.schema import Run
 
 EXPERIMENT = "ab"
@@ -24,87 +23,77 @@ EXPERIMENT = "ab"
 
 @dataclass(frozen=True)
 class AbResult:
-    """What a comparison gave.
+    """The result of a comparison.
 
     Attributes:
         comparison: The findings.
         versions: A and B.
-        compared: The block times behind the findings.
+        results: The block times behind the findings.
     """
 
     comparison: Comparison
     versions: tuple[Version, Version]
-    compared: tuple[Compared, ...]
+    results: tuple[TaskResult, ...]
 
 
-def lines_of(one: Compared, metric: str, settings: Settings) -> list[Line]:
-    """The findings of one task.
+def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
+    """Return the findings of one task.
 
     Args:
-        one: The task with its block times.
+        result: The task with its block times and verdicts.
         metric: What is compared.
         settings: How it was compared.
     """
-    task, result = one.task, one.result
+    task = result.task
 
     def line(finding: str, name: str = "", message: str = "", **values: Any) -> Line:
         return Line(task.experiment, task.case, name, finding, message=message, **values)
 
-    a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
-    if not (a_ok and b_ok):
+    if result.failures:
+        a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
         finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
         return [line(finding, message=result.failures)]
-    frames = [_frame(task, rows) for rows in result.rows]
-    exact = list(exact_lines(*frames, settings.threshold)) if all(map(len, frames)) else []
-    lines = [each for each in exact if each.finding == CHANGED or each.metric.split()[0] == metric]
+    lines = []
+    for each in _exact_lines(result, settings.threshold):
+        if each.finding == CHANGED or each.metric.split()[0] == metric:
+            lines.append(each)
     if metric not in TIMED:
-        return lines or [line(Kind.INCONCLUSIVE, metric, "the case has no such figure")]
+        return lines or [line(Kind.INCONCLUSIVE, metric, "the case does not measure this")]
     for scope, pairs in result.blocks.items():
-        verdict = one.verdicts.get(scope)
-        base, current = _levels(pairs, verdict, metric)
-        if verdict is None:
-            kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
-        else:
-            notes = filter(None, [verdict.open, _notes(one), str(pairs)])
-            kind, message = verdict.kind, "; ".join(notes)
-        name = f"{metric} {scope}".strip()
-        lines.append(line(kind, name, message, base=base, current=current, verdict=verdict))
+        verdict = result.verdicts.get(scope)
+        levels = {}
+        if metric == "latency":  # the rate of a version depends on its work, which only it knows
+            ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
+            base, current = paired_levels(pairs.a, pairs.b, ratio)
+            levels = {"base": base, "current": current}
+        kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
+        if verdict:
+            kind = verdict.kind
+            message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs)]))
+        lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
     return lines or [line(Kind.INCONCLUSIVE, message="the case times nothing")]
 
 
-def _levels(
-    pairs: Pairs, verdict: Verdict | None, metric: str
-) -> tuple[float | None, float | None]:
-    """Block times of A and B, ms, whose ratio is the verdict's. A rate has none: its work is the version's own."""
-    if metric != "latency":
-        return None, None
-    if verdict is None:
-        return float(np.median(pairs.a)), float(np.median(pairs.b))
-    return paired_levels(pairs.a, pairs.b, verdict.ratio)
-
-
-def _notes(one: Compared) -> str:
-    """Messages of versions that ended well."""
-    endings = zip("AB", one.result.endings, strict=True)
-    return "; ".join(f"{name}: {said}" for name, (_, said) in endings if said)
-
-
-def _frame(task: Task, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The rows that a version made by itself, as the store would return them."""
-    shared = {
-        "experiment": task.experiment,
-        "case_id": task.case_id,
-        "factors": task.factors,
-        "run_id": "",
-    }
-    return pd.DataFrame([{**row, **shared} for row in rows if row["estimate"] is not None])
+def _exact_lines(result: TaskResult, threshold: float) -> Iterator[Line]:
+    """Compare the deterministic metrics that both versions measured."""
+    task = result.task
+    shared = {"experiment": task.experiment, "factors": task.factors}
+    of_a, of_b = (
+        {
+            (row["metric"], row["scope"], row["method"]): row | shared
+            for row in rows
+            if row["estimate"] is not None
+        }
+        for rows in result.rows
+    )
+    yield from exact_lines(of_a, of_b, threshold)
 
 
 def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
-    """A run with one `ratio` row per case and timing, for the database and the report.
+    """Return a run with one `ratio` row per case and timing, for the database and the report.
 
     Args:
-        result: What came out.
+        result: What was measured.
         spec: What was compared.
         label: The user's name for it.
     """
@@ -112,36 +101,42 @@ def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
 
     titles = dict(zip("ab", spec.titles_of(result.versions), strict=True))
     rows = {}
-    for one in result.compared:
+    for one in result.results:
         measured = list(_ratio_rows(one, spec.metric, titles))
-        status = Status.OK if measured and one.result.fine else Status.ERROR
-        ending = Measurement("case_time", status=status, message=one.result.failures)
+        status = Status.OK if measured and not one.failures else Status.ERROR
+        ending = Measurement("case_time", status=status, message=one.failures)
         factors = {"experiment": one.task.experiment, **one.task.factors}
         rows[one.task.case_id] = factors, [ending, *measured]
-    params = titles | {
-        "differ": spec.differences,
-        "metric": spec.metric,
-        "functions": list(spec.functions),
-    }
+    asked = {"metric": spec.metric, "functions": list(spec.functions)}
     return Run(
         EXPERIMENT,
         this_machine().to_dict(),
-        params,
+        titles | {"differ": spec.differences} | asked,
         label=label,
-        device=device_of(result.compared[0].task),
+        device=result.results[0].task.device,
         versions=versions(),
         git_revision=result.versions[1].revision,
         rows=rows,
     )
 
 
-def _ratio_rows(one: Compared, metric: str, titles: Mapping[str, str]) -> Iterator[Measurement]:
-    """Time of B over time of A, for each scope that has a verdict."""
-    for scope, verdict in one.verdicts.items():
-        pairs = one.result.blocks[scope]
+def _ratio_rows(
+    result: TaskResult, metric: str, titles: Mapping[str, str]
+) -> Iterator[Measurement]:
+    """Yield time of B over time of A, for each scope that has a verdict."""
+    for scope, verdict in result.verdicts.items():
+        pairs = result.blocks[scope]
         low, ratio, high = verdict.interval
         if verdict.direction is Direction.HIGHER:  # the ratio of a rate is the other way round
             low, ratio, high = 1 / high, 1 / ratio, 1 / low
+        details = {"metric": metric, "kind": verdict.kind, "p": verdict.p}
+        details |= {
+            "threshold": verdict.threshold,
+            "minimum_detectable_effect": verdict.minimum_detectable_effect,
+            "generations": pairs.generations,
+            "base_ms": pairs.a,
+            "current_ms": pairs.b,
+        }
         yield Measurement(
             "ratio",
             ratio,
@@ -149,18 +144,8 @@ def _ratio_rows(one: Compared, metric: str, titles: Mapping[str, str]) -> Iterat
             high,
             0.95,
             len(pairs.a),
-            samples=tuple(b / a for a, b in zip(pairs.a, pairs.b, strict=True)),
+            samples=tuple(np.divide(pairs.b, pairs.a).tolist()),
             method="interleaved pairs",
             scope=scope,
-            details={
-                **titles,
-                "metric": metric,
-                "kind": verdict.kind,
-                "p": verdict.p,
-                "threshold": verdict.threshold,
-                "minimum_detectable_effect": verdict.minimum_detectable_effect,
-                "generations": pairs.generations,
-                "base_ms": pairs.a,
-                "current_ms": pairs.b,
-            },
+            details=titles | details,
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from nanolib.ab.pairs import Settings, device_of
+from nanolib.ab.pairs import Settings
 from nanolib.ab.result import AbResult, lines_of
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
-from nanolib.ab.worktree import Version, checked_out
+from nanolib.ab.worktree import checked_out
 from nanolib.compare.findings import Comparison
 from nanolib.measurement import BadInput
 from nanolib.run.lock import device_lock
@@ -27,8 +26,8 @@ def run_ab(
     Args:
         spec: What to compare.
         settings: How to compare it.
-        log: Gets one line at a time about the progress.
-        agree: Gets the longest time that this may take, s, before anything is timed; it raises to stop.
+        log: Receives one line at a time about the progress.
+        agree: Receives the longest time that this may take, s, before anything is timed. It raises to stop.
 
     Raises:
         BadInput: Revisions that do not exist, cannot be imported or have nothing in common, or a working tree that was
@@ -36,38 +35,32 @@ def run_ab(
     """
     with checked_out(spec.names, spec.start) as found:
         versions = spec.with_interpreters(found)
-        before = [_digest(version) for version in versions]
+        before = [version.written() for version in versions]
         tasks, lines = spec.tasks(versions, settings.timeout_s)
-        if settings.total_s is not None:
-            share = settings.total_s / len(tasks)
-            settings = replace(settings, budget_s=min(settings.budget_s, share))
+        share_s = min(settings.budget_s, settings.total_s / len(tasks))
+        settings = replace(settings, budget_s=share_s)
         a, b = spec.titles_of(versions)
-        seconds = len(tasks) * settings.budget_s
+        seconds = len(tasks) * share_s
         number = f"{len(tasks)} case{'s' if len(tasks) > 1 else ''}"
         log(f"A is {a}, B is {b}; {number}, at most {duration(seconds)}")
         agree(seconds)
-        with device_lock(device_of(tasks[0]), f"ab {spec.names[0]} {spec.names[1]}", log):
-            compared = compare_versions(versions, tasks, settings, log)
-        if before != [_digest(version) for version in versions]:
+        with device_lock(tasks[0].device, f"ab {spec.names[0]} {spec.names[1]}", log):
+            results = compare_versions(versions, tasks, settings, log)
+        if before != [version.written() for version in versions]:
             raise BadInput(
                 "revision: files of the working tree were edited during the measurement; run it again"
             )
-    lines += [line for one in compared for line in lines_of(one, spec.metric, settings)]
+    for result in results:
+        lines += lines_of(result, spec.metric, settings)
     comparison = Comparison.of(lines, True, settings.threshold, differ=spec.differences)
-    return AbResult(comparison, (versions[0], versions[1]), tuple(compared))
+    return AbResult(comparison, (versions[0], versions[1]), tuple(results))
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them.
+    """Return seconds as people say them.
 
     Example:
         >>> duration(50), duration(600)
         ('50 s', '10 min')
     """
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
-def _digest(version: Version) -> str:
-    """A digest of when the version's Python files were last written."""
-    stats = [(str(file), file.stat().st_mtime_ns) for file in version.python_files()]
-    return hashlib.sha256(repr(sorted(stats)).encode()).hexdigest()

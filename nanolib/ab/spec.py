@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from nanolib.compare.findings import MISSING, NEW, Line
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import COUNTED
 from nanolib.measurement import BadInput, case_name
+
+Cases = dict[str, Mapping[str, Any]]  # id → factors
 
 
 @dataclass(frozen=True)
@@ -48,18 +50,13 @@ class Spec:
             raise BadInput(
                 f"--metric: {self.metric!r} cannot be compared; use one of {', '.join(allowed)}"
             )
-        for interpreter in self.interpreters or ():
-            if self.jobs and (missing := interpreter.lacks("nanolib")):
-                raise BadInput(
-                    f"{interpreter.python}: {', '.join(missing)} missing; install what nanolib needs there"
-                )
         for name in (*self.functions, *filter(None, [self.setup])):
             module, _, function = name.partition(":")
             if not (module and function):
-                raise BadInput(f"--call: {name!r} names no function; write package.module:function")
+                raise BadInput(f"--call: {name!r} is not a function; write package.module:function")
 
     def titles_of(self, versions: Sequence[Version]) -> list[str]:
-        """A and B as people read them."""
+        """Return A and B as people read them."""
         pairs = zip(self.titles, versions, strict=True)
         return [title or version.title for title, version in pairs]
 
@@ -71,7 +68,7 @@ class Spec:
         return [f"{name} {a} → {b}" for name, a, b in differences(*self.interpreters)]
 
     def with_interpreters(self, versions: Sequence[Version]) -> list[Version]:
-        """The versions, each with its interpreter."""
+        """Return the versions, each with its interpreter."""
         if self.interpreters is None:
             return list(versions)
         each = zip(versions, self.interpreters, titles(*self.interpreters), strict=True)
@@ -84,7 +81,7 @@ class Spec:
 
         Args:
             versions: A and B, with their files.
-            timeout_s: How long one answer of a version may take.
+            timeout_s: Time limit for one response of a version, s.
 
         Raises:
             BadInput: A version cannot list its cases, or both have none in common.
@@ -96,9 +93,24 @@ class Spec:
                 VersionProcess(versions[1], timeout_s) as b,
             ):
                 for experiment, *params in self.jobs:
-                    more, only_one = _common_cases(experiment, params, (a, b))
-                    tasks += more
-                    lines += only_one
+                    requests = [
+                        {"experiment": experiment, "params": dict(values)} for values in params
+                    ]
+                    of_a, of_b = _listed_cases((a, b), requests)
+                    if params[0] == params[1]:
+                        lines += _only_in(experiment, of_a, of_b, MISSING, "B")
+                        lines += _only_in(experiment, of_b, of_a, NEW, "A")
+                        of_a = {case: of_a[case] for case in of_a if case in of_b}
+                        of_b = {case: of_b[case] for case in of_a}
+                    elif len(of_a) != len(of_b):
+                        raise BadInput(
+                            f"params: the two files give {len(of_a)} and {len(of_b)} cases; "
+                            "give files that differ in values and have the same number of cases"
+                        )
+                    tasks += [
+                        _case_task(experiment, pair, requests)
+                        for pair in zip(of_a.items(), of_b.items(), strict=True)
+                    ]
         if not tasks:
             raise BadInput(
                 "ab: both versions have no timed case in common; name another notebook or other parameters"
@@ -111,66 +123,46 @@ class Spec:
         return Task(CALL, digest, {"name": name}, (request, request))
 
 
-def _common_cases(
-    experiment: str, params: Sequence[Mapping[str, Any]], processes: Sequence[VersionProcess]
-) -> tuple[list[Task], list[Line]]:
-    """Pair the cases of A and B by their id, or by their position if their parameters differ."""
-    requests = [{"experiment": experiment, "params": dict(values)} for values in params]
+def _listed_cases(
+    processes: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]
+) -> list[Cases]:
+    """Ask A and B for the cases that they can time; both import at the same time."""
     for process, request in zip(processes, requests, strict=True):
-        process.send(do="cases", **request)  # both import at the same time
-    a_cases, b_cases = (_received_cases(process) for process in processes)
-    if params[0] == params[1]:
-        in_b = {case["case_id"]: case for case in b_cases}
-        pairs = [(case, in_b[case["case_id"]]) for case in a_cases if case["case_id"] in in_b]
-        lines = [
-            *_only_in(experiment, a_cases, b_cases, MISSING, "B does not have this case"),
-            *_only_in(experiment, b_cases, a_cases, NEW, "A does not have this case"),
-        ]
-    elif len(a_cases) == len(b_cases):
-        pairs, lines = list(zip(a_cases, b_cases, strict=True)), []
-    else:
-        raise BadInput(
-            f"params: the two files give {len(a_cases)} and {len(b_cases)} cases; "
-            "give files that differ in values and have the same number of cases"
-        )
-    return [_case_task(experiment, pair, requests) for pair in pairs], lines
-
-
-def _received_cases(process: VersionProcess) -> list[dict[str, Any]]:
-    try:
-        answer = process.receive()
-    except VersionDied as death:
-        raise BadInput(f"{process.version.called}: {death}") from None
-    if "cases" not in answer:
-        raise BadInput(f"{process.version.called}: {answer['message']}")
-    return answer["cases"]
+        process.send(do="cases", **request)
+    listed = []
+    for process in processes:
+        try:
+            answer = process.receive()
+        except VersionDied as death:
+            raise BadInput(f"{process.version.title}: {death}") from None
+        if "cases" not in answer:
+            raise BadInput(f"{process.version.title}: {answer['message']}")
+        listed.append({case["case_id"]: case["factors"] for case in answer["cases"]})
+    return listed
 
 
 def _only_in(
-    experiment: str,
-    cases: Sequence[Mapping[str, Any]],
-    others: Sequence[Mapping[str, Any]],
-    finding: str,
-    message: str,
-) -> list[Line]:
-    known = {case["case_id"] for case in others}
-    return [
-        Line(experiment, case_name(case["factors"]), "", finding, message=message)
-        for case in cases
-        if case["case_id"] not in known
-    ]
+    experiment: str, cases: Cases, others: Cases, finding: str, without: str
+) -> Iterator[Line]:
+    message = f"{without} does not have this case"
+    for case_id, factors in cases.items():
+        if case_id not in others:
+            yield Line(experiment, case_name(factors), "", finding, message=message)
 
 
 def _case_task(
-    experiment: str, pair: Sequence[Mapping[str, Any]], requests: Sequence[Mapping[str, Any]]
+    experiment: str,
+    pair: Sequence[tuple[str, Mapping[str, Any]]],
+    requests: Sequence[Mapping[str, Any]],
 ) -> Task:
-    a, b = (case["factors"] for case in pair)
+    """Return the task of a case; a factor in which A and B differ shows both values."""
+    (a_id, a), (b_id, b) = pair
     factors = {
         name: a.get(name) if a.get(name) == b.get(name) else f"{a.get(name)} → {b.get(name)}"
         for name in {**a, **b}
     }
     asked = [
-        {"do": "case", "case_id": case["case_id"], **request}
-        for case, request in zip(pair, requests, strict=True)
+        {"do": "case", "case_id": case_id, **request}
+        for case_id, request in zip((a_id, b_id), requests, strict=True)
     ]
-    return Task(experiment, pair[0]["case_id"], factors, (asked[0], asked[1]))
+    return Task(experiment, a_id, factors, (asked[0], asked[1]))

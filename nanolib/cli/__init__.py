@@ -1,6 +1,6 @@
-"""The `nano` command: run, look at, compare, share and tidy measurements.
+"""The `nano` command: run, inspect, compare, share and delete measurements.
 
-A command imports what it needs when it is called, so that `nano --help` comes at once. Nothing in nanolib imports from here.
+A command imports what it needs when it is called, so that `nano --help` is fast. Nothing in nanolib imports from here.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import click
 
 import nanolib
-from nanolib.cli import comparing, listing, planning, results, running, side_by_side
-from nanolib.cli.command import Commands
+from nanolib.cli import ab, compare, listing, plan, results, run
+from nanolib.cli.common import Commands
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(nanolib.__version__, prog_name="nano")
 def main() -> None:
-    """Measure transformers on this machine; every number says how it was made and how sure it is."""
+    """Measure transformers on this machine. Every number shows how it was measured and how sure it is."""
 
 
 for command in (
-    *(running.run, listing.list_names, running.doctor, planning.plan),
-    *(comparing.compare, side_by_side.ab, comparing.history),
+    *(run.run, listing.list_names, run.doctor, plan.plan),
+    *(compare.compare, ab.ab, compare.history),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):
     main.add_command(command)

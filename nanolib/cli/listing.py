@@ -1,4 +1,4 @@
-"""What can be named on a command line, and what a notebook's parameters are."""
+"""The names that a command line takes, and the parameters of a notebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from nanolib.cli.command import Command, command, echo
+from nanolib.cli.common import command, echo
 from nanolib.paths import checkout, find_checkout
 
 
@@ -22,25 +22,25 @@ def list_names() -> None:
 
 
 def _names() -> dict[str, dict[str, str]]:
-    """Title → name → what it is."""
+    """Return title → name → description."""
     from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS
     from nanolib.run.jobs import SCENARIOS, notebooks, scenarios, suites
 
-    root, params = checkout(), checkout() / "params"
+    root = checkout()
+    params = root / "params"
+    asked = {name: _title(root / "notebooks" / f"{name}.ipynb") for name in notebooks()}
+    in_suites = {}
+    for suite in suites():
+        files = [name for name in notebooks() if (params / suite / f"{name}.yml").is_file()]
+        in_suites[suite] = ", ".join(files)
+    commented = {}
+    for name in scenarios():
+        text = (params / SCENARIOS / f"{name}.yml").read_text(encoding="utf-8")
+        commented[name] = text.splitlines()[0].lstrip("# ")
     return {
-        "Notebooks (nano run NOTEBOOK)": {
-            name: _title(root / "notebooks" / f"{name}.ipynb") for name in notebooks()
-        },
-        "Suites (nano run SUITE)": {
-            suite: ", ".join(
-                name for name in notebooks() if (params / suite / f"{name}.yml").is_file()
-            )
-            for suite in suites()
-        },
-        "Scenarios (nano run SCENARIO)": {
-            name: (params / SCENARIOS / f"{name}.yml").read_text().splitlines()[0].lstrip("# ")
-            for name in scenarios()
-        },
+        "Notebooks (nano run NOTEBOOK)": asked,
+        "Suites (nano run SUITE)": in_suites,
+        "Scenarios (nano run SCENARIO)": commented,
         "Attention (-p attention_types='[{kind: KIND}]')": ATTENTION_KINDS,
         "Patterns (-p attention_types='[{kind: sparse, pattern: PATTERN}]')": ATTENTION_PATTERNS,
         "Presets (-p presets='[PRESET]')": {name: _sizes(name) for name in PRESETS},
@@ -48,7 +48,7 @@ def _names() -> dict[str, dict[str, str]]:
 
 
 def _title(notebook: Path) -> str:
-    """The question in the notebook's title."""
+    """Return the question in the notebook's title."""
     first = json.loads(notebook.read_text())["cells"][0]["source"]
     return "".join(first).splitlines()[0].lstrip("# ")
 
@@ -65,7 +65,7 @@ def _sizes(preset: str) -> str:
     )
 
 
-class NotebookCommand(Command):
+class NotebookCommand(click.Command):
     """A command whose help shows the parameters of the first notebook on its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -74,7 +74,7 @@ class NotebookCommand(Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, then the notebook's parameters as its parameters cell declares them."""
+        """Write the options, then the parameters as the notebook's parameters cell declares them."""
         super().format_options(ctx, formatter)
         if not ctx.obj:
             return
@@ -102,7 +102,7 @@ def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
 
 def _notebook(name: str) -> Path | None:
-    """The notebook of that name, if there is one."""
+    """Return the notebook of that name, if there is one."""
     root = find_checkout()
     path = root / "notebooks" / f"{name}.ipynb" if root else None
     return path if path and path.is_file() else None

@@ -1,4 +1,4 @@
-"""Commands for what has been measured: list it, report it, share it, tidy it."""
+"""Commands for results: list, report, export, import and delete them."""
 
 from __future__ import annotations
 
@@ -8,62 +8,37 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import (
-    DAYS,
-    command,
-    echo,
-    echo_table,
-    output_option,
-    selected,
-)
+from nanolib.cli.common import DAYS, command, echo, echo_table, output_option
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, expanded, output_folder
 
+NEWEST = ["newest"]  # run of each experiment
+_RUN = ["run", "experiment", "suite", "label", "started"]
 
-@command(
-    "nano runs",
-    "nano runs --json",
-)
+
+@command("nano runs", "nano runs --json")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option
 def runs(as_json: bool) -> None:
-    """List what is in the database."""
+    """List the stored runs."""
     from nanolib.store import Store
 
     with Store(create=False) as store:
         frame = store.runs()
     if as_json:
         echo(*frame.to_json(orient="records", indent=1, default_handler=str).split("\n"))
-        return
-    if frame.empty:
+    elif frame.empty:
         echo("no runs yet; run: nano run quick")
-        return
-    frame = _listed(frame)
-    columns = [
-        "run",
-        "experiment",
-        "suite",
-        "label",
-        "started",
-        "took",
-        "cases",
-        "status",
-        "machine_id",
-        "git_revision",
-    ]
-    echo_table(frame[columns])
+    else:
+        rest = ["took", "cases", "status", "machine_id", "git_revision"]
+        echo_table(_for_people(frame)[[*_RUN, *rest]])
 
 
-def _listed(frame: Any) -> Any:
-    """Runs as people see them: a short id, and when."""
-    return frame.assign(
-        run=frame.run_id.str[:8],
-        started=frame.started.str[:19].str.replace("T", " "),
-        took=[
-            f"{seconds:.0f} s" if seconds == seconds and seconds is not None else "—"
-            for seconds in frame.duration_s
-        ],
-    )
+def _for_people(frame: Any) -> Any:
+    """Return runs with a short id, and their start and duration as people write them."""
+    took = frame.duration_s.astype(float).map("{:.0f} s".format).replace("nan s", "—")
+    started = frame.started.str[:19].str.replace("T", " ")
+    return frame.assign(run=frame.run_id.str[:8], started=started, took=took)
 
 
 @command(
@@ -75,19 +50,23 @@ def _listed(frame: Any) -> Any:
     "--to",
     "folder",
     metavar="DIR",
-    help="Folder to write to; default: report/ in the output folder.",
+    help="Folder to write to. Default: report/ in the output folder.",
 )
 @click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
 @output_option
 def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
-    """Write the report: index.html, Markdown, pictures, tables. RUN: id, label, experiment, latest, latest~1, all."""
+    """Write the report: index.html, Markdown, images and tables.
+
+    RUN is an id, a label, an experiment, latest, latest~1 or all. Default: the newest run of each experiment.
+    """
     from nanolib.experiments import sections
+    from nanolib.experiments.summary.cases import select_runs
     from nanolib.report.page import build
     from nanolib.store import Store
 
     target = expanded(folder) if folder else output_folder() / "report"
     with Store(create=False) as store:
-        page = build(store, selected(store, names), target, sections())
+        page = build(store, select_runs(store, [*names] or NEWEST), target, sections())
     echo(str(page))
     if show:
         webbrowser.open(page.absolute().as_uri())
@@ -103,33 +82,32 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     "names",
     multiple=True,
     metavar="RUN",
-    help="Run to write; repeatable. Default: each experiment's newest.",
+    help="Run to write; repeatable. Default: the newest of each experiment.",
 )
 @output_option
 def export(target: str, names: tuple[str, ...]) -> None:
     """Write runs to FILE (.sqlite, .json, .csv or .md) without user, host and folder names."""
+    from nanolib.experiments.summary.cases import select_runs
     from nanolib.report.export import write
     from nanolib.store import Store
 
     with Store(create=False) as store:
-        write(store, selected(store, names), Path(target))
+        write(store, select_runs(store, [*names] or NEWEST), Path(target))
     echo(target)
 
 
-@command(
-    "nano merge theirs.sqlite",
-)
+@command("nano merge theirs.sqlite")
 @click.argument("databases", nargs=-1, required=True, metavar="DATABASE...")
 @output_option
 def merge(databases: tuple[str, ...]) -> None:
-    """Add the runs of other databases to this one; known runs are skipped."""
+    """Import the runs of other databases. Safe to repeat."""
     from nanolib.store import Store, check_mergeable
 
-    for path in databases:  # all are looked at before any is taken in
+    for path in databases:  # all are checked before any is imported
         check_mergeable(Path(path), database_path())
     with Store() as store:
         for path in databases:
-            echo(f"{path}: {store.merge(path)} run(s) came in")
+            echo(f"{path}: imported {store.merge(path)} run(s)")
 
 
 @command(
@@ -141,34 +119,34 @@ def merge(databases: tuple[str, ...]) -> None:
     "days",
     type=DAYS,
     metavar="30d",
-    help="Delete runs that are older than this many days.",
+    help="Delete runs older than this many days.",
 )
-@click.option("--keep", type=click.IntRange(min=0), help="Delete all but the N newest runs.")
+@click.option(
+    "--keep", type=click.IntRange(min=0), help="Keep the newest N runs and delete the rest."
+)
 @click.option(
     "--run",
     "names",
     multiple=True,
     metavar="RUN",
-    help="Delete this run too; repeatable.",
+    help="Delete this run; repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="List the runs and delete nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="List the runs that would be deleted, and delete nothing."
+)
 @output_option
 def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool) -> None:
-    """Delete old or named runs and free their space."""
+    """Delete old or named runs and free their disk space."""
     from nanolib.store import Store
 
     if days is None and keep is None and not names:
         raise BadInput(
-            "--older-than, --keep, --run: none given; name the runs to delete, for example --older-than 30d"
+            "clean: no run is chosen; name the runs to delete, such as --older-than 30d, --keep 100 or --run ID"
         )
     with Store(create=False) as store:
         named = {run_id for name in names for run_id in store.resolve(name)}
         known = store.runs()
         gone = store.cleanup_old_runs(days, max_runs=keep, run_ids=named, dry_run=dry_run)
     if gone:
-        echo_table(
-            _listed(known[known["run_id"].isin(gone)])[
-                ["run", "experiment", "suite", "label", "started"]
-            ]
-        )
+        echo_table(_for_people(known[known["run_id"].isin(gone)])[_RUN])
     echo(f"{len(gone)} run(s) {'would be' if dry_run else 'were'} deleted")

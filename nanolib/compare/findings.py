@@ -9,7 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import case_name, format_number, with_unit
+from nanolib.measurement import METRICS
+from nanolib.numbers import format_number
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict
 
 CHANGED, MISSING, FAILED, NEW = "changed", "missing", "failed", "new"
@@ -63,17 +64,16 @@ class Line:
         return f"{self.current / self.base - 1:+.2%}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
-        names = ("experiment", "case", "metric", "base", "current", "message", "machine")
-        found = {"finding": str(self.finding)} | {name: getattr(self, name) for name in names}
-        if self.verdict:
-            low, ratio, high = self.verdict.interval
-            found |= {"ratio": ratio, "low": low, "high": high, "p": self.verdict.p}
-            found["minimum_detectable_effect"] = self.verdict.minimum_detectable_effect
+        """Return JSON types."""
+        found = vars(self) | {"finding": str(self.finding)}
+        if verdict := found.pop("verdict"):
+            low, ratio, high = verdict.interval
+            found |= {"ratio": ratio, "low": low, "high": high, "p": verdict.p}
+            found["minimum_detectable_effect"] = verdict.minimum_detectable_effect
         return found
 
     def to_row(self) -> dict[str, str]:
-        """Column → text, for people."""
+        """Return column → text, for people."""
         return {
             "verdict": str(self.finding),
             "experiment": self.experiment,
@@ -136,20 +136,22 @@ class Comparison:
         return bool(self.missing) or any(line.finding in (MISSING, FAILED) for line in self.lines)
 
     def table(self, everything: bool = True) -> pd.DataFrame:
-        """One row per finding, as text; without `everything`, unchanged cases are left out."""
-        shown = [line for line in self.lines if everything or line.finding != Kind.EQUIVALENT]
-        machines = any(line.machine for line in shown)
-        return pd.DataFrame(
-            [({"machine": line.machine} if machines else {}) | line.to_row() for line in shown]
-        )
+        """Return one row per finding, as text; without `everything`, unchanged cases are left out."""
+        rows = [
+            {"machine": line.machine} | line.to_row()
+            for line in self.lines
+            if everything or line.finding != Kind.EQUIVALENT
+        ]
+        frame = pd.DataFrame(rows)
+        return frame if any(line.machine for line in self.lines) else frame.iloc[:, 1:]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types, for CI."""
-        names = ("regressed", "same_machine", "threshold", "noise", "differ", "missing", "counts")
-        shared = {name: getattr(self, name) for name in names}
-        return shared | {"lines": [line.to_dict() for line in self.lines]}
+        """Return JSON types, for CI."""
+        lines = [line.to_dict() for line in self.lines]
+        return vars(self) | {"regressed": self.regressed, "counts": self.counts, "lines": lines}
 
 
-def named(row: pd.Series) -> tuple[str, str, str]:
-    """A row's experiment, its case for people, and its metric with the scope."""
-    return row["experiment"], case_name(row["factors"]), f"{row['metric']} {row['scope']}".strip()
+def with_unit(figure: str) -> str:
+    """Return a metric, with its scope or without, and its unit if it has one: `latency forward, ms`."""
+    metric = METRICS.get(figure.partition(" ")[0])
+    return figure if metric is None or metric.unit == "1" else f"{figure}, {metric.unit}"

@@ -1,4 +1,4 @@
-"""Each case over the runs of one machine: its level, where it changed, and between which revisions."""
+"""Follow each case over the runs of one machine: its level, where it changed, and between which revisions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from nanolib.compare.findings import Comparison
+from nanolib.compare.findings import Comparison, with_unit
 from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import RECENT_RUNS, repeats
-from nanolib.measurement import METRICS, BadInput, Direction, case_name, format_number, with_unit
+from nanolib.measurement import METRICS, BadInput, Direction, case_name
+from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level, sticks_out
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 from nanolib.store.schema import DURING
 
-TIMED = ("latency", "tokens_per_second")  # what nano ab times in turns
+TIMED = ("latency", "tokens_per_second")  # what nano ab measures in turns
 HISTORY_RUNS = 60  # of an experiment on a machine: what a chart over runs shows
 _KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
+_POINTS = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class Change:
     Attributes:
         at: Index of the first run after it.
         ratio: Level after over level before.
-        worse: Whether that is the wrong way.
+        worse: Whether it is a change for the worse.
         before: Revision of the last run before.
         after: Revision of the first run after.
-        runs: How many runs it rests on where they are too few for a change of level; else None.
+        runs: On how many runs it rests if they are too few for a change of level; else None.
     """
 
     at: int
@@ -49,9 +51,7 @@ class Change:
         """By how much, and where to look."""
         where = f"between {self.before or '?'} and {self.after or '?'}"
         if not (self.before or self.after):
-            where = (
-                "between runs that know no revision: look at the code, the machine or its versions"
-            )
+            where = "between runs without a revision: look at the code, the machine or its versions"
         elif self.before == self.after:
             where = f"at the same revision {self.after}: look at the machine or its versions"
         so_far = f", in {self.runs} run{'s' if self.runs > 1 else ''} so far" if self.runs else ""
@@ -60,60 +60,51 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """One figure of one case over the runs of one machine.
+    """One metric of one case over the runs of one machine.
 
     Attributes:
-        machine_id: Which machine.
-        experiment: Which notebook.
-        case: The case, for people.
+        machine_id: The machine.
+        experiment: The notebook.
+        case: The name of the case.
+        case_id: Its id.
         metric: What was measured.
         scope: Of what.
         points: Oldest first: `run_id`, `started`, `git_revision`, `estimate`, `low`, `high`, `confidence`.
         changes: Where its level changed.
-        case_id: The case.
-        newest: The last one or two runs where they stick out: a change, or a spike, as further runs or `nano ab` will tell.
+        newest: The last one or two runs if they stick out: a change or a spike, as further runs or `nano ab` will show.
     """
 
     machine_id: str
     experiment: str
     case: str
+    case_id: str
     metric: str
     scope: str
     points: pd.DataFrame
-    changes: tuple[Change, ...]
-    case_id: str = ""
+    changes: tuple[Change, ...] = ()
     newest: Change | None = None
 
-    @property
-    def figure(self) -> str:
-        """Which figure of the case."""
-        return f"{self.metric} {self.scope}".strip()
-
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
-        names = ("machine_id", "experiment", "case", "case_id", "metric", "scope")
-        told = {name: getattr(self, name) for name in names}
-        told |= {
+        """Return JSON types."""
+        points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
+        return vars(self) | {
+            "points": points,
             "changes": [asdict(change) for change in self.changes],
             "newest": self.newest and asdict(self.newest),
         }
-        points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
-        return told | {"points": points}
 
     @property
     def latest(self) -> Change | None:
-        """Its latest step, whether it is a change already or not."""
+        """Its latest step, whether it counts as a change already or not."""
         return self.newest or (self.changes[-1] if self.changes else None)
 
     @property
     def command(self) -> str:
-        """What measures both revisions of its latest step in turns; empty where that step lies between no two commits."""
+        """The `nano ab` command that measures both revisions of its latest step; empty if the step is not between two commits."""
         step = self.latest
         if step is None or self.metric not in TIMED or step.before == step.after:
             return ""
-        if not all(
-            revision and not revision.endswith("+") for revision in (step.before, step.after)
-        ):
+        if any(not one or one.endswith("+") for one in (step.before, step.after)):
             return ""
         metric = "" if self.metric == TIMED[0] else f" --metric {self.metric}"
         return f"nano ab {step.before} {step.after} {self.experiment}{metric}"
@@ -122,13 +113,13 @@ class History:
 def histories(
     store: Store, metric: str = "latency", machine_ids: Iterable[str] = (), last: int | None = None
 ) -> list[History]:
-    """The histories of all cases that at least two runs of one machine hold.
+    """Return the histories of all cases that at least two runs of one machine have.
 
     Args:
         store: Where the runs are.
-        metric: Which figure.
-        machine_ids: Of which machines.
-        last: Of each experiment on each machine only so many runs, the newest; None means all.
+        metric: The metric.
+        machine_ids: The machines.
+        last: Use only the newest N runs of each experiment on each machine; None means all.
 
     Raises:
         BadInput: An unknown metric.
@@ -138,26 +129,45 @@ def histories(
     result = []
     figures = store.figures(metric, machine_ids, last)
     for (machine_id, experiment, case_id, scope, _), group in figures.groupby(_KEY, sort=False):
-        if len(group) < 2:
-            continue
-        columns = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
-        points = group[columns].reset_index(drop=True)
-        factors = group["factors"].iloc[-1]
-        case, changes, newest = (
-            case_name(factors),
-            _changes(points, metric),
-            _newest(points, metric),
-        )
-        result.append(
-            History(machine_id, experiment, case, metric, scope, points, changes, case_id, newest)
-        )
+        if len(group) > 1:
+            case = case_name(group["factors"].iloc[-1])
+            points = group[_POINTS].reset_index(drop=True)
+            steps = find_steps(points, metric)
+            result.append(
+                History(machine_id, experiment, case, case_id, metric, scope, points, *steps)
+            )
     return result
 
 
-def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """What the noise checks of each run found when it began; runs on a quiet machine are left out.
+def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], Change | None]:
+    """Find where the level changed, and the last one or two runs if they stick out from those before."""
+    values, direction = points["estimate"].to_numpy(dtype=float), METRICS[metric].direction
+    revisions = list(points["git_revision"])
 
-    What came while cases were measured is left out too: the rows that it met carry a flag of their own.
+    def change(at: int, ratio: float, runs: int | None = None) -> Change:
+        worse = direction is Direction.EQUAL or (ratio > 1) is not (direction is Direction.HIGHER)
+        return Change(int(at), float(ratio), worse, revisions[at - 1], revisions[at], runs)
+
+    if direction is Direction.EQUAL:  # every difference of a deterministic metric is a change
+        places = np.flatnonzero(np.diff(values)) + 1
+        with np.errstate(divide="ignore"):  # the ratio to nothing is infinite
+            ratios = values[places] / values[places - 1]
+        return tuple(change(*step) for step in zip(places, ratios, strict=True)), None
+    if (values <= 0).any():
+        return (), None
+    # Half-widths of 95 % intervals, as shares. The range of a few blocks has a lower confidence and is widened.
+    widening = 1.96 / ndtri((1 + points["confidence"].astype(float).fillna(0.95)) / 2)
+    shares = widening * (points["high"] - points["low"]) / 2 / points["estimate"]
+    widths = shares.fillna(0.0).to_numpy(dtype=float)
+    changes = tuple(change(*step) for step in changes_of_level(values, widths, MARGIN))
+    newest = sticks_out(values, widths, MARGIN)
+    return changes, newest and change(*newest, runs=len(points) - newest[0])
+
+
+def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
+    """Return what the noise checks of each run found when it began, without runs on a quiet machine.
+
+    Interference during cases is left out, because the rows that it affected have a flag of their own.
     """
     found = {
         run["run_id"]: [line for line in run["disturbances"] if not line.startswith(DURING)]
@@ -167,11 +177,11 @@ def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, list[History]]:
-    """The newest of the runs, of each suite on each machine, against those before them; and all timings of their machines.
+    """Compare the newest run of each suite on each machine with the one before; return all timings of their machines too.
 
     Args:
         store: Where the runs are.
-        runs: Of them, oldest first.
+        runs: The runs to look at, oldest first.
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=HISTORY_RUNS)
@@ -179,9 +189,9 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 
 
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
-    """Runs against those before them, of the same experiment, suite and machine; None when there are none.
+    """Compare runs with those before them, of the same experiment, suite and machine; None if there are none.
 
-    What `nano ab` stored is left out: each of its runs is a comparison already.
+    Runs of `nano ab` are left out, because each of them is a comparison already.
     """
     before = store.runs_before(run_ids, but="ab")
     if not before:
@@ -192,77 +202,29 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     return compare_rows(base, current, noise=noise_of(store, [*before, *run_ids]), repeats=known)
 
 
-def _changes(points: pd.DataFrame, metric: str) -> tuple[Change, ...]:
-    values = points["estimate"].to_numpy(dtype=float)
-    if METRICS[metric].direction is Direction.EQUAL:
-        return tuple(_change(points, metric, at, ratio) for at, ratio in _steps(values))
-    if (values <= 0).any():
-        return ()
-    return tuple(
-        _change(points, metric, *step)
-        for step in changes_of_level(values, _half_widths(points), MARGIN)
-    )
-
-
-def _newest(points: pd.DataFrame, metric: str) -> Change | None:
-    """The last run or two, where they stick out from those before."""
-    values = points["estimate"].to_numpy(dtype=float)
-    if METRICS[metric].direction is Direction.EQUAL or (values <= 0).any():
-        return None
-    step = sticks_out(values, _half_widths(points), MARGIN)
-    return step and _change(points, metric, *step, runs=len(points) - step[0])
-
-
-def _half_widths(points: pd.DataFrame) -> np.ndarray:
-    """Of the 95 % intervals, as shares; the range of a few blocks, which holds less, is widened to one."""
-    widening = 1.96 / ndtri((1 + points["confidence"].astype(float).fillna(0.95)) / 2)
-    return (
-        (widening * (points["high"] - points["low"]) / 2 / points["estimate"])
-        .fillna(0.0)
-        .to_numpy(dtype=float)
-    )
-
-
-def _change(
-    points: pd.DataFrame, metric: str, at: int, ratio: float, runs: int | None = None
-) -> Change:
-    direction, revisions = METRICS[metric].direction, points["git_revision"]
-    worse = direction is Direction.EQUAL or (ratio > 1) is not (direction is Direction.HIGHER)
-    return Change(
-        int(points.index[at]), ratio, worse, revisions.iloc[at - 1], revisions.iloc[at], runs
-    )
-
-
-def _steps(values: np.ndarray) -> list[tuple[int, float]]:
-    """Of a deterministic figure every difference is a change."""
-    places = np.flatnonzero(np.diff(values)) + 1
-    with np.errstate(divide="ignore"):  # from nothing to something is an infinite ratio
-        return [(int(at), float(values[at] / values[at - 1])) for at in places]
-
-
 def table(found: Sequence[History]) -> pd.DataFrame:
-    """One row per history, those that changed first, the latest change first."""
+    """Return one row per history, those that changed first, the latest change first."""
     ordered = sorted(
         found,
         key=lambda one: (not one.changes, len(one.points) - (one.latest.at if one.latest else 0)),
     )
     lines = []
-    several = len({history.machine_id for history in found}) > 1
     for history in ordered:
         first, last = (history.points.iloc[end] for end in (0, -1))
+        ratio = f"{last['estimate'] / first['estimate'] - 1:+.1%}" if first["estimate"] else ""
+        steps = [*history.changes, *([history.newest] if history.newest else [])]
         lines.append(
-            ({"machine": history.machine_id[:6]} if several else {})
-            | {
+            {
+                "machine": history.machine_id[:6],
                 "experiment": history.experiment,
                 "case": history.case,
-                "metric": with_unit(history.figure),
+                "metric": with_unit(f"{history.metric} {history.scope}".strip()),
                 "runs": len(history.points),
                 "first": format_number(first["estimate"], first["low"], first["high"]),
                 "last": format_number(last["estimate"], last["low"], last["high"]),
-                "last / first": f"{last['estimate'] / first['estimate'] - 1:+.1%}"
-                if first["estimate"]
-                else "",
-                "changes": "; ".join(map(str, filter(None, [*history.changes, history.newest]))),
+                "last / first": ratio,
+                "changes": "; ".join(map(str, steps)),
             }
         )
-    return pd.DataFrame(lines)
+    several = len({history.machine_id for history in found}) > 1
+    return pd.DataFrame(lines).drop(columns=[] if several else ["machine"], errors="ignore")

@@ -1,4 +1,4 @@
-"""Two sets of stored runs, compared case by case.
+"""Compare two sets of stored runs, case by case.
 
 They were measured at different times, so drift between them is not controlled. The verdicts are those of `nanolib.stats.compare`,
 adjusted by Holm over all timings. A timing fails a gate only beyond the spread between runs of one revision. A deterministic
@@ -8,40 +8,39 @@ metric must be equal. A comparison of two machines never fails a gate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.findings import CHANGED, FAILED, MISSING, NEW, Comparison, Line, named
-from nanolib.compare.spread import UNKNOWN, Repeats, count_unknown, spread_between_runs
-from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
+from nanolib.compare.findings import CHANGED, FAILED, MISSING, NEW, Comparison, Line
+from nanolib.compare.spread import LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
+from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status, case_name
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
 
 _EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
 _COUNTED_MEMORY = ("peak_memory", "reserved_memory")
 COUNTED = (*_COUNTED_MEMORY, *_EQUAL)
-_CASE = ["experiment", "case_id"]
-_KEY = [*_CASE, "metric", "scope", "method"]
 BUSY = "machine was busy; measure again or use nano ab"
 
+Row = Mapping[str, Any]  # column → value
+Figures = dict[tuple[str, str, str], Row]  # metric, scope and method → row
 
-@dataclass(frozen=True)
-class _Known:
-    """What is known of the runs beside their rows.
 
-    Attributes:
-        threshold: The share from which a change counts.
-        noise: Run → what its noise checks found.
-        repeats: Each timing's earlier runs; None between two machines, where no gate fails.
-    """
+@dataclass
+class _Case:
+    """The newest rows of a case, all of one run: how it ended, and its numbers."""
 
-    threshold: float
-    noise: Mapping[str, Sequence[str]]
-    repeats: Repeats | None
+    ending: Row | None = None
+    figures: Figures = field(default_factory=dict)
+
+    @property
+    def is_ok(self) -> bool:
+        return self.ending is not None and self.ending["status"] == Status.OK
 
 
 def compare_rows(
@@ -55,21 +54,21 @@ def compare_rows(
 
     Args:
         base: Measurements with their samples, from `Store.measurements(samples=True)`.
-        current: Likewise. Of a case that several runs have, the newest run counts on either side.
-        threshold: The share from which a change counts.
+        current: Likewise. If several runs have a case, the newest run counts on either side.
+        threshold: The smallest change that counts, as a share.
         noise: Run → what its noise checks found, from `noise_of`; its timings are `suspect` at most.
         repeats: Each timing's runs, from `repeats`; a timing whose spread is unknown is `suspect` at most.
 
     Raises:
         BadInput: The machines of both sides differ, and one side has several.
     """
-    noise = noise or {}
+    noise, repeats = noise or {}, repeats or {}
     notes = [
         f"run {run_id[:8]} began on a busy machine: {'; '.join(found)}"
         for run_id, found in noise.items()
     ]
     of_base, of_current = (set(rows["machine_id"]) for rows in (base, current))
-    machines = sorted(of_base & of_current)
+    machines = of_base & of_current
     if not machines and max(len(of_base), len(of_current)) > 1:
         raise BadInput(
             f"compare: the runs are from {len(of_base)} and {len(of_current)} different machines; name runs of one machine"
@@ -77,168 +76,172 @@ def compare_rows(
     if machines and (others := sorted(of_base ^ of_current)):
         short = ", ".join(f"machine {one[:6]}" for one in others)
         notes.append(f"left out, since only one side has runs of it: {short}")
-    known = _Known(threshold, noise, (repeats or {}) if machines else None)
-    lines, missing = [], set()
-    for machine in machines or [None]:  # without a common one, one machine is compared with another
-        sides = [
-            rows if machine is None else rows[rows["machine_id"] == machine]
-            for rows in (base, current)
-        ]
-        place = machine[:6] if len(machines) > 1 else ""
-        in_base, in_current = (set(rows["experiment"]) for rows in sides)
-        on = f" on machine {place}" if place else ""
-        for side, only in (("base", in_base - in_current), ("current", in_current - in_base)):
-            if only:
-                notes.append(
-                    f"not compared, since only {side} has them{on}: {', '.join(sorted(only))}"
-                )
-        missing |= in_base - in_current
-        then, now = (_newest(rows[rows["experiment"].isin(in_base & in_current)]) for rows in sides)
-        lines += [replace(line, machine=place) for line in _lines(then, now, known)]
-    notes += count_unknown([line.message for line in lines if line.verdict is not None])
-    found = _adjusted(lines)
-    return Comparison.of(found, bool(machines), threshold, noise=notes, missing=sorted(missing))
+    then, now = (_newest_cases(rows, machines) for rows in (base, current))
+    in_base, in_current = ({key[:2] for key in cases} for cases in (then, now))
+    notes += _only_in("base", in_base - in_current)
+    notes += _only_in("current", in_current - in_base)
+    lines = []
+    for key in dict.fromkeys((*then, *now)):
+        machine, experiment, _ = key
+        if (machine, experiment) in in_base & in_current:
+            found = list(_case_lines(then.get(key), now.get(key), threshold))
+            if key in then and key in now:
+                for pair in _pairs(then[key].figures, now[key].figures, ["latency"]):
+                    found += _timing_lines(*pair, threshold, noise, repeats if machines else None)
+            lines += [replace(line, machine=machine) for line in found]
+    timings = [line.message for line in lines if line.verdict is not None]
+    if unknown := timings.count(UNKNOWN):
+        few = f"{unknown} of {len(timings)} timings: fewer than {LEAST_RUNS} earlier runs of one revision here"
+        notes.append(f"{few}, so suspect at most; nano ab decides")
+    missing = sorted({experiment for _, experiment in in_base - in_current})
+    return Comparison.of(_adjusted(lines), bool(machines), threshold, noise=notes, missing=missing)
 
 
-def _lines(base: pd.DataFrame, current: pd.DataFrame, known: _Known) -> Iterator[Line]:
-    yield from _case_lines(base, current)
-    yield from _missing_metrics(base, current)
-    yield from exact_lines(base, current, known.threshold)
-    for then, now in _pairs(base, current, ["latency"]):
-        if Provenance.MODELLED not in (then["provenance"], now["provenance"]):
-            yield _timing_line(then, now, known)
+def _newest_cases(
+    rows: pd.DataFrame, machines: Collection[str]
+) -> dict[tuple[str, str, str], _Case]:
+    """Return machine, experiment and case id → the case in the newest run that has it, also if that run failed.
+
+    Args:
+        rows: Measurements.
+        machines: The machines that count, if both sides share some; a machine is named if there are several.
+    """
+    if machines:
+        rows = rows[rows["machine_id"].isin(machines)]
+    newest = rows.groupby(["machine_id", "experiment", "case_id"])["run_id"].transform("last")
+    cases: dict[tuple[str, str, str], _Case] = {}
+    for row in rows[rows["run_id"] == newest].to_dict("records"):
+        machine = row["machine_id"][:6] if len(machines) > 1 else ""
+        case = cases.setdefault((machine, row["experiment"], row["case_id"]), _Case())
+        if row["metric"] == "case_time":
+            case.ending = row
+        elif not math.isnan(row["estimate"]):
+            case.figures[row["metric"], row["scope"], row["method"]] = row
+    return cases
 
 
-def _newest(rows: pd.DataFrame) -> pd.DataFrame:
-    """For each case, the rows of the newest run that has it, also if that run failed."""
-    newest = rows.groupby(_CASE)["run_id"].transform("last")
-    return rows[rows["run_id"] == newest].drop_duplicates(_KEY, keep="last")
+def _only_in(side: str, only: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Say which notebooks only one side has, for each machine."""
+    names: dict[str, list[str]] = {}
+    for machine, experiment in sorted(only):
+        names.setdefault(machine, []).append(experiment)
+    for machine, experiments in names.items():
+        on = f" on machine {machine}" if machine else ""
+        yield f"not compared, since only {side} has them{on}: {', '.join(experiments)}"
 
 
-def _case_lines(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
-    """Cases that are missing, failed, or are new."""
-    then, now = (
-        {tuple(row[_CASE]): row for _, row in rows[rows["metric"] == "case_time"].iterrows()}
-        for rows in (base, current)
-    )
-    for key, row in then.items():
-        if key not in now:
-            yield _case_line(row, MISSING, "not in current")
-        elif row["status"] == Status.OK != now[key]["status"]:
-            message = f"{now[key]['status']}: {now[key]['message']}"
-            yield _case_line(now[key], FAILED, message)
-    for key, row in now.items():
-        if key not in then:
-            yield _case_line(row, NEW, "not in base")
-
-
-def _case_line(row: pd.Series, finding: str, message: str) -> Line:
-    experiment, case, _ = named(row)
-    return Line(experiment, case, "", finding, message=message)
-
-
-def _missing_metrics(base: pd.DataFrame, current: pd.DataFrame) -> Iterator[Line]:
-    """Metrics that would be compared and are missing from a case that is ok on both sides."""
-    ok = [
-        rows.loc[(rows["metric"] == "case_time") & (rows["status"] == Status.OK), _CASE]
-        for rows in (base, current)
-    ]
-    ok_in_both = set(map(tuple, ok[0].to_numpy())) & set(map(tuple, ok[1].to_numpy()))
-    present = set(map(tuple, current.loc[current["estimate"].notna(), _KEY].to_numpy()))
-    modelled = (base["metric"] == "latency") & (base["provenance"] == Provenance.MODELLED)
-    compared = base["metric"].isin([*COUNTED, "latency"]) & base["estimate"].notna() & ~modelled
-    for _, row in base[compared].iterrows():
-        if tuple(row[_CASE]) in ok_in_both and tuple(row[_KEY]) not in present:
+def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
+    """Compare a case without its timings: whether it is missing, failed or new, and its deterministic metrics."""
+    if then is None or now is None:
+        one, finding, message = then or now, MISSING, "not in current"
+        if then is None:
+            finding, message = NEW, "not in base"
+        if one.ending is not None:
+            yield _case_line(one.ending, finding, message)
+        return
+    if then.is_ok and now.ending is not None and not now.is_ok:
+        yield _case_line(now.ending, FAILED, f"{now.ending['status']}: {now.ending['message']}")
+    for key, row in then.figures.items():
+        is_compared = row["metric"] in (*COUNTED, "latency") and not _is_modelled_time(row)
+        if then.is_ok and now.is_ok and is_compared and key not in now.figures:
             message = f"not in current, by {row['method']}"
             yield replace(_line(row, row, MISSING, message=message), current=None)
+    yield from exact_lines(then.figures, now.figures, threshold)
 
 
-def _pairs(
-    base: pd.DataFrame, current: pd.DataFrame, metrics: Sequence[str]
-) -> Iterator[tuple[pd.Series, pd.Series]]:
-    """Rows of both sides that belong together; if several methods measured one, its scope names the method."""
-    then, now = (
-        rows[rows["metric"].isin(metrics) & rows["estimate"].notna()] for rows in (base, current)
-    )
-    others = {tuple(row[_KEY]): row for _, row in now.iterrows()}
-    by_several_methods = then.duplicated(_KEY[:-1], keep=False)
-    for (_, row), several in zip(then.iterrows(), by_several_methods, strict=True):
-        other = others.get(tuple(row[_KEY]))
-        if other is None:
-            continue
-        if several:
-            row["scope"] += f" by {row['method']}"
-        yield row, other
+def _is_modelled_time(row: Row) -> bool:
+    return row["metric"] == "latency" and row["provenance"] == Provenance.MODELLED
 
 
-def _line(then: pd.Series, now: pd.Series, finding: str, **rest: Any) -> Line:
-    return Line(*named(then), finding, float(then["estimate"]), float(now["estimate"]), **rest)
+def _case_line(row: Row, finding: str, message: str) -> Line:
+    return Line(row["experiment"], case_name(row["factors"]), "", finding, message=message)
 
 
-def exact_lines(base: pd.DataFrame, current: pd.DataFrame, threshold: float) -> Iterator[Line]:
+def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
+    metric, case = f"{then['metric']} {then['scope']}".strip(), case_name(then["factors"])
+    ends = float(then["estimate"]), float(now["estimate"])
+    return Line(then["experiment"], case, metric, finding, *ends, **rest)
+
+
+def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tuple[Row, Row]]:
+    """Pair the rows of both sides; if several methods measured one, its scope names the method."""
+    methods = Counter(key[:2] for key in then)
+    for key, row in then.items():
+        if row["metric"] in metrics and key in now:
+            if methods[key[:2]] > 1:
+                row = {**row, "scope": f"{row['scope']} by {row['method']}"}
+            yield row, now[key]
+
+
+def exact_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
     """Compare deterministic metrics, which must be equal, and counted memory, against the threshold."""
-    for then, now in _pairs(base, current, _EQUAL):
-        if then["estimate"] == now["estimate"]:
-            yield _line(then, now, Kind.EQUIVALENT)
+    for before, after in _pairs(then, now, _EQUAL):
+        if before["estimate"] == after["estimate"]:
+            yield _line(before, after, Kind.EQUIVALENT)
         else:
-            yield _line(then, now, CHANGED, message="deterministic metric changed")
-    for then, now in _pairs(base, current, _COUNTED_MEMORY):
-        before, after = then["estimate"], now["estimate"]
-        worse = after / before - 1 if before else math.inf if after else 0.0
-        if worse > threshold:
-            yield _line(then, now, Kind.REGRESSED)
-        elif worse < -threshold:
-            yield _line(then, now, Kind.IMPROVED)
-        else:
-            yield _line(then, now, CHANGED if worse else Kind.EQUIVALENT)
+            yield _line(before, after, CHANGED, message="deterministic metric changed")
+    for before, after in _pairs(then, now, _COUNTED_MEMORY):
+        worse = math.inf if after["estimate"] else 0.0
+        if before["estimate"]:
+            worse = after["estimate"] / before["estimate"] - 1
+        finding = CHANGED if worse else Kind.EQUIVALENT
+        if abs(worse) > threshold:
+            finding = Kind.REGRESSED if worse > 0 else Kind.IMPROVED
+        yield _line(before, after, finding)
 
 
-def block_medians(row: pd.Series) -> np.ndarray:
-    """The block medians behind a latency, without the warm-up that was cut from it, shape [blocks]."""
+def block_medians(row: Row) -> np.ndarray:
+    """Return the block medians of a latency without its warm-up, shape [blocks]."""
     details = row["details"]
     samples, per_block = np.asarray(row["samples"], dtype=float), details.get("calls_per_block", 1)
     whole = samples[details.get("warmup_cut", 0) : len(samples) // per_block * per_block]
     return np.median(whole.reshape(-1, per_block), axis=1)
 
 
-def _timing_line(then: pd.Series, now: pd.Series, known: _Known) -> Line:
-    """A latency by its blocks, p not adjusted yet; one without a steady state gets no verdict."""
+def _timing_lines(
+    then: Row,
+    now: Row,
+    threshold: float,
+    noise: Mapping[str, Sequence[str]],
+    repeats: Repeats | None,
+) -> Iterator[Line]:
+    """Compare a latency by its blocks, p not adjusted yet; without a steady state it gets no verdict.
+
+    `repeats` is None between two machines, where no gate fails.
+    """
+    if _is_modelled_time(then) or _is_modelled_time(now):
+        return
+    reason, blocks = "", [block_medians(row) for row in (then, now)]
+    spread = None if repeats is None else spread_between_runs(repeats, now)
     if then["run_id"] == now["run_id"]:
-        return _line(then, now, Kind.EQUIVALENT, message="the same run")
+        yield _line(then, now, Kind.EQUIVALENT, message="the same run")
+        return
     if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
-        message = "no steady state in one run; measure again"
-        return _line(then, now, Kind.INCONCLUSIVE, message=message)
-    if not (len(then["samples"]) and len(now["samples"])):
-        return _line(then, now, Kind.INCONCLUSIVE, message="only one sample; no verdict")
-    spread = None if known.repeats is None else spread_between_runs(known.repeats, now)
-    blocks = block_medians(then), block_medians(now)
-    try:
-        verdict = compare(*blocks, threshold=known.threshold, spread=spread)
-    except TooFewSamples as error:
-        message = f"too few blocks: {error}; raise budget_s"
-        return _line(then, now, Kind.INCONCLUSIVE, message=message)
-    message = ""
-    if any(
-        row["run_id"] in known.noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)
-    ):
+        reason = "no steady state in one run; measure again"
+    elif not (len(then["samples"]) and len(now["samples"])):
+        reason = "only one sample; no verdict"
+    else:
+        try:
+            verdict = compare(*blocks, threshold=threshold, spread=spread)
+        except TooFewSamples as error:
+            reason = f"too few blocks: {error}; raise budget_s"
+    if reason:
+        yield _line(then, now, Kind.INCONCLUSIVE, message=reason)
+        return
+    message = "" if spread is not None or repeats is None else UNKNOWN
+    if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
-    elif spread is None and known.repeats is not None:
-        message = UNKNOWN
-    base, current = (float(np.exp(np.log(one).mean())) for one in blocks)  # whose ratio is shown
     line = _line(then, now, verdict.kind, verdict=verdict, message=message)
-    return replace(line, base=base, current=current)
+    base, current = (float(np.exp(np.log(one).mean())) for one in blocks)  # whose ratio is shown
+    yield replace(line, base=base, current=current)
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
-    """The findings with p adjusted, over all timings that can fail a gate and over the others."""
-
-    def is_capped(line: Line) -> bool:
-        return line.message in (BUSY, UNKNOWN)
-
-    timings = [line for line in lines if line.verdict is not None]
+    """Adjust p, over all timings that can fail a gate and over the others, which are `suspect` at most."""
     yield from (line for line in lines if line.verdict is None)
+    timings = [line for line in lines if line.verdict is not None]
     for capped in (False, True):
-        chosen = [line for line in timings if is_capped(line) is capped]
+        chosen = [line for line in timings if (line.message in (BUSY, UNKNOWN)) is capped]
         judged = judge_together([line.verdict for line in chosen])
         for line, verdict in zip(chosen, judged, strict=True):
             if capped and verdict.kind in (Kind.REGRESSED, Kind.IMPROVED):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,31 +30,21 @@ def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFra
     return dict(iter(rows[committed & (rows["estimate"] > 0)].groupby(_KEY)))
 
 
-def spread_between_runs(of: Repeats, timing: pd.Series) -> Spread | None:
+def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None:
     """The standard deviation from run to run of a timing, pooled over revisions; None where no revision has three runs.
 
     Args:
         of: The runs that are known.
         timing: A row of the run that is judged, which does not count itself: it may be the slow one.
     """
-    runs = of.get(tuple(timing[_KEY]))
+    runs = of.get(tuple(timing[name] for name in _KEY))
     if runs is None:
         return None
     others = runs[runs["run_id"] != timing["run_id"]]
-    groups = [
-        np.log(group.to_numpy(float)) for _, group in others.groupby("git_revision")["estimate"]
-    ]
-    groups = [logs for logs in groups if len(logs) >= LEAST_RUNS]
-    freedom = sum(len(logs) - 1 for logs in groups)
+    logs = np.log(others["estimate"].astype(float)).groupby(others["git_revision"])
+    enough = logs.transform("size") >= LEAST_RUNS
+    freedom = int(enough.sum()) - others["git_revision"][enough].nunique()
     if not freedom:
         return None
-    squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in groups)
-    return Spread(float(np.sqrt(squares / freedom)), freedom)
-
-
-def count_unknown(messages: Sequence[str]) -> list[str]:
-    """The line for timings whose spread is not known, from the messages of all timings."""
-    if not (unknown := sum(message == UNKNOWN for message in messages)):
-        return []
-    few = f"{unknown} of {len(messages)} timings: fewer than {LEAST_RUNS} earlier runs of one revision here"
-    return [f"{few}, so suspect at most; nano ab decides"]
+    squares = float(((logs.obj - logs.transform("mean"))[enough] ** 2).sum())
+    return Spread(math.sqrt(squares / freedom), freedom)

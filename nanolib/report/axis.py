@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import format_number
+from nanolib.numbers import format_number
 
 _MOST_NAMED = 4  # points that are named when a logarithmic axis cannot show them
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nanolib.measurement import METRICS, format_number, format_with_interval
+from nanolib.measurement import METRICS
+from nanolib.numbers import format_number, format_with_interval
 
 _MOST_FIGURES = 4
 MOST_CLAIMS = 5  # of a section: a reader takes in no more; its tables have the rest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from nanolib.measurement import case_name, format_number, format_with_interval
+from nanolib.measurement import case_name
+from nanolib.numbers import format_number, format_with_interval
 from nanolib.report.overview import pick
 
 

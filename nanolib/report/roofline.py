@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import scaled
+from nanolib.numbers import scaled
 from nanolib.report.claim import Claim, Figure
 from nanolib.report.linking import link_columns, links
 from nanolib.report.overview import listed, of_experiment, pick

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import Flag, format_number, format_with_interval
+from nanolib.measurement import Flag
+from nanolib.numbers import format_number, format_with_interval
 from nanolib.report.overview import pick
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import format_number
+from nanolib.numbers import format_number
 from nanolib.run.case import Case
 from nanolib.run.params import Params
 from nanolib.run.workload import shortage

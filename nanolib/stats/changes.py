@@ -66,21 +66,19 @@ def changes_of_level(
     Returns:
         Index of the first value after each change, and the ratio of the level after to that before.
     """
-    logs = np.log(np.asarray(values, dtype=float))
+    logs, widths = np.log(np.asarray(values, dtype=float)), np.asarray(uncertainty, dtype=float)
     n = len(logs)
     if n < LEAST_HISTORY:
         return []
-    noise = history_noise(logs, uncertainty)
-    smooth = median_of_neighbours(logs)
-    bounds = [0, *change_points(smooth / noise, PENALTY * math.log(n), LEAST_RUNS), n]
-    bounds = _beyond_local_noise(bounds, smooth, logs, np.asarray(uncertainty, dtype=float))
+    smooth, penalty = median_of_neighbours(logs), PENALTY * math.log(n)
+    points = change_points(smooth / _history_noise(logs, widths), penalty, LEAST_RUNS)
+    bounds = _beyond_local_noise([0, *points, n], smooth, logs, widths)
     seen, steps = (np.diff(levels_between(series, bounds)) for series in (smooth, logs))
-    found = zip(bounds[1:-1], seen, steps, strict=True)
-    return [
-        (index, math.exp(step))
-        for index, smoothed, step in found
-        if abs(smoothed) > math.log1p(least)
-    ]
+    found = []
+    for index, smoothed, step in zip(bounds[1:-1], seen, steps, strict=True):
+        if abs(smoothed) > math.log1p(least):
+            found.append((index, math.exp(step)))
+    return found
 
 
 def _beyond_local_noise(
@@ -111,7 +109,7 @@ def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> floa
     """The larger noise of the runs before and after a change; near an end the window reaches across the change."""
     last = max(0, len(residuals) - _NEAR)
     starts = (min(max(0, at - _NEAR), last), min(at, last))
-    return max(history_noise(residuals[a : a + _NEAR], uncertainty[a : a + _NEAR]) for a in starts)
+    return max(_history_noise(residuals[a : a + _NEAR], uncertainty[a : a + _NEAR]) for a in starts)
 
 
 def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
@@ -157,11 +155,9 @@ def _prediction_reach(level: np.ndarray) -> float:
     return student * float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
 
 
-def history_noise(logs: np.ndarray, uncertainty: ArrayLike) -> float:
+def _history_noise(logs: np.ndarray, widths: np.ndarray) -> float:
     """Standard deviation of estimates about their level: what neighbours or their own intervals say, whichever is larger."""
-    return max(
-        step_noise(logs), float(np.median(np.asarray(uncertainty, dtype=float))) / 1.96, 1e-4
-    )
+    return max(step_noise(logs), float(np.median(widths)) / 1.96, 1e-4)
 
 
 def median_of_neighbours(series: np.ndarray) -> np.ndarray:

@@ -74,12 +74,6 @@ class Verdict:
         """By which share B is worse than A; negative when it is better."""
         return self.ratio - 1 if self.direction is Direction.LOWER else 1 / self.ratio - 1
 
-    def __str__(self) -> str:
-        """The word, the change with its interval, p, and what the word leaves open."""
-        low, _, high = (f"{end - 1:+.1%}" for end in self.interval)
-        text = f"{self.kind}: {self.ratio - 1:+.1%} [{low} … {high}], p = {self.p:.2g}"
-        return f"{text}; {self.open}" if self.open else text
-
     @property
     def open(self) -> str:
         """What the word alone does not say of a time: which way, how far within the margin, what could have been seen."""
@@ -181,32 +175,25 @@ def compare(
         TooFewSamples: Fewer than six blocks of either.
         BadInput: Values that are not positive.
     """
-    from scipy.stats import ttest_ind
-
     a, b = _logs(base, current)
     difference = float(b.mean() - a.mean())
+    spreads = []  # standard error of the difference, degrees of freedom
     parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
-    found = []  # error, degrees of freedom, p
-    if error := math.sqrt(sum(parts)):
-        freedom = sum(parts) ** 2 / sum(
-            part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True)
-        )
-        found.append((error, freedom, float(ttest_ind(b, a, equal_var=False).pvalue)))
+    if variance := sum(parts):
+        shares = [part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True)]
+        spreads.append((math.sqrt(variance), variance**2 / sum(shares)))
     if spread is not None and spread.sd:
-        error = math.sqrt(2) * spread.sd
-        found.append(
-            (error, spread.freedom, 2 * float(stdtr(spread.freedom, -abs(difference) / error)))
-        )
-    if not found:  # a clock so coarse that nothing varies
-        intervals = [Interval(difference, difference, difference)] * 2
-        return _verdict(intervals, 1.0 if difference == 0 else 0.0, 0.0, threshold, direction)
-    reaches = [
-        max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom, _ in found)
-        for level in (0.95, 0.90)
-    ]
-    intervals = [Interval(difference - reach, difference, difference + reach) for reach in reaches]
-    effect = max(_detectable(error, freedom) for error, freedom, _ in found)
-    return _verdict(intervals, max(p for *_, p in found), effect, threshold, direction)
+        spreads.append((math.sqrt(2) * spread.sd, spread.freedom))
+    if not spreads:  # the clock is so coarse that nothing varies
+        same = Interval(difference, difference, difference)
+        return _verdict([same, same], float(difference == 0), 0.0, threshold, direction)
+    p = max(2 * float(stdtr(freedom, -abs(difference) / error)) for error, freedom in spreads)
+    intervals = []
+    for level in (0.95, 0.90):
+        reach = max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom in spreads)
+        intervals.append(Interval(difference - reach, difference, difference + reach))
+    effect = max(_detectable(error, freedom) for error, freedom in spreads)
+    return _verdict(intervals, p, effect, threshold, direction)
 
 
 def compare_processes(
@@ -239,22 +226,20 @@ def compare_processes(
     )
 
 
-def judge_together(verdicts: Sequence[Verdict], method: str = "holm") -> list[Verdict]:
-    """The same verdicts with p adjusted for how many there are.
+def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the same verdicts with p adjusted for how many there are, which bounds the chance of any false alarm.
 
     Args:
         verdicts: Of all cases.
-        method: `holm` for a gate (the chance of any false alarm), `fdr_bh` for a report (the share of false ones).
-    """
-    if not verdicts:
-        return []
-    from statsmodels.stats.multitest import multipletests
 
-    adjusted = multipletests([verdict.raw_p for verdict in verdicts], method=method)[1]
-    return [
-        replace(v, p=float(p), kind=_kind(v, float(p)))
-        for v, p in zip(verdicts, adjusted, strict=True)
-    ]
+    Source: Holm (1979), A simple sequentially rejective multiple test procedure.
+    """
+    p = np.array([verdict.raw_p for verdict in verdicts])
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1)
+    pairs = zip(verdicts, adjusted.tolist(), strict=True)
+    return [replace(verdict, p=p, kind=_kind(verdict, p)) for verdict, p in pairs]
 
 
 def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -16,11 +16,6 @@ class Interval(NamedTuple):
     estimate: float
     high: float
 
-    @property
-    def half_width(self) -> float:
-        """Half the width as a share of the estimate; infinite when the estimate is zero."""
-        return (self.high - self.low) / 2 / abs(self.estimate) if self.estimate else float("inf")
-
 
 class TooFewSamples(ValueError):
     """There are too few samples for the confidence asked for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 
@@ -48,13 +49,14 @@ def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
     Source: Policello & Hettmansperger (1976) for Winsorized signed ranks; Bauer (1972) for inverting a rank test.
     """
     x = np.asarray(delta, dtype=float)
-    walsh = np.unique(_walsh(x))
-    cap = _cap(len(x))
-    below = _depth(len(x), cap, confidence)
-    low, high = (side * _first(side * x, side * walsh[::side], cap, below) for side in (1, -1))
-    half = cap_sum(len(x), cap) / 2
-    ends = [side * _first(side * x, side * walsh[::side], cap, half) for side in (1, -1)]
-    return Interval(low, min(max(sum(ends) / 2, low), high), high)
+    walsh, cap = np.unique(_walsh(x)), _cap(len(x))
+
+    def ends(least: float) -> list[float]:
+        return [side * _first(side * x, side * walsh[::side], cap, least) for side in (1, -1)]
+
+    low, high = ends(_depth(len(x), cap, confidence))
+    middle = sum(ends(cap_sum(len(x), cap) / 2)) / 2
+    return Interval(low, min(max(middle, low), high), high)
 
 
 def capped_p(delta: ArrayLike) -> float:
@@ -109,14 +111,8 @@ def _of_side(x: np.ndarray, centre: float, cap: int) -> int:
 
 def _first(x: np.ndarray, walsh: np.ndarray, cap: int, least: float) -> float:
     """The first Walsh average just above which what lies below sums to `least`: the sum never falls (Bauer 1972)."""
-    above = np.append((walsh[1:] + walsh[:-1]) / 2, walsh[-1] + 1.0)
-    first, last = 0, len(walsh) - 1
-    while first < last:
-        middle = (first + last) // 2
-        if _of_side(x, above[middle], cap) >= least:
-            last = middle
-        else:
-            first = middle + 1
+    above = (walsh[1:] + walsh[:-1]) / 2
+    first = bisect.bisect_left(range(len(above)), least, key=lambda i: _of_side(x, above[i], cap))
     return float(walsh[first])
 
 

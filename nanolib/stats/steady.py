@@ -90,10 +90,9 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
 def _noise(series: np.ndarray) -> float:
     """As `step_noise`, or what all steps but the four largest tell: of two modes the median of the steps knows one alone."""
     steps = np.sort(np.abs(np.diff(series)))[:-4]
-    rest = (
-        math.sqrt(float(np.mean(steps**2)) / 2) if len(steps) > 4 else 0.0
-    )  # of fewer nobody knows which are changes
-    return max(step_noise(series), rest)
+    if len(steps) <= 4:  # nobody knows which of so few are changes
+        return step_noise(series)
+    return max(step_noise(series), math.sqrt(float(np.mean(steps**2)) / 2))
 
 
 def leading_slow_samples(series: ArrayLike) -> int:
@@ -110,28 +109,18 @@ def leading_slow_samples(series: ArrayLike) -> int:
     return int(np.argmin(above)) if not above.all() else len(x)
 
 
-@dataclass(frozen=True)
-class WarmUp:
-    """How many steps at the head of a curve are slower than its later level.
+def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
+    """Find how many warm-up steps a curve of single steps asks for.
 
-    Attributes:
-        steps: Their number; None where the curve gives no clear answer.
-        reason: Why there is none.
-    """
-
-    steps: int | None
-    reason: str = ""
-
-
-def warm_up(curve: ArrayLike) -> WarmUp:
-    """Find how many warm-up steps a curve of single steps asks for, or why that cannot be determined.
-
-    The second half is taken for warm. The curve is smoothed (the median of five neighbours), and its head ends where the
-    smoothed curve comes down to what the second half's own noise reaches. Single cold calls and changes of level lengthen
-    the head. There is no clear answer where the next step still lies above the level and only the noise could explain it.
+    The second half counts as warm. The curve is smoothed (the median of five neighbors), and its head ends where the smoothed curve
+    comes down to the level that the second half reaches with its own noise. Single cold calls and changes of level lengthen the
+    head. There is no clear answer if the next step is still above the level and only the noise could explain it.
 
     Args:
         curve: Times of single steps from the first one of a process, shape [n], any unit; n >= 20.
+
+    Returns:
+        The number of steps and an empty reason; or None, and why it is unclear.
     """
     x = np.asarray(curve, dtype=float)
     half = len(x) // 2
@@ -144,12 +133,11 @@ def warm_up(curve: ArrayLike) -> WarmUp:
     head = half if slow.all() else int(np.argmin(slow))
     steps = max(head, found.cut, leading_slow_samples(x))
     if not found.steady or steps >= half:
-        return WarmUp(None, "the curve does not settle within its first half")
+        return None, "the curve does not settle within its first half"
     if slow[steps:].any():
-        return WarmUp(
-            None, f"the curve rises again at step {steps + int(np.argmax(slow[steps:])) + 1}"
-        )
+        return None, f"the curve rises again at step {steps + int(np.argmax(slow[steps:])) + 1}"
     if smooth[steps] > level * (1 + MOVED):
-        over = f"from step {steps + 1} on the steps still take {smooth[steps] / level:.2f}× the later median"
-        return WarmUp(None, f"{over}, and the curve's noise is as large")
-    return WarmUp(steps)
+        share = f"{smooth[steps] / level:.2f}× the later median"
+        still = f"from step {steps + 1} on the steps still take {share}"
+        return None, f"{still}, and the curve's noise is as large"
+    return steps, ""

@@ -1,11 +1,12 @@
 """One SQLite file: rows go in and out, and nothing here knows torch, models or meters.
 
-`schema` says what a file holds, `connection` opens it, `store` writes, merges and deletes, `query` reads, `traces` takes what comes
-by the thousand, `export` writes what others may see, `identity` says whether the process of a run is gone.
+`schema` says what a file contains, `connection` opens it, `store` writes and deletes, `merge` imports, `query` reads, `traces`
+takes rows by the thousand, `export` writes what others may see, `identity` says whether the process of a run has ended.
 """
 
+from nanolib.store.merge import check_mergeable
 from nanolib.store.query import SHOWN_CASES
 from nanolib.store.schema import Run
-from nanolib.store.store import Store, check_mergeable
+from nanolib.store.store import Store
 
 __all__ = ["SHOWN_CASES", "Run", "Store", "check_mergeable"]

@@ -17,7 +17,7 @@ from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import expanded, put_in_place
 from nanolib.store.connection import write_schema
 from nanolib.store.query import Reader, listed
-from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, marks
+from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert
 
 PUBLIC = {
     "machines": "machine_id cpu cores ram_gib gpus system driver torch threads governor dtypes",
@@ -42,7 +42,7 @@ _TEXTS = (
     "driver",
 )
 _DROPPED = ("traceback", "corpus")  # keys of JSON
-_ALWAYS = {"process": "", "launch": ""}  # columns that cannot be left out of a database
+_REQUIRED = {"process", "launch"}  # columns that are empty in an export
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )
@@ -51,25 +51,22 @@ _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\
 
 @functools.cache
 def _private() -> list[tuple[re.Pattern[str], str]]:
-    """This machine's home folder, user and host as patterns, and what takes their place."""
+    """Return this machine's home folder, user and host as patterns, each with its replacement."""
     home, host = str(expanded("~")), platform.node()
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name
         user = ""
-    words = {user: "user", host: "host", host.partition(".")[0]: "host"}
-    tell = {
-        name: word
-        for name, word in words.items()
-        if len(name) > 2 and name not in ("root", "localhost")
-    }
-    ends = r"(?<![^\W_])", r"(?![^\W_])"  # an underscore is no letter: results_of_NAME
-    names = [
-        (re.compile(f"{ends[0]}{re.escape(name)}{ends[1]}", re.I), word)
-        for name, word in tell.items()
-    ]
-    own = [(re.compile(re.escape(home) + r"(?![\w.-])"), "~")] if len(home) > 1 else []
-    return [*own, (_HOME, "~"), *names, (_FOLDERS, "…/")]
+    patterns = []
+    if len(home) > 1:
+        patterns.append((re.compile(re.escape(home) + r"(?![\w.-])"), "~"))
+    patterns.append((_HOME, "~"))
+    for name, word in {user: "user", host: "host", host.partition(".")[0]: "host"}.items():
+        if len(name) > 2 and name not in ("root", "localhost"):
+            # An underscore is not a letter: results_of_NAME
+            whole = rf"(?<![^\W_]){re.escape(name)}(?![^\W_])"
+            patterns.append((re.compile(whole, re.I), word))
+    return [*patterns, (_FOLDERS, "…/")]
 
 
 def redact(value: Any) -> Any:
@@ -93,11 +90,8 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
         rows: Its rows; what is not in the allow-list is left out.
     """
     for row in rows:
-        public = {
-            name: redact(row[name]) if name in _TEXTS else row[name]
-            for name in PUBLIC[table].split()
-            if name in row
-        }
+        public = {name: row[name] for name in PUBLIC[table].split() if name in row}
+        public |= {name: redact(value) for name, value in public.items() if name in _TEXTS}
         if public.get("status") == RunStatus.RUNNING:
             public["status"] = str(RunStatus.INTERRUPTED)
         yield public
@@ -128,45 +122,30 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
     Raises:
         BadInput: The file is there already, or cannot be written.
     """
-    ids = listed(run_ids)
     of_runs = f"run_id IN {LISTED}"
-    of_machines = f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})"
+    chosen = {
+        "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
+        "runs": of_runs,
+        "measurements": of_runs,
+        "traces": of_runs,
+    }
     of_traces = f"trace_id IN (SELECT trace_id FROM traces WHERE {of_runs})"
+    chosen |= dict.fromkeys(TRACE_TABLES, of_traces)
     with new_file(target) as file:
-        write_schema(file, "DELETE")  # which a read-only folder can hold
+        write_schema(file, "DELETE")  # the journal mode that a read-only folder allows
         with closing(sqlite3.connect(file)) as copy, copy:
-            for table, condition in (
-                ("machines", of_machines),
-                ("runs", of_runs),
-                ("measurements", of_runs),
-                ("traces", of_runs),
-            ):
-                held = [
-                    row[1] for row in copy.execute(f"PRAGMA table_info({table})") if row[1] != "id"
-                ]
-                rows = store.connection.execute(
-                    f"SELECT {', '.join(held)} FROM {table} WHERE {condition} ORDER BY rowid", [ids]
-                )
-                parsed = (
-                    {name: _parsed(name, value) for name, value in zip(held, row, strict=True)}
-                    for row in rows
-                )
-                for row in parsed:
-                    (public,) = public_rows(table, [row])
-                    public |= {name: row[name] for name in ("samples",) if name in row}
-                    public |= {name: text for name, text in _ALWAYS.items() if name in row}
-                    written = {
-                        name: json.dumps(value) if name in JSON else value
-                        for name, value in public.items()
-                    }
-                    copy.execute(
-                        f"INSERT INTO {table} ({', '.join(written)}) VALUES ({marks(len(written))})",
-                        list(written.values()),
-                    )
-            for table, columns in TRACE_TABLES.items():
-                rows = store.connection.execute(f"SELECT * FROM {table} WHERE {of_traces}", [ids])
-                copy.executemany(f"INSERT INTO {table} VALUES ({marks(2 + len(columns))})", rows)
+            for table, condition in chosen.items():
+                names = [name for name in columns_of(copy, table) if name != "id"]
+                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY 1"
+                query = query if table in TRACE_TABLES else query.replace("BY 1", "BY rowid")
+                for values in store.connection.execute(query, [listed(run_ids)]):
+                    row = dict(zip(names, values, strict=True))
+                    insert(copy, table, row if table in TRACE_TABLES else _public_row(table, row))
 
 
-def _parsed(name: str, value: Any) -> Any:
-    return json.loads(value) if name in JSON else value
+def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the database as others may see it, with what each row of its table must have."""
+    parsed = {name: json.loads(row[name]) if name in JSON else row[name] for name in row}
+    (public,) = public_rows(table, [parsed])
+    kept = {"samples": row["samples"]} if "samples" in row else {}
+    return dict.fromkeys(_REQUIRED & row.keys(), "") | public | kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,11 +104,6 @@ SCHEMA = (
 LISTED = "(SELECT value FROM json_each(?))"  # values that a JSON list holds: a query takes a limited number of marks
 
 
-def marks(count: int) -> str:
-    """So many places for values in a statement."""
-    return ", ".join("?" * count)
-
-
 DURING = "during "  # so begins what a run met while its cases were measured
 
 
@@ -154,9 +150,23 @@ class Run:
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
-def as_json(value: Any) -> str:
-    """Write a value as the JSON of a column; mappings and numbers of numpy become plain ones."""
-    return json.dumps(value, default=_plain, allow_nan=False)
+def encode(column: str, value: Any) -> Any:
+    """Return a value as its column holds it: JSON, in which mappings and numbers of numpy become plain ones, or as it is."""
+    return json.dumps(value, default=_plain, allow_nan=False) if column in JSON else value
+
+
+def insert(
+    db: sqlite3.Connection, table: str, row: Mapping[str, Any], on_conflict: str = ""
+) -> None:
+    """Insert a row: column → value."""
+    values = [encode(name, value) for name, value in row.items()]
+    marks = ", ".join("?" * len(values))
+    db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks}){on_conflict}", values)
+
+
+def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
+    """Return the names of a table's columns."""
+    return [row[1] for row in db.execute(f"PRAGMA main.table_info({table})")]
 
 
 def _plain(value: Any) -> Any:

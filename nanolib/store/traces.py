@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import itertools
 import json
 import queue
@@ -18,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,7 @@ _COMMIT_S = 0.5
 _CHUNK = 1000
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Rows on their way; a generator runs in the writing thread."""
-
-    statement: str
-    rows: Iterable[Sequence[Any]]
+_Batch = tuple[str, Iterable[Sequence[Any]]]  # a statement and its rows
 
 
 class TraceWriter:
@@ -60,7 +55,7 @@ class TraceWriter:
 
     def put(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Queue rows for an INSERT or UPDATE; costs a microsecond."""
-        self._queue.put(_Batch(statement, rows))
+        self._queue.put((statement, rows))
 
     def flush(self) -> str:
         """Wait until everything queued is committed; returns what went wrong since the last time, empty for nothing."""
@@ -80,42 +75,35 @@ class TraceWriter:
         return failure
 
     def _run(self) -> None:
-        with contextlib.closing(self._db) as db:
-            while True:
+        with contextlib.closing(self._db):
+            is_over = False
+            while not is_over:
                 self._wake.wait(_COMMIT_S)
                 self._wake.clear()
-                over = (
-                    self._over
-                )  # read before the queue: what is queued after it still finds a round
-                self._drain(db)
-                if over:
-                    return
+                is_over = self._over  # read before the queue, so that what follows is still written
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        self._serve(self._queue.get_nowait())
 
-    def _drain(self, db: sqlite3.Connection) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found = self._queue.get_nowait()
-                if isinstance(found, threading.Event):
-                    found.set()
-                    continue
-                try:
-                    _write(db, found)
-                except (
-                    Exception
-                ) as error:  # told by `flush`; a thread that ended would lose what follows too
-                    self._failure = f"{type(error).__name__}: {error}"
-
-
-def _write(db: sqlite3.Connection, batch: _Batch) -> None:
-    rows = iter(batch.rows)
-    while chunk := list(itertools.islice(rows, _CHUNK)):
-        db.execute("BEGIN IMMEDIATE")
+    def _serve(self, found: _Batch | threading.Event) -> None:
+        if isinstance(found, threading.Event):
+            found.set()
+            return
         try:
-            db.executemany(batch.statement, chunk)
-        except BaseException:
-            db.execute("ROLLBACK")
-            raise
-        db.execute("COMMIT")
+            self._write(*found)
+        except Exception as error:  # `flush` reports it; a thread that ended would lose more rows
+            self._failure = f"{type(error).__name__}: {error}"
+
+    def _write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        remaining = iter(rows)
+        while chunk := list(itertools.islice(remaining, _CHUNK)):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(statement, chunk)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
 
 
 class Trace:
@@ -184,41 +172,28 @@ _INSERT = {
 }
 
 
-class _Recording:
-    """A trace that is opened when somebody first asks for it: most cases keep none."""
-
-    def __init__(self, open_trace: Callable[[], Trace]) -> None:
-        self._open = open_trace
-        self.trace: Trace | None = None
-
-    def asked(self) -> Trace:
-        self.trace = self.trace or self._open()
-        return self.trace
-
-
-_CURRENT: contextvars.ContextVar[_Recording | None] = contextvars.ContextVar(
-    "recording", default=None
+# Opens the trace of the case in flight, when it is first asked for: most cases keep none.
+_OPEN: contextvars.ContextVar[Callable[[], Trace | NoTrace]] = contextvars.ContextVar(
+    "open_trace", default=NoTrace
 )
 
 
 def current() -> Trace | NoTrace:
-    """The trace of the case in flight; one that forgets where there is none."""
-    recording = _CURRENT.get()
-    return NoTrace() if recording is None else recording.asked()
+    """Return the trace of the case in flight, or one that forgets its rows."""
+    return _OPEN.get()()
 
 
 @contextlib.contextmanager
 def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
-    """Within it `current()` is this trace, opened when first asked for; at the end everything is committed."""
-    token = _CURRENT.set(held := _Recording(open_trace))
+    """Make `current()` this trace, opened when first asked for; at the end everything is committed."""
+    opened = functools.cache(open_trace)
+    token = _OPEN.set(opened)
     try:
         yield
     finally:
-        _CURRENT.reset(token)
-        if held.trace is not None and (failure := held.trace.flush()):
-            print(
-                printable(
-                    f"traces: some could not be written ({failure}); the measurements are whole"
-                ),
-                file=sys.stderr,
+        _OPEN.reset(token)
+        if opened.cache_info().currsize and (failure := opened().flush()):
+            message = (
+                f"traces: some could not be written ({failure}); the measurements are complete"
             )
+            print(printable(message), file=sys.stderr)

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from nanolib.ab.pairs import Compared, Pairs, Settings, Task, TaskResult
+from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.result import lines_of
 from nanolib.ab.schedule import _judge
-from nanolib.cli.comparing import show_comparison
+from nanolib.cli.compare import show_comparison
 from nanolib.compare.findings import Comparison
 from nanolib.stats.compare import paired_levels
 
@@ -21,10 +21,10 @@ def compared():
     b = a * np.repeat(ratios, counts)
     assert np.median(b) < np.median(a)
     task = Task("call", "c1", {"name": "work:run"}, ({}, {}))
-    result = TaskResult({"": Pairs(a.tolist(), b.tolist(), counts)})
-    (verdicts,) = _judge([result], Settings())
-    assert verdicts[""].ratio > 1.1
-    return Compared(task, result, verdicts)
+    result = TaskResult(task, {"": Pairs(a.tolist(), b.tolist(), counts)})
+    _judge([result], Settings())
+    assert result.verdicts[""].ratio > 1.1
+    return result
 
 
 def test_base_and_current_have_the_ratio_that_stands_beside_them(compared, tmp_path, capsys):

@@ -7,7 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nanolib.ab.processes import ForkServer, Processes, VersionDied, VersionProcess
+from nanolib.ab.children import ForkServer, VersionDied, VersionProcess
+from nanolib.ab.processes import Processes
 from nanolib.ab.worktree import Version
 from nanolib.measurement import BadInput
 

@@ -1,10 +1,11 @@
-"""Somebody else's results against one's own: times scaled by the peaks of both machines, figures that must be equal as they are."""
+"""Results of another machine: times scaled by the peak rates of both, and metrics that must be equal as they are."""
+
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.measurement import Measurement
 from nanolib.store import Run, Store
 from tests.compare.test_compare import _case, _machine
 
@@ -13,9 +14,7 @@ def _stored(path, machine, factor, predicted, flops=100.0):
     cases = {}
     for at in range(8):
         rows = [
-            Measurement.from_dict(row.to_dict() | {"predicted": predicted})
-            if row.metric == "latency"
-            else row
+            replace(row, predicted=predicted) if row.metric == "latency" else row
             for row in _case(at, level=(10 + at) * factor, flops=flops)
         ]
         cases[f"c{at}"] = ({"name": f"k{at}", "seq_len": 8}, rows)
@@ -29,9 +28,9 @@ def _stored(path, machine, factor, predicted, flops=100.0):
         (
             8.0,
             100.0,
-            ["scaled by the peaks of both machines: 1 ", "24 equivalent"],
+            ["scaled by the peak rates of both machines: 1 ", "24 equivalent"],
         ),  # twice as slow, as its peaks say
-        (4.0, 100.0, ["scaled by the peaks of both machines: 2.0", "8 regressed"]),
+        (4.0, 100.0, ["scaled by the peak rates of both machines: 2.0", "8 regressed"]),
         (8.0, 101.0, ["8 changed", "deterministic metric changed"]),
         (
             None,

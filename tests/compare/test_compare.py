@@ -1,6 +1,6 @@
 import itertools
 import json
-from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,21 +21,16 @@ def _machine(machine_id="m1"):
 def _case(
     seed, level=10.0, flops=100.0, memory=8.0, status=Status.OK, flags=(), blocks=40, spread=0.01
 ):
+    if status is not Status.OK:
+        return [Measurement("case_time", 1.0, status=status, message="why")]
     times = level * np.exp(spread * np.random.default_rng(seed).normal(size=blocks))
     latency = summarise(times, scope="forward")
-    rows = [
-        Measurement("case_time", 1.0, status=status, message="" if status is Status.OK else "why")
+    return [
+        Measurement("case_time", 1.0),
+        replace(latency, flags=flags or latency.flags),
+        exact("flops", flops, scope="forward"),
+        exact("peak_memory", memory, scope="forward"),
     ]
-    if status is Status.OK:
-        latency = Measurement.from_dict(
-            latency.to_dict() | {"flags": list(flags) or list(latency.flags)}
-        )
-        rows += [
-            latency,
-            exact("flops", flops, scope="forward"),
-            exact("peak_memory", memory, scope="forward"),
-        ]
-    return rows
 
 
 def _run(cases, run_id, machine_id="m1", **rest):
@@ -63,24 +58,12 @@ def _finding(comparison, metric):
     return next(line.finding for line in comparison.lines if line.metric.startswith(metric))
 
 
-def test_a_run_against_itself_is_all_equivalent(found):
-    comparison = found({"a": _case(1), "b": _case(2)}, {"a": _case(1), "b": _case(2)})
-    assert set(comparison.counts) == {"equivalent"} and not comparison.regressed
-
-
-def test_another_machine_is_never_a_gate(found):
-    comparison = found({"a": _case(1)}, {"a": _case(3, level=20)}, machines=("m1", "m2"))
-    assert _finding(comparison, "latency") == "regressed" and not comparison.regressed
-
-
 @pytest.mark.parametrize(
     ("memory", "finding"),
     [
         (1073.0, "regressed"),
         (1072.0, "changed"),  # at the threshold
-        (1024.1, "changed"),
         (1024.0, "equivalent"),
-        (976.0, "changed"),
         (975.0, "improved"),
     ],
 )
@@ -108,12 +91,7 @@ def test_a_latency_is_held_against_the_threshold(found, level, finding):
 @pytest.mark.parametrize("flops", [99.0, 101.0, 100.0 + 1e-9])
 def test_a_deterministic_figure_has_no_threshold(found, flops):
     comparison = found({"a": _case(1)}, {"a": _case(1, flops=flops)}, threshold=0.9)
-    (line,) = (line for line in comparison.lines if line.metric == "flops forward")
-    assert (line.finding, line.message, line.verdict) == (
-        "changed",
-        "deterministic metric changed",
-        None,
-    )
+    assert _finding(comparison, "flops") == "changed"
 
 
 def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_path):
@@ -140,44 +118,19 @@ def test_a_finding_has_its_sides_its_change_and_what_it_leaves_open(found, tmp_p
         "missing",
         "not in current",
     )
-    assert (new.experiment, new.finding, new.message) == (
-        "attention",
-        "new",
-        "not in base",
-    )
+    assert (new.finding, new.message) == ("new", "not in base")
     assert gone.change == new.change == "—" and told["gone", ""].base is None
     shown, worst = comparison.table(), comparison.table(everything=False)
-    assert len(shown) == len(comparison.lines) and "equivalent" not in set(worst["verdict"])
     assert set(shown["verdict"]) - set(worst["verdict"]) == {"equivalent"}
     row = shown[shown["metric"] == "peak_memory forward, MiB"].iloc[0].to_dict()
     assert row == {"verdict": "regressed", "experiment": "attention", "case": "a seq_len=8", "metric": "peak_memory forward, MiB",
                    "base": "8", "current": "10", "change": "+25.00%", "p": "", "note": ""}  # fmt: skip
-    assert shown[shown["verdict"] == "new"].iloc[0]["base"] == ""
-    assert f"{slow.verdict.p:.2g}" in set(shown["p"])
     exported = comparison.to_dict()
-    assert (
-        exported["counts"]
-        == comparison.counts
-        == dict(Counter(str(line.finding) for line in comparison.lines))
-    )
-    assert (exported["regressed"], exported["same_machine"], exported["threshold"]) == (
-        True,
-        True,
-        0.05,
-    )
-    (line,) = (
-        line for line in exported["lines"] if line["case"].startswith("slow") and "ratio" in line
-    )
-    assert (line["ratio"], line["low"], line["high"], line["p"]) == (
-        ratio,
-        low,
-        high,
-        slow.verdict.p,
-    )
-    assert line["base"] == slow.base and line["metric"] == "latency forward"
-    assert (
-        "ratio" not in exported["lines"][[line.finding for line in comparison.lines].index("new")]
-    )
+    assert exported["counts"] == comparison.counts and exported["regressed"]
+    lines = {(line["case"].split()[0], line["metric"]): line for line in exported["lines"]}
+    line, ends = lines["slow", "latency forward"], {"ratio": ratio, "low": low, "high": high}
+    assert line.items() >= (ends | {"p": slow.verdict.p, "base": slow.base}).items()
+    assert "ratio" not in lines["new", ""]
 
 
 def test_of_several_runs_the_newest_counts_on_either_side(tmp_path):
@@ -213,19 +166,6 @@ def test_a_figure_that_is_gone_from_a_case_that_is_fine_has_vanished(found):
     assert (
         told == [("a", "latency forward"), ("a", "flops forward"), ("a", "peak_memory forward")]
         and comparison.lost
-    )
-
-
-def test_cases_that_vanished_broke_or_are_new_are_reported(found):
-    base = {"a": _case(1), "b": _case(2), "c": _case(3)}
-    comparison = found(base, {"a": _case(1), "b": _case(2, status=Status.OOM), "d": _case(4)})
-    said = {
-        line.case.split()[0]: (line.finding, line.message)
-        for line in comparison.lines
-        if not line.metric
-    }
-    assert (
-        said["c"][0] == "missing" and said["d"][0] == "new" and said["b"] == ("failed", "oom: why")
     )
 
 

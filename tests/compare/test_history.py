@@ -1,48 +1,26 @@
-import dataclasses
-
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.compare.history import Change, History, _changes, histories, since_before, table
+from nanolib.compare.history import Change, History, find_steps, histories, since_before, table
 from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.meters.time.latency import summarise
 from nanolib.report.regressions import history_verdict
 from nanolib.store import Run, Store
 
-M1 = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8, "dtypes": {"float32": "vector"}}
-M2 = M1 | {
-    "machine_id": "m2",
-    "gpus": [{"name": "G", "memory_gib": 80, "compute_capability": "9.0", "fp8": True}],
-    "dtypes": {"float32": "vector", "bfloat16": "tensor_cores"},
-}
+M1 = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8}
+M2 = M1 | {"machine_id": "m2"}
 
 
-def _run(index, level, machine=M1, flops=100.0, experiment="attention", **more):
+def _run(index, level, machine=M1, flops=100.0, revision=None):
     wiggle = 1 + 0.002 * (index % 3)
     times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
-    latency = dataclasses.replace(summarise(times, scope="forward"), predicted=level)
-    rows = [Measurement("case_time", 1.0), latency, exact("flops", flops, scope="forward")]
-    shape = {
-        "batch_size": 1,
-        "dtype": "float32",
-        "num_heads": 1,
-        "num_kv_heads": 1,
-        "head_dim": 8,
-        "causal": True,
-    }
-    factors = {
-        "name": "dense",
-        "attention_type": "dense",
-        "options": {},
-        "seq_len": 8,
-        "device": "cpu",
-        **shape,
-    } | more
-    cases = {"c1": (factors, rows)}
-    run_id = f"run{index}{machine['machine_id']}"
-    return Run(experiment, machine, rows=cases, git_revision=f"rev{index}", run_id=run_id)
+    rows = [Measurement("case_time", 1.0), summarise(times, scope="forward")]
+    rows.append(exact("flops", flops, scope="forward"))
+    cases = {"c1": ({"name": "dense", "seq_len": 8, "dtype": "float32"}, rows)}
+    run_id, revision = f"run{index}{machine['machine_id']}", revision or f"rev{index}"
+    return Run("attention", machine, rows=cases, git_revision=revision, run_id=run_id)
 
 
 @pytest.fixture
@@ -59,10 +37,8 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
     assert (change.at, change.before, change.after, change.worse) == (6, "rev5", "rev6", True)
     assert change.ratio == pytest.approx(1.2, rel=0.01)
     assert str(change) == f"{change.ratio - 1:+.1%} between rev5 and rev6"
-    assert any(
-        "worse, attention dense seq_len=8 batch_size=1 dtype=float32 forward" in line.answer
-        for line in history_verdict([history])
-    )
+    told = [line.answer for line in history_verdict([history])]
+    assert any("worse, attention dense seq_len=8 dtype=float32 forward" in line for line in told)
 
 
 def test_machines_are_never_mixed_in_one_history(store):
@@ -98,7 +74,7 @@ def test_runs_are_held_against_the_ones_before(store):
 
 def test_runs_are_held_against_the_spread_of_earlier_ones(store):
     for index in range(5):
-        store.add(dataclasses.replace(_run(index, 10.0), git_revision="same"))
+        store.add(_run(index, 10.0, revision="same"))
     store.add(_run(5, 13.0))
     assert since_before(store, ["run5m1"]).regressed
 
@@ -111,41 +87,31 @@ def test_a_deterministic_figure_that_was_nothing_changes_too(store):
     assert [str(change).split(" between")[0] for change in history.changes] == ["from 0", "-100.0%"]
 
 
-def _history(case, values, *changes, metric="latency"):
-    ends = {
-        "estimate": values,
-        "low": [value * 0.9 for value in values],
-        "high": [value * 1.2 for value in values],
-    }
-    return History("m1", "model", case, metric, "decode", pd.DataFrame(ends), tuple(changes))
+def _history(case, values, *changes):
+    points = pd.DataFrame({"estimate": values, "low": values, "high": values})
+    return History("m1", "model", case, "c", "latency", "decode", points, changes)
 
 
 def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
     early, late = Change(2, 1.25, True, "a", "b"), Change(5, 0.8, False, "c", "")
-    found = [
-        _history("flat", [8.0] * 7),
-        _history("early", [10.0] * 6 + [12.5], early),
-        _history("late", [8.0] * 7, early, late),
-    ]
-    lines = table([*found, _history("nothing", [0.0, 4.0])])
+    flat, first = _history("flat", [8.0] * 7), _history("early", [10.0] * 6 + [12.5], early)
+    last, nothing = _history("late", [8.0] * 7, early, late), _history("nothing", [0.0, 4.0])
+    lines = table([flat, first, last, nothing])
     assert list(lines["case"]) == ["late", "early", "nothing", "flat"]
-    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"] and list(
-        lines["runs"]
-    ) == [7, 7, 2, 7]
+    assert list(lines["last / first"]) == ["+0.0%", "+25.0%", "", "+0.0%"]
     assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
-    assert (lines["first"][1], lines["last"][1], lines["metric"][1]) == (
-        "10.0",
-        "12.5",
-        "latency decode, ms",
-    )
-    assert (
-        str(Change(1, 1.25, True, "a", "a"))
-        == "+25.0% at the same revision a: look at the machine or its versions"
-    )
-    unknown = (
-        "+25.0% between runs that know no revision: look at the code, the machine or its versions"
-    )
-    assert str(Change(1, 1.25, True, "", "")) == unknown
+    assert list(lines.loc[1, ["metric", "first", "last"]]) == ["latency decode, ms", "10", "12.50"]
+
+
+@pytest.mark.parametrize(
+    ("revision", "text"),
+    [
+        ("a", "at the same revision a: look at the machine or its versions"),
+        ("", "between runs without a revision: look at the code, the machine or its versions"),
+    ],
+)
+def test_a_step_without_two_revisions_says_where_to_look(revision, text):
+    assert str(Change(1, 1.25, True, revision, revision)) == f"+25.0% {text}"
 
 
 @pytest.mark.parametrize(
@@ -158,21 +124,14 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
     ],
 )
 def test_which_way_is_worse_follows_the_metric(metric, ratio, worse):
-    values = [10.0] * 5 + [10.0 * ratio] * 5
-    revisions = [f"r{at}" for at in range(10)]
-    points = pd.DataFrame(
-        {
-            "estimate": values,
-            "low": values,
-            "high": values,
-            "confidence": 0.95,
-            "git_revision": revisions,
-        }
-    )
-    assert _changes(points, metric) == (Change(5, pytest.approx(ratio), worse, "r4", "r5"),)
-    assert _changes(points.assign(estimate=[0.0, *values[1:]]), metric) == ()
+    values, revisions = [10.0] * 5 + [10.0 * ratio] * 5, [f"r{at}" for at in range(10)]
+    points = pd.DataFrame({"estimate": values, "low": values, "high": values})
+    points = points.assign(confidence=0.95, git_revision=revisions)
+    change = Change(5, pytest.approx(ratio), worse, "r4", "r5")
+    assert find_steps(points, metric) == ((change,), None)
+    assert find_steps(points.assign(estimate=[0.0, *values[1:]]), metric)[0] == ()
     wide = points.assign(low=points["estimate"] * 0.1, high=points["estimate"] * 1.9)
-    assert _changes(wide, metric) == ()  # a change that the intervals swallow
+    assert find_steps(wide, metric)[0] == ()  # the intervals are wider than the change
 
 
 def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
@@ -189,12 +148,12 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
     )
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
     assert (
-        "0 of 1 latency figures changed" in ended.output
+        "0 of 1 latency levels changed" in ended.output
         and "1 stuck out in the last run or two" in ended.output
     )
     assert "in 1 run so far" in ended.output and ended.exit_code == 0
     assert ended.output.splitlines()[-2:] == [
-        "both revisions of each latest step side by side:",
+        "to measure both revisions of a step in turns:",
         "  nano ab rev6 rev7 attention",
     ]
 
@@ -214,9 +173,8 @@ def test_a_step_between_two_commits_is_told_with_the_command_that_measures_them(
     revisions, metric, said
 ):
     change = Change(3, 1.3, True, *revisions)
-    assert (
-        History("m1", "attention", "dense", metric, "", pd.DataFrame(), (change,)).command == said
-    )
+    history = History("m1", "attention", "dense", "c1", metric, "", pd.DataFrame(), (change,))
+    assert history.command == said
 
 
 def test_two_runs_that_stick_out_are_counted_and_gone_again_they_are_a_spike(store):

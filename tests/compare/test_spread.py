@@ -16,35 +16,15 @@ GATES = 40
 def _run(rng, run_id, between, revision="rev", slower=0.0):
     """Measurements of a run as the store gives them; from run to run each case differs by `between`. `slower`: the first case."""
     rows = []
+    shared = {"run_id": run_id, "git_revision": revision, "machine_id": "m1", "flags": []}
+    shared |= {"experiment": "attention", "scope": "forward", "method": "perf_counter"}
+    shared |= {"metric": "latency", "provenance": "measured", "status": "ok", "details": {}}
     for case in range(CASES):
-        level = (
-            10
-            * np.exp(rng.normal(0, between) if between else 0.0)
-            * (1 + (slower if case == 0 else 0.0))
-        )
-        blocks = level * np.exp(rng.normal(0, WITHIN, BLOCKS))
-        rows.append(
-            {
-                "run_id": run_id,
-                "git_revision": revision,
-                "machine_id": "m1",
-                "experiment": "attention",
-            }
-            | {
-                "case_id": f"case{case}",
-                "factors": {"name": f"case{case}"},
-                "scope": "forward",
-                "method": "perf_counter",
-            }
-            | {
-                "metric": "latency",
-                "provenance": "measured",
-                "status": "ok",
-                "flags": [],
-                "details": {},
-            }
-            | {"samples": blocks, "estimate": float(np.median(blocks))}
-        )
+        level = 10 * np.exp(rng.normal(0, between) if between else 0.0)
+        blocks = level * np.exp(rng.normal(0, WITHIN, BLOCKS)) * (1 if case else 1 + slower)
+        row = {"case_id": f"case{case}", "factors": {"name": f"case{case}"}}
+        row |= {"samples": blocks, "estimate": float(np.median(blocks))}
+        rows.append(row | shared)
     return pd.DataFrame(rows)
 
 

@@ -29,16 +29,12 @@ def test_six_pairs_are_the_fewest_that_can_differ_at_five_per_cent():
     assert attained_level(6, 0.05) == 2 * 2**-6
 
 
-# Source: Holm (1979), A simple sequentially rejective multiple test procedure; Benjamini & Hochberg (1995): by hand.
-@pytest.mark.parametrize(
-    ("method", "adjusted"),
-    [("holm", [0.04, 0.06, 0.06, 0.06]), ("fdr_bh", [0.04, 0.04, 0.04, 0.04])],
-)
-def test_p_is_adjusted_as_the_procedures_say(method, adjusted):
+# Source: Holm (1979), A simple sequentially rejective multiple test procedure: by hand.
+def test_p_is_adjusted_as_the_procedure_says():
     base = np.linspace(1.0, 1.1, 10)
     one = compare_paired(base, base * np.linspace(0.99, 1.02, 10))
     four = [type(one)(**vars(one) | {"raw_p": p}) for p in (0.01, 0.02, 0.03, 0.04)]
-    assert [v.p for v in judge_together(four, method)] == pytest.approx(adjusted)
+    assert [v.p for v in judge_together(four)] == pytest.approx([0.04, 0.06, 0.06, 0.06])
 
 
 # Source: Hettmansperger & Sheather (1986): between order statistics whose binomial levels enclose 95 %; for n = 6 these are the

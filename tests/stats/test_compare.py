@@ -95,16 +95,6 @@ def test_power_is_that_of_the_t_test_on_gaussian_differences(effect):
     assert found / RUNS == pytest.approx(expected, abs=0.03 if MANY else 0.06)
 
 
-@pytest.mark.slow
-def test_interval_covers_the_true_ratio():
-    rng = np.random.default_rng(5)
-    hits = 0
-    for _ in range(RUNS):
-        low, _, high = compare_paired(*_interleaved(rng, "drift", effect=0.04)).interval
-        hits += low <= 1.04 <= high
-    assert (0.93 if MANY else 0.91) <= hits / RUNS <= (0.97 if MANY else 0.99)
-
-
 def test_p_is_wilcoxons_and_welchs():
     rng = np.random.default_rng(6)
     a, b = rng.lognormal(0, 0.1, 30), rng.lognormal(0.02, 0.2, 40)
@@ -112,29 +102,13 @@ def test_p_is_wilcoxons_and_welchs():
     reference = ttest_ind(np.log(b), np.log(a), equal_var=False)
     interval = reference.confidence_interval()
     verdict = compare(a, b)
-    assert verdict.p == reference.pvalue
-    assert (verdict.interval.low, verdict.interval.high) == pytest.approx(
-        (math.exp(interval.low), math.exp(interval.high))
-    )
-
-
-def test_equivalence_rests_on_the_90_per_cent_interval():
-    rng = np.random.default_rng(14)
-    a, b = rng.lognormal(0, 0.1, 12), rng.lognormal(0, 0.2, 20)
-    paired, apart = compare_paired(a, b[:12]), compare(a, b)
-    assert tuple(paired.equivalence) == pytest.approx(
-        np.exp(hodges_lehmann(np.log(b[:12] / a), 0.90))
-    )
-    assert tuple(paired.interval) == pytest.approx(np.exp(hodges_lehmann(np.log(b[:12] / a))))
-    narrow = ttest_ind(np.log(b), np.log(a), equal_var=False).confidence_interval(0.90)
-    assert (apart.equivalence.low, apart.equivalence.high) == pytest.approx(
-        (math.exp(narrow.low), math.exp(narrow.high))
-    )
-    assert (
-        apart.ratio
-        == apart.interval.estimate
-        == pytest.approx(np.exp(np.log(b).mean() - np.log(a).mean()))
-    )
+    assert verdict.p == pytest.approx(reference.pvalue)
+    narrow = reference.confidence_interval(0.90)
+    for ours, theirs in ((verdict.interval, interval), (verdict.equivalence, narrow)):
+        assert (ours.low, ours.high) == pytest.approx(np.exp(list(theirs)))
+    paired = compare_paired(a, b[:30])
+    for ours, level in ((paired.interval, 0.95), (paired.equivalence, 0.90)):
+        assert tuple(ours) == pytest.approx(np.exp(hodges_lehmann(np.log(b[:30] / a), level)))
 
 
 def test_a_clock_so_coarse_that_nothing_varies_still_tells_the_two_apart():
@@ -149,7 +123,7 @@ def test_a_clock_so_coarse_that_nothing_varies_still_tells_the_two_apart():
     )
 
 
-@pytest.mark.parametrize("n", [6, 20, 60, 61, 100])
+@pytest.mark.parametrize("n", [20, 61])
 def test_the_depth_is_the_deepest_that_the_signed_rank_distribution_allows(n):
     """By the distribution itself, its sums counted one sign at a time; beyond 60 the normal one, within a rank of it."""
     counts = Counter({0: 1})
@@ -165,17 +139,6 @@ def test_the_depth_is_the_deepest_that_the_signed_rank_distribution_allows(n):
             assert (found.low, found.high) == (walsh[depth - 1], walsh[-depth])
         else:
             assert walsh[depth - 3] <= found.low <= walsh[depth + 1]
-
-
-def test_a_verdict_says_word_change_interval_and_p():
-    interval = Interval(1.021, 1.0634, 1.1)
-    verdict = Verdict(Kind.REGRESSED, 1.0634, interval, 0.01234, 0.0567, interval, 0.01)
-    assert str(verdict) == "regressed: +6.3% [+2.1% … +10.0%], p = 0.012"
-    unsure = replace(verdict, kind=Kind.INCONCLUSIVE)
-    said = "6.3% slower; whether it is more than 3% is not clear"
-    assert str(unsure) == str(verdict).replace("regressed", "inconclusive") + f"; {said}"
-    wide = replace(unsure, interval=Interval(0.99, 1.0634, 1.1))
-    assert str(wide).endswith("; a change of 5.7% would have been seen")
 
 
 @pytest.mark.parametrize(
@@ -204,28 +167,13 @@ def test_the_word_changes_at_its_bounds(ratio, p, raw_p, ends, kind):
     assert _kind(verdict, p) is kind
 
 
-def test_a_change_counts_beyond_the_threshold_and_not_at_it():
-    for ratio, kind in (
-        (1.25, Kind.SUSPECT),
-        (1.26, Kind.REGRESSED),
-        (0.8, Kind.SUSPECT),
-        (0.79, Kind.IMPROVED),
-    ):
-        interval = Interval(ratio, ratio, ratio)
-        assert (
-            _kind(Verdict(kind, ratio, interval, 0.01, 0.05, interval, 0.01, threshold=0.25), 0.01)
-            is kind
-        )
-
-
 def test_many_are_adjusted_as_statsmodels_does():
     rng = np.random.default_rng(7)
     verdicts = [
         compare_paired(*_interleaved(rng, "iid", effect=e)) for e in (0, 0, 0.01, 0.02, 0.2)
     ]
-    for method in ("holm", "fdr_bh"):
-        expected = multipletests([v.p for v in verdicts], method=method)[1]
-        assert [v.p for v in judge_together(verdicts, method)] == pytest.approx(list(expected))
+    expected = multipletests([v.p for v in verdicts], method="holm")[1]
+    assert [v.p for v in judge_together(verdicts)] == pytest.approx(list(expected))
     assert judge_together([]) == []
 
 
@@ -287,31 +235,23 @@ def test_wilcoxons_own_test_fails_where_a_third_of_the_processes_is_far_off():
     assert np.mean([compare_paired(np.ones(45), one).p < 0.05 for one in ratios]) < 0.9
 
 
-def test_what_the_word_leaves_open_is_said_with_its_side():
-    def of(ratio, low, high):
-        interval = Interval(low, ratio, high)
-        verdict = Verdict(
-            Kind.INCONCLUSIVE,
-            ratio,
-            interval,
-            0.01 if low > 1 or high < 1 else 0.5,
-            0.02,
-            interval,
-            0.01,
-        )
-        return replace(
-            verdict, raw_p=verdict.p, kind=_kind(replace(verdict, raw_p=verdict.p), verdict.p)
-        )
-
-    assert (
-        str(of(1.024, 1.016, 1.029)).startswith("equivalent: +2.4%")
-        and of(1.024, 1.016, 1.029).open == "2.4% slower, within the margin"
-    )
-    assert of(1.0, 0.99, 1.01).open == "" and of(1.10, 1.05, 1.15).open == ""
-    assert (of(1.04, 1.01, 1.07).kind, of(1.04, 1.01, 1.07).open) == (Kind.SUSPECT, "slower")
-    assert (of(0.96, 0.93, 0.99).kind, of(0.96, 0.93, 0.99).open) == (Kind.SUSPECT, "faster")
-    assert of(1.02, 1.01, 1.05).open == "2.0% slower; whether it is more than 3% is not clear"
-    assert of(1.02, 0.95, 1.08).open == "a change of 2.0% would have been seen"
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((1.016, 1.024, 1.029), "2.4% slower, within the margin"),
+        ((0.99, 1.0, 1.01), ""),
+        ((1.05, 1.10, 1.15), ""),
+        ((1.01, 1.04, 1.07), "slower"),
+        ((0.93, 0.96, 0.99), "faster"),
+        ((1.01, 1.02, 1.05), "2.0% slower; whether it is more than 3% is not clear"),
+        ((0.95, 1.02, 1.08), "a change of 2.0% would have been seen"),
+    ],
+)
+def test_what_the_word_leaves_open_is_said_with_its_side(ends, text):
+    interval = Interval(*ends)
+    p = 0.5 if interval.low <= 1 <= interval.high else 0.01
+    verdict = Verdict(Kind.INCONCLUSIVE, interval.estimate, interval, p, 0.02, interval, p)
+    assert replace(verdict, kind=_kind(verdict, p)).open == text
 
 
 def test_five_pairs_cannot_give_a_95_per_cent_interval_and_six_can():

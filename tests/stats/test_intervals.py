@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats.mstats import median_cihs
 
-from nanolib.stats.intervals import Interval, TooFewSamples, mean_interval, median_interval
+from nanolib.stats.intervals import TooFewSamples, mean_interval, median_interval
 
 RUNS = 2000
 
@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.mark.parametrize("n", [6, 7, 10, 23, 50, 101])
+@pytest.mark.parametrize("n", [6, 23, 101])
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_interval_agrees_with_scipy(n, confidence):
     x = np.random.default_rng(n).exponential(size=n)
@@ -85,9 +85,3 @@ def test_the_means_interval_is_students():
     assert mean_interval([1.0, 3.0]).estimate == 2 and mean_interval(x) == mean_interval(x, 0.95)
     with pytest.raises(TooFewSamples, match="1 samples give no interval"):
         mean_interval([1.0])
-
-
-def test_half_the_width_is_a_share_of_the_estimate():
-    assert Interval(8.0, 10.0, 13.0).half_width == pytest.approx(0.25)
-    assert Interval(-13.0, -10.0, -8.0).half_width == pytest.approx(0.25)
-    assert Interval(-1.0, 0.0, 1.0).half_width == float("inf")

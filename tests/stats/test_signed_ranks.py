@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nanolib.stats.intervals import TooFewSamples
-from nanolib.stats.signed_ranks import capped_centre, capped_p, hodges_lehmann
+from nanolib.stats.signed_ranks import capped_centre, capped_p
 
 
 def _enumerated(x):
@@ -25,7 +25,7 @@ def test_p_is_that_of_all_signs(n):
     assert capped_p([0.0, 0.0]) == 1.0 and capped_p([0.0, *x]) == capped_p(x)
 
 
-@pytest.mark.parametrize("n", [6, 7, 12, 36, 80])
+@pytest.mark.parametrize("n", [6, 12, 80])
 @pytest.mark.parametrize("confidence", [0.95, 0.90])
 def test_the_interval_is_what_the_test_does_not_reject(n, confidence):
     x = np.random.default_rng(n).normal(0.1, 1, n)
@@ -35,13 +35,6 @@ def test_the_interval_is_what_the_test_does_not_reject(n, confidence):
     assert capped_p(x - (high + step)) <= 1 - confidence < capped_p(x - (high - step))
     assert low < estimate < high
     assert tuple(capped_centre(-x, confidence)) == pytest.approx((-high, -estimate, -low))
-
-
-def test_what_lies_far_off_on_either_side_moves_it_little():
-    x = np.random.default_rng(3).normal(0.05, 0.01, 36)
-    far = np.append(x[:24], np.repeat([0.3, -0.25], 6))
-    capped, plain = capped_centre(far), hodges_lehmann(far)
-    assert capped.high - capped.low < 0.5 * (plain.high - plain.low)
 
 
 def test_equal_values_are_their_own_interval_and_five_are_too_few():

@@ -57,16 +57,9 @@ def test_a_later_slower_level_is_a_slowdown_and_cuts_nothing():
     assert found.slowdown and found.cut == 0 and found.changes == (100,)
 
 
-def test_a_change_in_the_last_quarter_is_no_steady_state():
-    rng = np.random.default_rng(4)
-    found = steady_state((1 + 0.1 * (np.arange(N) >= 170)) * (1 + 0.005 * rng.normal(size=N)))
-    assert not found.steady
-
-
-def test_a_warm_up_of_more_than_half_is_no_steady_state():
-    rng = np.random.default_rng(5)
-    found = steady_state((1 + 0.5 * (np.arange(N) < 130)) * (1 + 0.005 * rng.normal(size=N)))
-    assert not found.steady
+@pytest.mark.parametrize("level", [1 + 0.1 * (np.arange(N) >= 170), 1 + 0.5 * (np.arange(N) < 130)])
+def test_a_late_change_or_a_long_warm_up_is_no_steady_state(level):
+    assert not steady_state(level + 0.005 * np.random.default_rng(4).normal(size=N)).steady
 
 
 def test_isolated_spikes_are_no_change():

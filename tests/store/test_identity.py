@@ -42,9 +42,7 @@ def test_a_step_of_the_clock_ends_no_process(monkeypatch):
     assert alive(name)
 
 
-@pytest.mark.parametrize(
-    "rest", ["", ":", "1", "x:y", "-1:1", "0:x", "9999999:1", "1:nan", "1:x:y"]
-)
+@pytest.mark.parametrize("rest", ["", "x:y", "9999999:1", "1:nan", "1:x:y"])
 def test_what_names_no_process_is_dead(rest):
     assert not alive(f"{host()}:{rest}")
 

@@ -25,7 +25,8 @@ from nanolib.experiments.distributed.tables import (
     training_table,
     with_cores,
 )
-from nanolib.measurement import Flag, Provenance, format_number
+from nanolib.measurement import Flag, Provenance
+from nanolib.numbers import format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE, gains, not_slower, over
 from nanolib.report.linking import links

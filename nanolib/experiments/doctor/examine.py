@@ -10,13 +10,14 @@ import torch
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.experiments.doctor import cases as doctor
-from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, format_with_interval
+from nanolib.measurement import FLAG_TEXT, Flag, Unsupported
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.limits import fitting_threads, memory_limits
 from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
 from nanolib.meters.memory import resident_peak
 from nanolib.models import attention
 from nanolib.models.attention import flash_attn
+from nanolib.numbers import format_with_interval
 from nanolib.paths import make_folder, output_folder
 from nanolib.run import sweep
 from nanolib.run.outcome import one_line

@@ -8,7 +8,8 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import Provenance, format_number, format_with_interval
+from nanolib.measurement import Provenance
+from nanolib.numbers import format_number, format_with_interval
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.linking import followed, link_columns, links
 from nanolib.report.overview import cached, of_experiment, pick, why_empty

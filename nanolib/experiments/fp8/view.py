@@ -8,7 +8,8 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance, Status, format_number
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance, Status
+from nanolib.numbers import format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import gains, with_speed_ups
 from nanolib.report.linking import link_columns, links

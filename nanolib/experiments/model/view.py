@@ -23,7 +23,8 @@ from nanolib.experiments.model.tables import (
     part_table,
     peak_table,
 )
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_number
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
+from nanolib.numbers import format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import gains
 from nanolib.report.linking import links

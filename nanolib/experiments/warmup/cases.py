@@ -202,16 +202,16 @@ def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any
 
 def _needed(samples: list[float], scope: str) -> Measurement:
     """Steps at the head that are slower than the later ones; without a number where the curve gives no clear answer."""
-    found = warm_up(samples)
+    found, reason = warm_up(samples)
     steps = steady = None
-    if found.steps is not None:
-        steps, steady = float(found.steps), float(np.median(samples[found.steps :]))
+    if found is not None:
+        steps, steady = float(found), float(np.median(samples[found:]))
     return Measurement(
         "warmup_needed",
         steps,
         n=1,
         method="smoothed curve and PELT on medians of 5, and Tukey's severe fence",
         scope=scope,
-        message=found.reason,
+        message=reason,
         details={"steady_median": steady},
     )

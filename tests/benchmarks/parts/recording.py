@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from nanolib.ab.children import VersionProcess
 from nanolib.ab.pairs import Settings
-from nanolib.ab.processes import Processes, VersionProcess
+from nanolib.ab.processes import Processes
 from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, block_calls
 from nanolib.ab.worktree import Version
 

@@ -12,7 +12,7 @@ from nanolib.experiments.attention.view.quality import (
 )
 from nanolib.experiments.attention.view.tables import ATTENTION_COLUMNS, attention_table
 from nanolib.experiments.attention.view.words import verdict
-from nanolib.measurement import format_number
+from nanolib.numbers import format_number
 from nanolib.report.linking import link_columns, links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.overview import listed, why_empty

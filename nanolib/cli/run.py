@@ -1,24 +1,24 @@
-"""Commands that measure: a suite or its notebooks, and this machine itself."""
+"""Commands that measure: a suite or its notebooks, and this machine."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nanolib.cli.command import (
+from nanolib.cli.common import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
     command,
     echo,
+    echo_json,
     echo_table,
     output_option,
     pairs_option,
@@ -42,7 +42,7 @@ _MORE = " and {} more"
 @click.option("--quick", "suite", flag_value="quick", help="Run the suite quick.")
 @click.option("--full", "suite", flag_value="full", help="Run the suite full.")
 @pairs_option
-@click.option("--label", default="", help="Name these runs.")
+@click.option("--label", default="", help="Name of these runs.")
 @click.option(
     "--resume",
     is_flag=True,
@@ -51,7 +51,7 @@ _MORE = " and {} more"
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cases with their predicted time and memory; measure nothing.",
+    help="List the cases with predicted time and memory, and measure nothing.",
 )
 @click.option("--no-report", is_flag=True, help="Skip the report.")
 @click.option(
@@ -74,118 +74,117 @@ def run(
 ) -> None:
     """Run a suite (default: quick), notebooks or scenarios, then write the report.
 
-    `nano list` shows their names. With a notebook named, --help shows its parameters too.
+    `nano list` shows their names. If you name a notebook, --help shows its parameters too.
     """
-    if gone := missing():
-        needed = (
-            {EVERYTHING, NOTEBOOKS} if dry_run or no_report else {EVERYTHING, NOTEBOOKS, REPORTS}
-        )
-        stops = bool(needed & {*gone})
-        if stops:
-            raise BadInput(in_a_line(gone, stops=stops))
-        echo(in_a_line(gone, stops=stops), err=True)
+    _check_packages(reports=not (dry_run or no_report))
+    from nanolib.experiments import ALL
+    from nanolib.run.jobs import import_user_code, plan
+
+    jobs = plan(
+        ALL, (suite, *targets) if suite else targets, pairs, {"label": label, "resume": resume}
+    )
+    if dry_run:
+        _show_plan(jobs)
+        return
+    from nanolib.run.notebooks import Command, closing_table, run_jobs
+
     folder = output_folder()
-    wanted = (suite, *targets) if suite else targets
-    pages: list[Future[Path]] = []
-    with ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as beside:
+    shared, pages = Command(folder), []
+    with ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as background:
 
         def write_report(run_ids: list[str]) -> None:
             if run_ids and not no_report and not pages:
-                pages.append(beside.submit(_write_report, run_ids, folder / "report"))
+                pages.append(background.submit(_write_report, run_ids, folder / "report"))
 
-        from nanolib.experiments import ALL
-        from nanolib.run.jobs import import_user_code, plan
-
-        jobs = plan(ALL, wanted, pairs, {"label": label, "resume": resume})
-        if dry_run:
-            _show_plan(jobs)
-            return
-        from nanolib.run.notebooks import Command, closing_table, run_jobs
-
-        shared = Command(folder)
         if place == "ray":
             from nanolib.run.on_ray import run_on_ray
 
             ended = run_on_ray(jobs, shared, echo)
         else:
             import_user_code(jobs)  # on Ray each node has its own
-            ended = run_jobs(
-                jobs,
-                shared,
-                echo,
-                answered=_answers,
-                measured=write_report,  # beside the summary, which reads what is stored too
-            )
+            # The report is written while the summary runs, because both read what is stored.
+            ended = run_jobs(jobs, shared, echo, answered=_answers, measured=write_report)
         echo("")
         echo_table(closing_table(ended))
-        for end in ended:
-            if end.message:
-                echo(f"{end.name}: {end.message}")
+        echo(*(f"{end.name}: {end.message}" for end in ended if end.message))
         run_ids = [end.run_id for end in ended if end.run_id]
         if run_ids:
             _show_failures(run_ids)
-        echo(
-            "", f"notebooks  {folder}", f"database   {database_path()}", f"logs       {shared.logs}"
-        )
+        echo("", f"notebooks  {folder}", f"database   {database_path()}")
+        echo(f"logs       {shared.logs}")
         write_report(run_ids)
-        for page in pages:
-            echo(f"report     {page.result()}")
-    if any(end.status == "interrupted" for end in ended):
+        echo(*(f"report     {page.result()}" for page in pages))
+    statuses = {end.status for end in ended}
+    if "interrupted" in statuses:
         sys.exit(EXIT_INTERRUPTED)
-    sys.exit(EXIT_OK if all(end.status == "done" for end in ended) else EXIT_FAILED)
+    sys.exit(EXIT_OK if statuses <= {"done"} else EXIT_FAILED)
+
+
+def _check_packages(*, reports: bool) -> None:
+    """Say which packages are not installed.
+
+    Raises:
+        BadInput: The run needs one of them.
+    """
+    gone = missing()
+    needed = {EVERYTHING, NOTEBOOKS, *([REPORTS] if reports else [])}
+    if needed & gone.keys():
+        raise BadInput(in_a_line(gone, stops=True))
+    if gone:
+        echo(in_a_line(gone, stops=False), err=True)
 
 
 def _answers(end: Any) -> list[str]:
-    """What a notebook that has ended answers, as far as a terminal wants to hear it."""
+    """Return the question and the conclusions of a notebook that has ended, as lines for the terminal."""
     from nanolib.experiments import sections
     from nanolib.report.claim import grouped
     from nanolib.store import Store
 
     with Store(create=False) as store:
         rows = store.measurements([end.run_id] if end.run_id else [])
-    section = next((one for one in sections() if one.experiment in set(rows["experiment"])), None)
-    if section is None:
-        return []
-    groups = grouped(section.verdict(rows))
-    lines = [section.question]
-    for heading, claims in groups:
-        lines += [f"  {heading}:"] if heading else []
-        lines += [f"  {'  ' if heading else ''}{claim.sentence}" for claim in claims]
-    return [*lines, ""]
+    for section in sections():
+        if section.experiment in set(rows["experiment"]):
+            lines = [section.question]
+            for heading, claims in grouped(section.verdict(rows)):
+                indent = "    " if heading else "  "
+                lines += [f"  {heading}:"] if heading else []
+                lines += [f"{indent}{claim.sentence}" for claim in claims]
+            return [*lines, ""]
+    return []
 
 
 def _show_plan(jobs: list[Any]) -> None:
+    """List the cases of a dry run, and how long each notebook takes."""
     from nanolib.meters.machine import this_machine
     from nanolib.run.plan import expected_s, foreseen, known_ceilings
     from nanolib.store import Store
 
     machine_id, exists = this_machine().machine_id, database_path().exists()
+    expected: list[Any] = []
     with Store(create=False) if exists else nullcontext() as store:
         ceilings = known_ceilings(store, machine_id) if store else {}
-        expected: dict[str, Any] = {}
         for job in jobs:
             cases = job.cases()
             if not cases:
-                echo("", f"{job.name}: reads the database, measures nothing")
+                echo("", f"{job.name}: no cases (reads stored results)")
                 continue
-            expected[job.title] = store and expected_s(job.params, cases, store, machine_id)
-            echo("", f"{job.name}: {len(cases)} cases{_duration(expected[job.title])}")
+            expected.append(store and expected_s(job.params, cases, store, machine_id))
+            echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
             _show_cases(cases, (foreseen(case, ceilings) for case in cases))
-    known = [one for one in expected.values() if one]
+    known = [one for one in expected if one]
+    unknown = len(expected) - len(known)
     if known:
         total = [sum(ends) for ends in zip(*known, strict=True)]
-        of = (
-            "" if len(known) == len(expected) else f", without {len(expected) - len(known)} of them"
-        )
-        echo("", f"all notebooks{of}{_duration(total)}")
-    if len(known) < len(expected):
-        echo("", "How long a notebook takes is known after its first run here.")
+        without = f", without {unknown} of them" if unknown else ""
+        echo("", f"all notebooks{without}{_duration(total)}")
+    if unknown:
+        echo("", "nanolib knows how long a notebook takes after its first run here.")
     if not ceilings:
-        echo("", "Times are predicted from ceilings, not known here yet: run nano doctor")
+        echo("", "No time predictions yet: they need this machine's peak rates. Run: nano doctor")
 
 
 def _duration(seconds: Any) -> str:
-    """`: about 90 s (75 to 110 s) inside cases`; empty if nobody knows."""
+    """Return `: about 90 s (75 to 110 s) inside cases`; empty if the duration is unknown."""
     if not seconds:
         return ""
     low, estimate, high = (f"{value:.0f}" for value in seconds)
@@ -193,12 +192,12 @@ def _duration(seconds: Any) -> str:
 
 
 def _shown_once(line: Any) -> Any:
-    """Equal for lines of which nothing but the name differs, and nothing is predicted."""
+    """Return a key that is equal for lines that differ only in the name and have no prediction."""
     return line[1:] if line.mib == "—" else line
 
 
 def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
-    """A line per case as it comes; neighbors of which nothing is predicted share one."""
+    """Print a line per case as it comes; neighbors without a prediction share one."""
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases) + len(_MORE.format(len(cases)))
@@ -217,9 +216,8 @@ def _show_failures(run_ids: list[str]) -> None:
 
     with Store(create=False) as store:
         bad = failures(store.measurements(run_ids))
-    for (status, experiment, message), rows in bad.groupby(
-        ["status", "experiment", "message"], sort=False
-    ):
+    key = ["status", "experiment", "message"]
+    for (status, experiment, message), rows in bad.groupby(key, sort=False):
         others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}: {message}")
 
@@ -233,11 +231,7 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
         return build(store, run_ids, folder, sections())
 
 
-@command(
-    "nano doctor",
-    "nano doctor --sustained 30",
-    "nano doctor --json",
-)
+@command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--budget", default=2.0, show_default=True, help="Seconds to measure each peak rate.")
 @click.option(
@@ -247,14 +241,12 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 )
 @output_option
 def doctor(as_json: bool, budget: float, sustained: float) -> None:
-    """Report what this machine can measure, and measure its peak rates."""
+    """Show what this machine can measure, and measure its peak rates."""
     from nanolib.experiments.doctor.examine import examine
 
     found = examine(budget, sustained)
     if as_json:
-        echo(*json.dumps(found, indent=1).split("\n"))
+        echo_json(found)
         return
     for title, lines in found.items():
-        echo(f"{title}")
-        for name, value in lines.items():
-            echo(f"  {name:<22} {value}")
+        echo(title, *(f"  {name:<22} {value}" for name, value in lines.items()))

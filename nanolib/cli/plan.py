@@ -1,22 +1,20 @@
-"""The command that says whether a model fits into memory, and what uses it."""
+"""The command that checks whether a model fits in memory, and shows what uses it."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from nanolib.cli.command import (
-    EXIT_FAILED,
-    EXIT_OK,
-    NewFile,
-    command,
-    echo,
-    echo_table,
-    pairs_option,
-)
+from nanolib.cli.common import EXIT_FAILED, EXIT_OK, command, echo, echo_table, pairs_option
+from nanolib.cli.compare import file_option
+
+
+def _option(name: str, default: int | str, text: str, metavar: str | None = None) -> Any:
+    return click.option(name, default=default, show_default=True, metavar=metavar, help=text)
 
 
 @command(
@@ -27,37 +25,14 @@ from nanolib.cli.command import (
 @click.option(
     "--memory", required=True, metavar="SIZE", help="Memory of one rank, such as 80GiB or 24GB."
 )
-@click.option(
-    "--seq-len", default=1024, show_default=True, metavar="N", help="Sequence length, tokens."
-)
-@click.option(
-    "--batch-size",
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Sequences per step, over all ranks.",
-)
-@click.option(
-    "--dtype", default="float32", show_default=True, help="Dtype of weights and activations."
-)
-@click.option(
-    "--optimizer", default="adamw", show_default=True, help="Optimizer: adamw, sgd or momentum."
-)
-@click.option(
-    "--attention-type",
-    default="dense",
-    show_default=True,
-    help="Attention of a preset: dense, sparse, ...",
-)
-@click.option(
-    "--ranks",
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Ranks over which FSDP shards the model; modelled.",
-)
+@_option("--seq-len", 1024, "Sequence length, tokens.", "N")
+@_option("--batch-size", 1, "Global batch size, in sequences.", "N")
+@_option("--dtype", "float32", "Dtype of weights and activations.")
+@_option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
+@_option("--attention-type", "dense", "Attention of a preset: dense, sparse, ...")
+@_option("--ranks", 1, "Number of FSDP ranks. Memory per rank is modelled, not counted.", "N")
 @pairs_option
-@click.option("--json", "json_file", type=NewFile(), metavar="FILE", help="Write the plan as JSON.")
+@file_option("json", "Write the plan as JSON.")
 def plan(
     model: str,
     memory: str,
@@ -70,12 +45,12 @@ def plan(
     pairs: dict[str, str],
     json_file: Path | None,
 ) -> None:
-    """Say whether a model fits into memory, and what uses it.
+    """Check whether a model fits in memory, and show what uses it.
 
-    Nothing is run: it is counted on tensors without data.
+    MODEL is a preset, hf:LlamaForCausalLM, or package.module:build.
 
-    MODEL: a preset, hf:LlamaForCausalLM, or package.module:build. Peaks are of live tensors, to the byte; what the process and
-    its allocator need comes on top. Exit code 1 where nothing fits.
+    nanolib counts tensors without data, and runs nothing. Peaks are of live tensors, to the byte; the process and its allocator
+    need more. Exit code 1 means that nothing fits.
     """
     from nanolib.experiments.model import planning
     from nanolib.params import read_value

@@ -1,7 +1,8 @@
-"""The command that measures two versions in turns: of the code, of its parameters, or of what it runs in."""
+"""The command that measures two versions in turns: of the code, of its parameters, or of its environment."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import (
+from nanolib.cli.common import (
     EXIT_FAILED,
     EXIT_OK,
     SECONDS,
@@ -18,11 +19,16 @@ from nanolib.cli.command import (
     output_option,
     pairs_option,
 )
-from nanolib.cli.comparing import findings, show_comparison
+from nanolib.cli.compare import findings, show_comparison
 from nanolib.measurement import BadInput, shown
 
 ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
+
+
+def _time_limit(name: str, text: str, default: str | None = None) -> Any:
+    options = {"type": SECONDS, "metavar": "SECONDS", "help": text}
+    return click.option(name, default=default, show_default=True, **options)
 
 
 @command(
@@ -39,14 +45,14 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     "--setup",
     default="",
     metavar=_CALLABLE,
-    help="Function that returns the argument of --call; not timed.",
+    help="Function that creates the argument of --call. Not timed.",
 )
 @click.option(
     "--python",
     "pythons",
     multiple=True,
     metavar="FILE",
-    help="Interpreter; give it twice, for A and for B.",
+    help="Interpreter. Pass it twice: first for A, then for B.",
 )
 @click.option(
     "--metric",
@@ -54,29 +60,10 @@ _CALLABLE = "PACKAGE.MODULE:FUNCTION"
     show_default=True,
     help="Metric to compare: latency, tokens_per_second, peak_memory, flops, ...",
 )
-@click.option(
-    "--budget",
-    type=SECONDS,
-    default="50s",
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit per case, start-up included.",
-)
-@click.option(
-    "--total",
-    type=SECONDS,
-    metavar="SECONDS",
-    help="Time limit for all cases together; each case gets an equal share.",
-)
-@click.option(
-    "--timeout",
-    type=SECONDS,
-    default="300s",
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit for one response of a version.",
-)
-@click.option("--label", default="", help="Name this comparison.")
+@_time_limit("--budget", "Time limit per case, including process start-up.", "50s")
+@_time_limit("--total", "Time limit for all cases together, in equal shares.")
+@_time_limit("--timeout", "Time limit for a single response from one version.", "300s")
+@click.option("--label", default="", help="Name of this comparison.")
 @findings
 @output_option
 def ab(
@@ -94,10 +81,10 @@ def ab(
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
-    """Compare two versions, measured in turns; exit code 1 on a regression.
+    """Compare two versions, measured in turns. Exit code 1 reports a regression.
 
-    REV_A, REV_B: git revisions, `.` for the working tree, or two params files. Without a notebook or --call, the timed
-    cases of the quick suite are compared. With --python the code is the working tree's, unless you name a revision.
+    REV_A and REV_B are git revisions, `.` for the working tree, or two params files. Without a notebook or --call, nano compares
+    the timed cases of the quick suite. With --python the code is that of the working tree, unless you name a revision.
 
     Blocks of both versions alternate in random order, in many pairs of fresh processes, and are judged once. At the default
     threshold of 5 %, a change of exactly 5 % is reported as a regression half of the time; with --threshold 2.5% always.
@@ -110,26 +97,25 @@ def ab(
     from nanolib.params import label_of
 
     label_of("--label", label)
-    revisions, notebooks = _sorted_out(names, bool(pythons))
-    spec = _spec(revisions, notebooks, pairs, functions, setup, metric, pythons)
+    spec = _spec(names, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,
         budget,
         direction=METRICS[metric].direction,
         timeout_s=timeout,
-        pairs=metric in TIMED,
-        total_s=total,
+        timed=metric in TIMED,
+        total_s=total or math.inf,
     )
     result = run_ab(spec, settings, lambda line: echo(line, err=True), _agree)
-    if metric in TIMED:
+    if settings.timed:
         from nanolib.store import Store
 
-        with Store() as store:  # before a file that was named may refuse it
+        with Store() as store:  # before a file that the user named may refuse the findings
             store.add(to_run(result, spec, label))
     show_comparison(result.comparison, True, json_file, markdown_file)
-    if any(one.verdicts for one in result.compared):
+    if any(one.verdicts for one in result.results):
         echo("measured in turns, in fresh processes")
-    elif metric not in TIMED:
+    elif not settings.timed:
         echo("each version ran once, in its own process")
     sys.exit(EXIT_FAILED if result.comparison.regressed else EXIT_OK)
 
@@ -140,58 +126,62 @@ def _agree(seconds: float) -> None:
         click.confirm("Go on?", default=True, abort=True, err=True)
 
 
-def _sorted_out(
-    names: Sequence[str], environments: bool
+def _versions(
+    names: Sequence[str], pythons: Sequence[str]
 ) -> tuple[tuple[str, str], tuple[str, ...]]:
-    """The two revisions and the notebooks; of two environments one revision will do, or none for the working tree."""
+    """Return the two revisions, and the notebooks. With two interpreters one revision is enough, or none: the working tree."""
     from nanolib.experiments import ALL
 
-    if not environments:
-        if len(names) < 2:
-            given = shown(names[0]) if names else "none"
-            raise BadInput(
-                f"revision: {given} is given; give two, such as main and . for the working tree"
-            )
-        return (names[0], names[1]), tuple(names[2:])
-    count = 0
-    while count < min(2, len(names)) and names[count] not in ALL:
-        count += 1
-    a, b = {0: (".", "."), 1: (names[0],) * 2 if count else (), 2: tuple(names[:2])}[count]
-    return (a, b), tuple(names[count:])
+    if pythons:
+        revisions = [name for name in names[:2] if name not in ALL]
+        notebooks = tuple(names[len(revisions) :])
+        a, b = (revisions * 2)[:2] or (".", ".")
+        return (a, b), notebooks
+    if len(names) < 2:
+        given = shown(names[0]) if names else "none"
+        raise BadInput(
+            f"revision: {given} is given; give two, such as main and . for the working tree"
+        )
+    return (names[0], names[1]), tuple(names[2:])
 
 
 def _spec(
-    names: tuple[str, str],
-    notebooks: tuple[str, ...],
+    names: Sequence[str],
     overrides: dict[str, str],
     functions: tuple[str, ...],
     setup: str,
     metric: str,
     pythons: tuple[str, ...],
 ) -> Any:
+    from nanolib.ab.interpreter import inspect_interpreter
     from nanolib.ab.spec import Spec
     from nanolib.experiments import ALL
     from nanolib.paths import checkout
     from nanolib.run.jobs import plan, read_job
 
+    revisions, notebooks = _versions(names, pythons)
     if functions and (notebooks or overrides):
         raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs --call; give a function to time")
-    files = all(name.endswith((".yml", ".yaml")) for name in names)
+    files = all(name.endswith((".yml", ".yaml")) for name in revisions)
     if files and pythons:
         raise BadInput(
             "--python: two params files are compared in one environment; give revisions, or neither"
         )
-    rest = {"metric": metric, "interpreters": _interpreters(pythons)}
+    if len(pythons) not in (0, 2):
+        given = "once" if len(pythons) == 1 else f"{len(pythons)} times"
+        raise BadInput(f"--python: it is given {given}; give it twice, for A and for B")
+    interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
+    rest = {"metric": metric, "interpreters": interpreters}
     if functions:
-        return Spec(names, Path.cwd(), functions=functions, setup=setup, **rest)
+        return Spec(revisions, Path.cwd(), functions=functions, setup=setup, **rest)
     if files:
-        experiment, *values = read_job(ALL, Path(names[0]), Path(names[1]), notebooks, overrides)
-        titles = (Path(names[0]).name, Path(names[1]).name)
-        return Spec((".", "."), checkout(), [(experiment, *values)], titles=titles, **rest)
+        a, b = (Path(name) for name in revisions)
+        job = read_job(ALL, a, b, notebooks, overrides)
+        return Spec((".", "."), checkout(), [job], titles=(a.name, b.name), **rest)
     jobs = [
-        job
+        (job.name, job.given, job.given)
         for job in plan(ALL, notebooks, overrides, {})
         if any(case.interleaves for case in job.cases())
     ]
@@ -199,16 +189,4 @@ def _spec(
         raise BadInput(
             f"ab: {', '.join(notebooks)} has no timed case that can be measured in turns; name another notebook"
         )
-    return Spec(names, checkout(), [(job.name, job.given, job.given) for job in jobs], **rest)
-
-
-def _interpreters(pythons: tuple[str, ...]) -> tuple[Any, Any] | None:
-    """The interpreters of A and B, if they are two."""
-    from nanolib.ab.interpreter import inspect_interpreter
-
-    if not pythons:
-        return None
-    if len(pythons) != 2:
-        given = "once" if len(pythons) == 1 else f"{len(pythons)} times"
-        raise BadInput(f"--python: it is given {given}; give it twice, for A and for B")
-    return inspect_interpreter(pythons[0]), inspect_interpreter(pythons[1])
+    return Spec(revisions, checkout(), jobs, **rest)

@@ -1,4 +1,4 @@
-"""Commands that compare what is stored: runs, and each case over its runs."""
+"""Commands that compare what is stored: two runs, and each case over its runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
-from nanolib.cli.command import (
+from nanolib.cli.common import (
     EXIT_FAILED,
     EXIT_OK,
     SHARE,
     NewFile,
     command,
     echo,
+    echo_json,
     echo_table,
     output_option,
     terminal_width,
@@ -25,34 +26,23 @@ from nanolib.measurement import BadInput
 from nanolib.paths import DATABASE
 
 
+def file_option(name: str, text: str) -> Callable[[Any], Any]:
+    """Declare an option that names a file to write; the parameter is `NAME_file`."""
+    return click.option(f"--{name}", f"{name}_file", type=NewFile(), metavar="FILE", help=text)
+
+
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a command that compares."""
-    for option in (
-        click.option(
-            "--markdown",
-            "markdown_file",
-            type=NewFile(),
-            metavar="FILE",
-            help="Write the findings as Markdown.",
-        ),
-        click.option(
-            "--json",
-            "json_file",
-            type=NewFile(),
-            metavar="FILE",
-            help="Write the findings as JSON.",
-        ),
-        click.option(
-            "--threshold",
-            type=SHARE,
-            default="5%",
-            show_default=True,
-            metavar="SHARE",
-            help="Smallest change that fails the gate.",
-        ),
-    ):
-        command = option(command)
-    return command
+    """Add the options of a command that compares."""
+    command = file_option("markdown", "Write the findings as Markdown.")(command)
+    command = file_option("json", "Write the findings as JSON.")(command)
+    return click.option(
+        "--threshold",
+        type=SHARE,
+        default="5%",
+        show_default=True,
+        metavar="SHARE",
+        help="Smallest change that counts as a regression or improvement.",
+    )(command)
 
 
 @command(
@@ -66,21 +56,15 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--strict",
     is_flag=True,
-    help="Exit with 1 if notebooks, cases or metrics of BASE are missing or failed.",
+    help="Also exit with 1 if a notebook, case or metric is missing or failed.",
 )
 @click.option(
     "--across-machines",
     is_flag=True,
-    help="Scale the times of BASE by both machines' measured peak rates.",
+    help="Scale the times of BASE by the measured peak rates of both machines.",
 )
 @findings
-@click.option(
-    "--chart",
-    "chart_file",
-    type=NewFile(),
-    metavar="FILE",
-    help="Write a chart of the findings: .html, .png or .svg.",
-)
+@file_option("chart", "Write a chart of the findings: .html, .png or .svg.")
 @output_option
 def compare(
     base: str,
@@ -93,27 +77,27 @@ def compare(
     markdown_file: Path | None,
     chart_file: Path | None,
 ) -> None:
-    """Compare two runs; exit code 1 on a regression. BASE, CURRENT: id, label, suite, latest~1, or a database.
+    """Compare two stored runs. Exit code 1 reports a regression.
 
-    The two were measured at different times. A slower timing is a regression only beyond the spread between three or more
-    earlier runs of one committed revision on this machine. With fewer runs it is suspect at most, and nano ab decides.
+    BASE and CURRENT are an id, a label, a suite, latest~1, or a database.
+
+    The runs were measured at different times. A slower timing is a regression only if it is beyond the spread between three or
+    more earlier runs of one committed revision on this machine. With fewer runs it is suspect at most, and nano ab decides.
     """
     from nanolib.compare.across import overall_shift, scale_by_peaks
     from nanolib.compare.runs import compare_rows
     from nanolib.compare.spread import repeats
 
-    (then, noise, runs), (now, noise_now, runs_now) = (
-        _rows_of("base", base),
-        _rows_of("current", current),
-    )
-    shared = then[["experiment", "case_id"]].merge(now[["experiment", "case_id"]])
-    if shared.empty:
-        sides = [
+    then, noise, runs = _rows_of("base", base)
+    now, noise_now, runs_now = _rows_of("current", current)
+    case = ["experiment", "case_id"]
+    if then[case].merge(now[case]).empty:
+        one, other = (
             f"{name!r} ({', '.join(rows['experiment'].unique())})"
             for name, rows in ((base, then), (current, now))
-        ]
+        )
         raise BadInput(
-            f"compare: {sides[0]} and {sides[1]} have no case in common; name runs with the same parameters"
+            f"compare: {one} and {other} have no case in common; name runs with the same parameters"
         )
     unscaled = 0
     if across_machines:
@@ -123,56 +107,55 @@ def compare(
         from nanolib.report.regressions import comparison_chart
         from nanolib.report.renderer import save_as
 
-        save_as(
-            comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}."),
-            chart_file,
-        )
+        chart = comparison_chart(found, "Two sets of runs", f"A: {base}. B: {current}.")
+        save_as(chart, chart_file)
     show_comparison(found, everything, json_file, markdown_file)
     if across_machines:
         echo(overall_shift(found.lines))
     if unscaled:
         echo(f"left out: {unscaled} latencies without a prediction from measured peak rates")
-    echo(
-        "note: measured at different times, so machine drift is not controlled; `nano ab` controls it"
-    )
+    echo("note: measured at different times, so the difference may include machine drift;")
+    echo("      for a reliable answer, run: nano ab REV_A REV_B")
     if not found.same_machine:
-        echo("note: different machines, so the exit code is 0 for any result")
-    sys.exit(
-        EXIT_FAILED
-        if found.regressed or (strict and found.same_machine and found.lost)
-        else EXIT_OK
-    )
+        echo("note: the machines differ, so the exit code is 0 for any result")
+    is_lost = strict and found.same_machine and found.lost
+    sys.exit(EXIT_FAILED if found.regressed or is_lost else EXIT_OK)
 
 
 def show_comparison(
     found: Any, everything: bool, json_file: Path | None, markdown_file: Path | None
 ) -> None:
-    """Print a comparison, and write it to the files that were named."""
+    """Print a comparison, and write it to the files that the user named."""
     from nanolib.report.page import markdown_table
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
-    said = [*found.noise, *([f"A → B: {', '.join(found.differ)}"] if found.differ else [])]
-    echo(*said)
-    echo_findings(found.table(everything))
+    notes = list(found.noise)
+    if found.differ:
+        notes.append(f"A → B: {', '.join(found.differ)}")
+    echo(*notes)
+    _echo_findings(found.table(everything))
     echo(summary)
     if json_file:
         json_file.write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
     if markdown_file:
-        text = "\n\n".join([summary, *said, markdown_table(found.table())]) + "\n"
+        text = "\n\n".join([summary, *notes, markdown_table(found.table())]) + "\n"
         markdown_file.write_text(text, encoding="utf-8")
 
 
-def echo_findings(table: Any) -> None:
-    """Print findings, experiment by experiment; notes that leave no room for the case's name stand below."""
+def _echo_findings(table: Any) -> None:
+    """Print findings, experiment by experiment; a note that leaves no room for the case's name is printed below."""
     from nanolib.report.tables import compact
 
     notes: dict[str, str] = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
         shared, lines = compact(part, terminal_width(), notes)
-        echo(*([""] if len(parts) > 1 else []), f"all: {shared}")
+        if len(parts) > 1:
+            echo("")
+        echo(f"all: {shared}")
         echo_table(lines)
-    echo(*([""] if notes else []), *(f"{number}: {note}" for note, number in notes.items()))
+    if notes:
+        echo("", *(f"{number}: {note}" for note, number in notes.items()))
 
 
 @command(
@@ -184,16 +167,11 @@ def echo_findings(table: Any) -> None:
 @click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @output_option
-def history(
-    experiments: tuple[str, ...],
-    metric: str,
-    everything: bool,
-    as_json: bool,
-) -> None:
-    """Each case over its runs: where its level changed, and when.
+def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
+    """Show when and by how much the results of each case changed.
 
-    A level is what at least three runs show; one or two that stick out are named and are no change yet. Below stands, for each
-    latest step, the nano ab command that measures both revisions around it side by side.
+    A change must be visible in at least three runs. One or two runs that stick out are listed, but they are not a change yet. The
+    nano ab command below the table measures both revisions of each latest step in turns.
     """
     from nanolib.compare.history import histories, table
     from nanolib.report.tables import compact
@@ -209,55 +187,46 @@ def history(
             )
         found = histories(store, metric, sorted(set(runs.machine_id)))
     found = [one for one in found if not experiments or one.experiment in experiments]
-    changed = [one for one in found if one.changes]
     stepped = [one for one in found if one.latest]
     shown = found if everything else stepped
     if as_json:
         told = [one.to_dict() for one in shown]
-        echo(
-            *json.dumps({"metric": metric, "figures": len(found), "shown": told}, indent=1).split(
-                "\n"
-            )
-        )
+        echo_json({"metric": metric, "figures": len(found), "shown": told})
     elif shown:
-        alike, lines = compact(table(shown), terminal_width())
-        echo(*([f"all: {alike}"] if alike else []))
+        shared, lines = compact(table(shown), terminal_width())
+        if shared:
+            echo(f"all: {shared}")
         echo_table(lines)
-    runs_of = max((len(one.points) for one in found), default=0)
-    said = [
-        f"{len(changed)} of {len(found)} {metric} figures changed their level over up to {runs_of} runs"
-    ]
+    most_runs = max((len(one.points) for one in found), default=0)
+    summary = f"no {metric} has two runs on one machine yet; run the same again after a change"
+    if found:
+        changed = sum(bool(one.changes) for one in found)
+        summary = f"{changed} of {len(found)} {metric} levels changed over up to {most_runs} runs"
+    echo(summary, err=as_json)
     if newest := sum(one.newest is not None for one in found):
-        said.append(f"{newest} stuck out in the last run or two: a change, or a spike")
-    if not found:
-        said = [
-            f"no {metric} figure is of two runs on one machine yet; run the same again after a change"
-        ]
-    elif runs_of < LEAST_HISTORY:
-        said.append(
-            f"a change of level takes {LEAST_HISTORY} runs to be seen; nano compare tells two of them apart"
+        echo(f"{newest} stuck out in the last run or two: a change, or a spike", err=as_json)
+    if found and most_runs < LEAST_HISTORY:
+        echo(
+            f"a change of level needs {LEAST_HISTORY} runs; to compare two runs, use nano compare",
+            err=as_json,
         )
-    echo(*said, err=as_json)
-    if commands := list(dict.fromkeys(filter(None, (one.command for one in stepped)))):
-        echo("both revisions of each latest step side by side:", err=as_json)
-        echo(*(f"  {line}" for line in commands), err=as_json)
+    commands = dict.fromkeys(f"  {one.command}" for one in stepped if one.command)
+    if commands:
+        echo("to measure both revisions of a step in turns:", *commands, err=as_json)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
-    """The measurements that a name or a database stands for, what disturbed each run, and all timings."""
+    """Return the measurements of a run or a database, the interference of each run, and all timings of its machines."""
     from nanolib.compare.history import noise_of
     from nanolib.compare.spread import RECENT_RUNS
     from nanolib.store import Store
     from nanolib.store.connection import is_database
 
     path = Path(name)  # a label may be the name of a file too, but has no folder in it
-    if len(path.parts) > 1 and (path / DATABASE).is_file():
+    is_path = len(path.parts) > 1
+    if is_path and (path / DATABASE).is_file():
         path = path / DATABASE
-    is_file = (
-        path.suffix in (".sqlite", ".db")
-        or is_database(path)
-        or (len(path.parts) > 1 and path.is_file())
-    )
+    is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (is_path and path.is_file())
     with Store(path if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)

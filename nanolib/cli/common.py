@@ -1,14 +1,15 @@
-"""What every command shares: how it ends, where it reads and writes, and how wrong use is told."""
+"""Shared code of the commands: exit codes, output, options and error messages."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import shutil
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,26 +21,26 @@ from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folde
 if TYPE_CHECKING:
     import pandas as pd
 
-_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than any name of a file
-_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # what a column of numbers holds
+_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than the name of a file
+_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # a cell of a column that is aligned to the right
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
-EXIT_CLOSED = 141  # as of what SIGPIPE ends: 1 would tell of a regression
+EXIT_CLOSED = 141  # as after SIGPIPE, because 1 would report a regression
 
 
 class Amount(click.ParamType):
     """A number that may carry its unit: `60s`, `5%`, `30d`.
 
     Args:
-        unit: What it may end with.
-        most: It is below this.
-        remedy: What would be right, for who gave something else.
-        above: Whether it is above 0; else 0 will do.
+        unit: The unit.
+        limit: The number must be below this.
+        hint: What a valid value looks like.
+        zero: Whether 0 is valid; otherwise it must be above.
     """
 
     name = "amount"
 
-    def __init__(self, unit: str, most: float, remedy: str, *, above: bool = True) -> None:
-        self.unit, self.most, self.remedy, self.above = unit, most, remedy, above
+    def __init__(self, unit: str, limit: float, hint: str, *, zero: bool = False) -> None:
+        self.unit, self.limit, self.hint, self.zero = unit, limit, hint, zero
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -47,19 +48,19 @@ class Amount(click.ParamType):
         """See `click.ParamType.convert`."""
         text = str(value)
         try:
-            found = float(text.removesuffix(self.unit)) / (
-                100 if self.unit == "%" and text.endswith("%") else 1
-            )
+            found = float(text.removesuffix(self.unit))
         except ValueError:
             found = math.nan
-        if not (0 < found < self.most or (found == 0 and not self.above)):
+        if text.endswith("%"):
+            found /= 100
+        if not (0 < found < self.limit or (found == 0 and self.zero)):
             field = param.opts[0] if param else self.name
-            raise BadInput(f"{field}: {shown(text)} is not valid; give {self.remedy}")
+            raise BadInput(f"{field}: {shown(text)} is not valid; give {self.hint}")
         return found
 
 
 class NewFile(click.ParamType):
-    """A file to write in a folder that exists, known before anything is measured for it."""
+    """A file to write in a folder that exists, checked before anything is measured for it."""
 
     name = "file"
 
@@ -75,22 +76,27 @@ class NewFile(click.ParamType):
 
 SECONDS = Amount("s", 1e6, "seconds, such as 60s")
 SHARE = Amount("%", 1.0, "a share such as 5% or 0.05")
-DAYS = Amount("d", 1e6, "days, such as 30d", above=False)
+DAYS = Amount("d", 1e6, "days, such as 30d", zero=True)
 
 
 def echo(*lines: Any, err: bool = False) -> None:
-    """Print lines; what was stored or typed and stands in them does nothing to the terminal. Commands print by this alone.
+    """Print lines. All commands print with this, because stored or typed text must not act on the terminal.
 
     Args:
         lines: What to print.
-        err: To the standard error.
+        err: Whether to print to the standard error.
     """
     for line in lines:
         click.echo(printable(str(line)), err=err)
 
 
+def echo_json(value: Any) -> None:
+    """Print a value as JSON."""
+    echo(*json.dumps(value, indent=1, default=str).split("\n"))
+
+
 def complain(*lines: str) -> None:
-    """Print to the standard error what is wrong, a line each; of an endless word its two ends."""
+    """Print to the standard error what is wrong, one line each; an endless word is abbreviated."""
     echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
 
 
@@ -100,21 +106,22 @@ def terminal_width() -> int:
 
 
 def echo_table(table: pd.DataFrame) -> None:
-    """Print a table, words to the left and numbers to the right; no cell of it breaks its line."""
-    shown = {}
+    """Print a table, words to the left and numbers to the right; no cell breaks its line."""
+    columns = {}
     for name, column in table.items():
-        cells, title = [printable(str(cell)) for cell in column], printable(str(name))
-        if not all(_NUMBER.match(cell) for cell in cells if cell):
-            width = max(map(len, (title, *cells)))
-            cells, title = [cell.ljust(width) for cell in cells], title.ljust(width)
-        shown[title] = cells
-    echo(*(line.rstrip() for line in table.__class__(shown).to_string(index=False).split("\n")))
+        cells = [printable(str(name)), *(printable(str(cell)) for cell in column)]
+        if not all(_NUMBER.match(cell) for cell in cells[1:] if cell):
+            width = max(map(len, cells))
+            cells = [cell.ljust(width) for cell in cells]
+        columns[cells[0]] = cells[1:]
+    text = table.__class__(columns).to_string(index=False)
+    echo(*(line.rstrip() for line in text.split("\n")))
 
 
 def _pairs_of(
     _context: click.Context, _option: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, str]:
-    """Parameters given as `-p name=value`, name → text."""
+    """Return parameters given as `-p name=value`: name → text."""
     values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -129,7 +136,7 @@ def _pairs_of(
 
 
 def _use_output(_context: click.Context, _option: click.Parameter, folder: str | None) -> None:
-    """Make `--output` the output folder of this process and those it starts."""
+    """Make `--output` the output folder of this process and of those that it starts."""
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
@@ -140,7 +147,7 @@ def _use_output(_context: click.Context, _option: click.Parameter, folder: str |
 output_option = click.option(
     "--output",
     metavar="DIR",
-    help="Output folder; default: $NANOLIB_OUTPUT, or outputs/.",
+    help="Output folder. Default: $NANOLIB_OUTPUT, or outputs/.",
     callback=_use_output,
     expose_value=False,
 )
@@ -151,47 +158,23 @@ pairs_option = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=_pairs_of,
-    help="A parameter of the notebook, or a field of the model's config; repeatable.",
+    help="Parameter of the notebook, or field of the model's config; repeatable.",
 )
 
 
-def selected(store: Any, names: tuple[str, ...]) -> list[str]:
-    """Run ids that the names stand for; without a name, each experiment's newest run."""
-    from nanolib.experiments.summary.cases import select_runs
-
-    return select_runs(store, list(names) or ["newest"])
-
-
-class Command(click.Command):
-    """A command whose help ends with examples.
-
-    Args:
-        examples: Command lines.
-    """
-
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.examples = tuple(examples)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples, each on a line of its own, so that it can be copied."""
-        with formatter.section("Examples"):
-            for example in self.examples:
-                formatter.write(f"{' ' * formatter.current_indent}{example}\n")
-
-
 def command(
-    *examples: str, cls: type[Command] = Command, **attributes: Any
-) -> Callable[[Callable[..., Any]], Command]:
-    """Declare a command, with examples for its help."""
-    return click.command(cls=cls, examples=examples, **attributes)
+    *examples: str, cls: type[click.Command] = click.Command, **attributes: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declare a command, with examples below its help, each on a line that can be copied."""
+    lines = "\n".join(f"  {example}" for example in examples)
+    return click.command(cls=cls, epilog=f"\b\nExamples:\n{lines}", **attributes)
 
 
 class Commands(click.Group):
-    """Commands that end bad input, wrong use and files that cannot be used with one line."""
+    """Commands that report bad input, wrong use and unusable files in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that the command line names."""
+        """Run the command of the command line."""
         try:
             return super().invoke(ctx)
         except BadInput as error:
@@ -200,12 +183,12 @@ class Commands(click.Group):
             from nanolib.store.connection import unusable
 
             complain(unusable(database_path(), error))
-        except BrokenPipeError:  # whoever read has seen enough; what is left to flush goes nowhere
+        except BrokenPipeError:  # the reader has seen enough, so the rest goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:
-            said = error.strerror or error
-            complain(f"{error.filename or output_folder()}: {said}; name another place")
+            place, reason = error.filename or output_folder(), error.strerror or error
+            complain(f"{place}: {reason}; name another place")
         sys.exit(EXIT_BAD_INPUT)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

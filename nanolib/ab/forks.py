@@ -1,0 +1,103 @@
+"""Import what versions import from elsewhere, and fork versions from this process, fresh ones without the time of the imports."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import mmap
+import os
+import random
+import sys
+import traceback
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any, NoReturn
+
+
+def serve(connection: Connection, worker: ModuleType) -> None:
+    """Import modules, fork versions and wait for them, on request.
+
+    Args:
+        connection: To `nano ab`; the files of a version's connection and log follow the request to fork it.
+        worker: `worker.py`, which serves as a version in each fork.
+    """
+    while True:
+        try:
+            request = json.loads(connection.recv_bytes())
+        except EOFError:  # nobody asks any more
+            return
+        if "modules" in request:
+            answer = _import_all(request["modules"], request["own"], worker)
+        elif "wait" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        else:
+            files = [reduction.recv_handle(connection) for _ in range(2)]
+            parent, answer = os.getpid(), os.fork()
+            if not answer:
+                connection.close()
+                _become_version(request, files, parent, worker)
+            os.setpgid(answer, answer)
+            for file in files:
+                os.close(file)
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+class _Barrier:
+    """A finder that refuses modules that belong to the versions: a library that imports one must import the version's."""
+
+    def __init__(self, own: list[str], error: type[Exception]) -> None:
+        self._own, self._error = frozenset(own), error
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Find nothing, as finders do for modules of others.
+
+        Raises:
+            Refused: Not an `ImportError`, after which the library might do without the module.
+        """
+        if name in self._own:
+            raise self._error(f"{name} is the version's own")
+
+
+def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[str]:
+    """Import modules, and return the environment variables that this set."""
+    before = dict(os.environ)
+    barrier = _Barrier(own, worker.Refused)
+    sys.meta_path.insert(0, barrier)
+    for name in modules:
+        # The version that needs the module will report why it cannot be imported.
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    sys.meta_path.remove(barrier)
+    gc.collect()
+    gc.freeze()  # otherwise the collector of each fork would visit all of it, and so copy it
+    return worker.set_since(before)
+
+
+def _become_version(
+    request: dict[str, Any], files: list[int], parent: int, worker: ModuleType
+) -> NoReturn:
+    """Serve as one version, to the end of this process."""
+    code, (socket, log) = 1, files
+    try:
+        worker.exit_with(parent)
+        os.setpgid(0, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        shift = _random_memory()  # noqa: F841  kept while it serves
+        worker.serve(Connection(socket), request["imports"])
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # never back to what the parent was doing
+
+
+def _random_memory() -> list[Any]:
+    """Take memory of random size, so that later objects have other positions in each fork, as in new interpreters."""
+    pages = mmap.mmap(-1, mmap.PAGESIZE * random.randint(1, 1024))
+    return [pages, *(bytearray(random.randint(1, 4096)) for _ in range(random.randint(1, 64)))]

@@ -1,0 +1,45 @@
+"""Numbers as people read them: as many digits as an interval supports, and scaled units."""
+
+from __future__ import annotations
+
+import math
+
+
+def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
+    """`value` in as many digits as the width of its interval supports (3 to 6 significant ones).
+
+    Args:
+        value: The number.
+        low: Lower end of its interval, if it has one.
+        high: Upper end.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if float(value).is_integer() and (low is None or low == high):
+        return f"{int(value):,}" if abs(value) < 1e15 else f"{value:.4g}"
+    digits = 4
+    if low is not None and high is not None and high > low and value:
+        digits = min(6, max(3, 1 + math.ceil(math.log10(abs(value) / (high - low)))))
+    if 1e-3 <= abs(value) < 1e6:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{decimals}f}"
+    return f"{value:.{digits - 1}e}" if value else "0"
+
+
+def scaled(value: float, unit: str) -> str:
+    """A rate or a size in the prefix that leaves one to three digits before the point.
+
+    Example:
+        >>> scaled(2.04e11, "FLOP/s"), scaled(999.0, "B/s")
+        ('204 GFLOP/s', '999 B/s')
+    """
+    power = min(5, max(0, math.floor(math.log10(abs(value)) / 3))) if value else 0
+    return f"{value / 1000**power:.3g} {' kMGTP'[power].strip()}{unit}"
+
+
+def format_with_interval(value: float, low: float | None, high: float | None) -> str:
+    """`12.3 [12.1 … 12.5]`; the value alone where an end is missing (None or NaN)."""
+    if low is None or high is None or math.isnan(low) or math.isnan(high):
+        return format_number(value)
+    ends = " … ".join(format_number(end, low, high) for end in (low, high))
+    return f"{format_number(value, low, high)} [{ends}]"
