@@ -47,9 +47,8 @@ def run_on_ray(
             "--resume: a Ray task brings all of its results back or none, so nothing can be "
             "continued; leave it out"
         )
-    ray = _ray()
-    measuring = [job for job in jobs if job.cases()]
-    ended = [Ended(job.title, cases=len(job.cases())) for job in measuring]
+    ray, measuring = _ray(), [job for job in jobs if job.cases()]
+    ended = [Ended(job.title, len(job.cases())) for job in measuring]
     with _connected(ray):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         needs = [resources(job, nodes) for job in measuring]
@@ -58,10 +57,8 @@ def run_on_ray(
         task, pending = ray.remote(_measure), {}
         for job, end, need in zip(measuring, ended, needs, strict=True):
             asked = task.options(name=job.title, max_retries=RETRIES, **need)
-            answer = asked.remote(
-                job.name, job.load, dict(job.values), command.token, source_digest()
-            )
-            pending[answer] = end
+            job_of = (job.name, job.load, dict(job.values))
+            pending[asked.remote(*job_of, command.token, source_digest())] = end
         try:
             while pending:
                 (ready,), _ = ray.wait(list(pending), num_returns=1)
@@ -92,18 +89,18 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
     """
     device = getattr(job.params, "device", "cpu")
     ranks = max(getattr(job.params, "world_sizes", [1]))
-    most = max((node.get("GPU", 0) for node in nodes), default=0)
-    if device.startswith("cuda") or (device == "auto" and most):
-        if most < ranks:
+    gpus = max((node.get("GPU", 0) for node in nodes), default=0)
+    cpus = min((node["CPU"] for node in nodes if node.get("CPU")), default=0)
+    if device.startswith("cuda") or (device == "auto" and gpus):
+        if gpus < ranks:
             raise BadInput(
                 f"--on ray: {job.title} needs {ranks} GPU(s) on one node, "
-                f"and the most that one has is {most:g}"
+                f"and the most that one has is {gpus:g}"
             )
         return {"num_gpus": ranks, "num_cpus": 1}
-    cpus = [node["CPU"] for node in nodes if node.get("CPU")]
     if not cpus:
         raise BadInput(f"--on ray: {job.title} needs a node with CPUs, and the cluster has none")
-    return {"num_cpus": min(cpus)}
+    return {"num_cpus": cpus}
 
 
 def _ray() -> Any:

@@ -13,7 +13,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.measurement import Status
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.run import sweep, workload
+from nanolib.run import memory_plan, rows, sweep
 from nanolib.store import Store
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_attention_needs_what_was_planned(case):
         work.call()
     assert not _far(
         planned,
-        _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)),
+        _measured(row for work in works for row in rows.memory_rows(work, "cpu", planned)),
     )
 
 
@@ -75,7 +75,7 @@ def test_a_model_needs_what_was_planned(case):
     rows = []
     for work in step.workloads():
         work.call()
-        rows += workload.memory_rows(work, "cpu", planned)
+        rows += rows.memory_rows(work, "cpu", planned)
     assert not _far(planned, _measured(rows))
 
 
@@ -96,7 +96,7 @@ def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
         c for c in model.cases(_params()) if isinstance(c, model.ModelCase) and c.mode == "training"
     )
     need = case.plan().most  # planned before, so that nothing needs a model now
-    monkeypatch.setattr(workload, "free_bytes", lambda device: need - 1)
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: need - 1)
     monkeypatch.setattr(model_cases, "create_model", lambda *_: pytest.fail("it was started"))
     params = _params(train=True)
     with Store(tmp_path / "results.sqlite") as store:

@@ -11,9 +11,9 @@ import pytest
 from nanolib.measurement import BadInput, exact
 from nanolib.meters.machine import this_machine
 from nanolib.run import provenance, sweep
-from nanolib.run.outcome import Outcome
-from nanolib.run.plan import expected_s
+from nanolib.run.dry_run import expected_s
 from nanolib.run.provenance import new_run
+from nanolib.run.timeout import Outcome
 from nanolib.run.worker import Cancelled
 from nanolib.store import Run, Store
 from nanolib.store.identity import host, process_name

@@ -19,7 +19,7 @@ from nanolib.models import attention
 from nanolib.models.attention import flash_attn
 from nanolib.paths import make_folder, output_folder
 from nanolib.run import sweep
-from nanolib.run.outcome import one_line
+from nanolib.run.timeout import one_line
 
 
 def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
