@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, Unsupported
-from nanolib.meters.memory import free_bytes
 from nanolib.meters.time.latency import measure, measure_alone, measure_in_turns
 from nanolib.meters.time.turns import Round, Timing, speed_up_row
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.memory_plan import fits, shortage
+from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
 from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
 
@@ -32,14 +31,12 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
 
 def fit_together(cases: Sequence[Case]) -> bool:
     """Return whether all cases that can run fit into the free memory, as far as is planned."""
+    device, plans = cases[0].device, [case.plan() for case in cases if not case.unsupported()]
     try:
-        free = free_bytes(cases[0].device)
+        needed = sum(plan.most or 0 for plan in plans if not shortage(plan, device))
+        return not shortage(Plan({"all": needed}), device)
     except torch.AcceleratorError:  # this process has lost it
         return True
-    if free is None:
-        return True
-    plans = [case.plan() for case in cases if not case.unsupported()]
-    return fits(Plan({"all": sum(plan.most or 0 for plan in plans if fits(plan, free))}), free)
 
 
 def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:

@@ -185,15 +185,10 @@ def _mark(
     hooks.callback(block.register_forward_hook(made).remove)
 
 
-def fits(plan: Plan, memory: int) -> bool:
-    """Return whether so many bytes are enough, as far as anybody knows."""
-    return plan.most is None or plan.most <= _HEADROOM * memory
-
-
 def shortage(plan: Plan, device: str) -> str:
     """Return why the case will not fit into what is free now; empty if it will, or nobody knows."""
     free = free_bytes(device)
-    if free is None or fits(plan, free):
+    if free is None or plan.most is None or plan.most <= _HEADROOM * free:
         return ""
     return (
         f"it needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; "

@@ -47,9 +47,9 @@ def run_on_ray(
             "--resume: a Ray task brings all of its results back or none, so nothing can be "
             "continued; leave it out"
         )
-    ray, measuring = _ray(), [job for job in jobs if job.cases()]
+    measuring = [job for job in jobs if job.cases()]
     ended = [Ended(job.title, len(job.cases())) for job in measuring]
-    with _connected(ray):
+    with _connected() as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         needs = [resources(job, nodes) for job in measuring]
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
@@ -103,7 +103,9 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
     return {"num_cpus": cpus}
 
 
-def _ray() -> Any:
+@contextmanager
+def _connected() -> Iterator[Any]:
+    """Give Ray: the caller's connection, or one to `RAY_ADDRESS`, a local Ray, or a new one."""
     try:
         import ray  # optional
     except ImportError:
@@ -114,14 +116,8 @@ def _ray() -> Any:
         raise BadInput(
             "--on ray: the package amdsmi keeps Ray from being imported; run: pip uninstall amdsmi"
         ) from None
-    return ray
-
-
-@contextmanager
-def _connected(ray: Any) -> Iterator[None]:
-    """Use the caller's connection, or open one to `RAY_ADDRESS`, to a local Ray, or to a new one."""
     if ray.is_initialized():
-        yield
+        yield ray
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -130,7 +126,7 @@ def _connected(ray: Any) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         raise BadInput(f"--on ray: no connection: {reason}; check RAY_ADDRESS") from None
     try:
-        yield
+        yield ray
     finally:
         ray.shutdown()
 

@@ -67,12 +67,14 @@ def launch(
             enter_private_network()
     with contextlib.suppress(Exception):  # once for all; a rank says what is wrong with it
         importlib.import_module(request["module"])
+    # neither CUDA nor the libraries of macOS survive a fork
+    forks = sys.platform == "linux" and request["device"] == "cpu"
     context = torch.multiprocessing.start_processes(
         _rank,
         (folder, request, os.getpid()),
         request["world_size"],
         join=False,
-        start_method=start_method(request["device"]),
+        start_method="fork" if forks else "spawn",
     )
     first, late = None, False
     try:
@@ -85,11 +87,6 @@ def launch(
             process.terminate()
         process.join(GRACE_S)
     send((late, first))
-
-
-def start_method(device: str) -> str:
-    """Return how ranks begin: neither CUDA nor the libraries of macOS survive a fork."""
-    return "fork" if sys.platform == "linux" and device == "cpu" else "spawn"
 
 
 def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> None:

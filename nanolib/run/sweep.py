@@ -281,21 +281,10 @@ def store_outcomes(
 
     A case whose rows cannot be stored is an error, and does not cost the others theirs.
     """
-    rows = {}
-    for case in cases:
-        outcome = outcomes[case.case_id]
-        ending = Measurement(
-            "case_time",
-            outcome.seconds,
-            n=1,
-            samples=(outcome.seconds,),
-            method="perf_counter",
-            status=outcome.status,
-            message=outcome.message,
-            flags=outcome.flags,
-            details=outcome.details,
-        )
-        rows[case.case_id] = (case.factors, [ending, *outcome.rows])
+    rows = {
+        case.case_id: (case.factors, [outcomes[case.case_id].ending, *outcomes[case.case_id].rows])
+        for case in cases
+    }
     try:
         store.write_cases(run_id, rows)
     except (TypeError, ValueError, sqlite3.IntegrityError) as error:
@@ -304,5 +293,6 @@ def store_outcomes(
                 store_outcomes(store, run_id, [case], outcomes)
             return
         message = f"its rows cannot be stored: {one_line(error)}"
-        broken = replace(ending, status=Status.ERROR, message=message)
-        store.write_case(run_id, case.case_id, case.factors, [broken])
+        for case_id, (factors, (ending, *_)) in rows.items():
+            broken = replace(ending, status=Status.ERROR, message=message)
+            store.write_case(run_id, case_id, factors, [broken])

@@ -66,6 +66,21 @@ class Outcome:
         """Whether there was too little memory, which the others of a group may have used."""
         return self.status in (Status.OOM, Status.OOM_PREDICTED)
 
+    @property
+    def ending(self) -> Measurement:
+        """The row `case_time`: how long the case took, and how it ended."""
+        return Measurement(
+            "case_time",
+            self.seconds,
+            n=1,
+            samples=(self.seconds,),
+            method="perf_counter",
+            status=self.status,
+            message=self.message,
+            flags=self.flags,
+            details=self.details,
+        )
+
     def mark_timed_out(self, limit_s: float) -> None:
         """It did not end by itself."""
         self.status = Status.TIMEOUT
