@@ -52,7 +52,8 @@ def launch(
 ) -> None:
     """Start the ranks in a process that has computed nothing, and wait for them.
 
-    Sends whether they were late, and the number and exit code of the first that failed.
+    Sends their results, whether they were late, and the number and exit code of the first that
+    failed.
     """
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
@@ -82,11 +83,13 @@ def launch(
             late = time.monotonic() > deadline
     except torch.multiprocessing.ProcessExitedException as error:
         first = error.error_index, error.exit_code
-    for process in context.processes:
-        if late:
+    if late:
+        for process in context.processes:
             process.terminate()
+    for process in context.processes:
         process.join(GRACE_S)
-    send((late, first))
+    store = dist.FileStore(str(folder / "store"), request["world_size"])
+    send((results_in(store, request["world_size"]), late, first))
 
 
 def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> None:

@@ -19,13 +19,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch.distributed import FileStore
 
 from nanolib.measurement import Flag, Unsupported
 from nanolib.meters.limits import usable_cores
 from nanolib.run.case import Case
 from nanolib.run.process import Died, Late, received
-from nanolib.run.rank import GRACE_S, RankFailed, failure, launch, results_in
+from nanolib.run.rank import GRACE_S, RankFailed, failure, launch
 
 Body = Callable[[dict[str, Any]], Any]
 
@@ -209,10 +208,11 @@ def run_ranks(
         folder = Path(name)
         given = (folder, asked, timeout_s, private_network)
         try:
-            late, first = next(received(launch, *given, limit_s=timeout_s + 2 * GRACE_S))
+            results, late, first = next(
+                received(launch, *given, limit_s=timeout_s + GRACE_S * (2 + world_size))
+            )
         except (Died, Late, StopIteration) as error:
             raise RankFailed(f"ranks: {error}") from None
-        results = results_in(FileStore(str(folder / "store"), world_size), world_size)
         if all("answer" in result for result in results):
             return [result["answer"] for result in results]
         raise failure(results, folder, timeout_s if late else None, first)
