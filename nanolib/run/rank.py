@@ -24,7 +24,7 @@ import torch.multiprocessing
 from nanolib.meters.links import enter_private_network
 from nanolib.run.process import exit_with_parent, signal_name
 
-GRACE_S = 2.0  # for writing where it is, when a rank is told to end
+_GRACE_S = 2.0  # for writing where it is, when a rank is told to end
 # What the backends say when another rank has not come, or is gone.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
 # NCCL does not raise then: its watchdog writes this, and aborts the process that waited.
@@ -79,7 +79,7 @@ def launch(
     )
     first, late = None, False
     try:
-        while not late and not context.join(0.05, GRACE_S):
+        while not late and not context.join(0.05, _GRACE_S):
             late = time.monotonic() > deadline
     except torch.multiprocessing.ProcessExitedException as error:
         first = error.error_index, error.exit_code
@@ -87,7 +87,7 @@ def launch(
         for process in context.processes:
             process.terminate()
     for process in context.processes:
-        process.join(GRACE_S)
+        process.join(_GRACE_S)
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     send((results_in(store, request["world_size"]), late, first))
 

@@ -24,7 +24,7 @@ from nanolib.measurement import Flag, Unsupported
 from nanolib.meters.limits import usable_cores
 from nanolib.run.case import Case
 from nanolib.run.process import Died, Late, received
-from nanolib.run.rank import GRACE_S, RankFailed, failure, launch
+from nanolib.run.rank import RankFailed, failure, launch
 
 Body = Callable[[dict[str, Any]], Any]
 
@@ -205,14 +205,11 @@ def run_ranks(
     for launched in _launched:
         return launched.run(asked)
     with TemporaryDirectory(prefix="nanolib-ranks-") as name:
-        folder = Path(name)
-        given = (folder, asked, timeout_s, private_network)
+        given, limit_s = (Path(name), asked, timeout_s, private_network), timeout_s + 60
         try:
-            results, late, first = next(
-                received(launch, *given, limit_s=timeout_s + GRACE_S * (2 + world_size))
-            )
+            results, late, first = next(received(launch, *given, limit_s=limit_s))
         except (Died, Late, StopIteration) as error:
             raise RankFailed(f"ranks: {error}") from None
         if all("answer" in result for result in results):
             return [result["answer"] for result in results]
-        raise failure(results, folder, timeout_s if late else None, first)
+        raise failure(results, Path(name), timeout_s if late else None, first)
