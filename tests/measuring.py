@@ -1,6 +1,6 @@
 from nanolib.meters.time.latency import measure_alone
 from nanolib.meters.time.turns import Timing
-from nanolib.run.workload import followed
+from nanolib.run.memory_plan import followed
 
 
 def timed_alone(measuring):

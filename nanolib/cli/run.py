@@ -156,13 +156,14 @@ def _answers(end: Any) -> list[str]:
 def _show_plan(jobs: list[Any]) -> None:
     """List the cases of a dry run, and how long each notebook takes."""
     from nanolib.meters.machine import this_machine
-    from nanolib.run.plan import expected_s, foreseen, known_ceilings
+    from nanolib.run.dry_run import expected_s, foreseen
+    from nanolib.run.peaks_case import ceilings_of
     from nanolib.store import Store
 
     machine_id, exists = this_machine().machine_id, database_path().exists()
     expected: list[Any] = []
     with Store(create=False) if exists else nullcontext() as store:
-        ceilings = known_ceilings(store, machine_id) if store else {}
+        ceilings = ceilings_of(store, machine_id) if store else {}
         for job in jobs:
             cases = job.cases()
             if not cases:

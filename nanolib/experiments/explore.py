@@ -25,9 +25,9 @@ from nanolib.report.section import Section
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
-from nanolib.run.ceilings import CeilingCase
+from nanolib.run.dry_run import predictions, table_of
 from nanolib.run.jobs import DEFAULT_SUITE, plan
-from nanolib.run.plan import known_ceilings, predictions, table_of
+from nanolib.run.peaks_case import CeilingCase, ceilings_of
 from nanolib.run.worker import Cancelled
 from nanolib.store import Store
 
@@ -131,7 +131,7 @@ class Explore:
 
     def _predict(self, _: Any) -> None:
         with Store() as store:
-            ceilings = known_ceilings(store, this_machine().machine_id)
+            ceilings = ceilings_of(store, this_machine().machine_id)
         unknown = (
             ""
             if ceilings

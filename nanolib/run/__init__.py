@@ -1,5 +1,6 @@
 """The one path by which a number is made: cases → `sweep` → rows; everything else here serves it.
 
-`params` and `workload` are what experiments build on; `launch`, `worker` and `ranks/` start processes; `suite/` runs notebooks.
-It knows no experiment: what it needs of one is handed to it.
+Experiments build on `case`, `params`, `memory_plan` and `rows`. `worker`, `ranks` and `torchrun` start
+processes, all by `process`; `notebooks` and `on_ray` run suites. This folder knows no experiment: what
+it needs of one is handed to it.
 """

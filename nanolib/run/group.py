@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
-from nanolib.measurement import OVER, Flag, Measurement
-from nanolib.meters.memory import free_bytes
+from nanolib.measurement import OVER, Flag, Measurement, Unsupported
 from nanolib.meters.time.latency import measure, measure_alone, measure_in_turns
 from nanolib.meters.time.turns import Round, Timing, speed_up_row
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.outcome import DeviceLost, Outcome
+from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
-from nanolib.run.workload import fits, start_case
+from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
 
 _PACE_SIZE, _PACE_S = 512, 0.3  # of the product that shows how fast the machine is at the moment
 
@@ -30,61 +30,65 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def fit_together(cases: Sequence[Case]) -> bool:
-    """Whether all cases of a group that can run fit into the free memory, as far as is planned."""
+    """Return whether all cases that can run fit into the free memory, as far as is planned."""
+    device, plans = cases[0].device, [case.plan() for case in cases if not case.unsupported()]
     try:
-        free = free_bytes(cases[0].device)
+        needed = sum(plan.most or 0 for plan in plans if not shortage(plan, device))
+        return not shortage(Plan({"all": needed}), device)
     except torch.AcceleratorError:  # this process has lost it
         return True
-    if free is None:
-        return True
-    plans = [case.plan() for case in cases if not case.unsupported()]
-    return fits(Plan({"all": sum(plan.most or 0 for plan in plans if fits(plan, free))}), free)
 
 
+def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:
+    """Yield the rows of one case, and the timings that it asks for, unless it cannot run here.
+
+    Args:
+        case: Any.
+        params: Those of its notebook.
+        ceilings: As `roofline_ms` takes them.
+
+    Raises:
+        Unsupported: This machine cannot run it.
+        PredictedOutOfMemory: Its plan exceeds the memory that is free.
+    """
+    if reason := case.unsupported() or case.plan().unsupported:
+        raise Unsupported(reason)
+    if reason := shortage(case.plan(), case.device):
+        raise PredictedOutOfMemory(reason)
+    yield from case.measure(params, ceilings)
+
+
+def ignore(case_id: str, row: Measurement | None = None) -> None:
+    """Tell nobody."""
+
+
+@dataclass
 class _Lane:
     """One case of a group.
 
     Attributes:
         case: Which.
+        measuring: Its measurement, between two steps.
         outcome: What it has given so far.
         timing: What it asks to be timed next; None if it is over.
     """
 
-    def __init__(self, case: Case, measuring: Measuring, keep: Callable[..., object]) -> None:
-        self.case, self.outcome = case, Outcome()
-        self.timing: Timing | None = None
-        self._measuring, self._keep = measuring, keep
-
-    def add(self, row: Measurement) -> None:
-        """A row was made."""
-        self.outcome.rows.append(row)
-        self._keep(self.case.case_id, row)
-
-    def advance(self, answer: dict[str, Measurement] | None, timeout_s: float) -> None:
-        """Go on to the next timing that the case asks for, or to its end."""
-        self.timing = None
-        with self.outcome.within(timeout_s), contextlib.suppress(StopIteration):
-            made = self._measuring.send(answer)
-            while not isinstance(made, Timing):
-                self.add(made)
-                made = next(self._measuring)
-            self.timing = made
-        if self.timing is None:
-            self.end()
+    case: Case
+    measuring: Measuring
+    outcome: Outcome = field(default_factory=Outcome)
+    timing: Timing | None = None
 
     def end(self) -> None:
         """Release what the case has allocated."""
         self.timing = None
-        self._measuring.close()
+        self.measuring.close()
 
 
 def measure_group(
     cases: Sequence[Case],
     params: Params,
     ceilings: dict[str, float],
-    *,
-    keep: Callable[[str, Measurement], object] = lambda case_id, row: None,
-    announce: Callable[[str], object] = lambda case_id: None,
+    tell: Callable[..., object] = ignore,
 ) -> dict[str, Outcome]:
     """Measure one case, or the cases of a group.
 
@@ -92,31 +96,43 @@ def measure_group(
         cases: Which.
         params: Of their notebook; the time limit is each case's own.
         ceilings: As `roofline_ms` takes them.
-        keep: Receives the case id and each row as it is made.
-        announce: Receives the id of a case before its code runs, so that it is known which case
-            ended the process.
+        tell: Called with the id of a case before its code runs, so that it is known which case
+            ended the process, and with the id and each row as it is made.
 
     Returns:
         Case id → its outcome, with a `speed_up` over each baseline that was timed in the same
         rounds. If a case has lost the device for this process, only that case's.
     """
-    lanes = {case.case_id: _Lane(case, start_case(case, params, ceilings), keep) for case in cases}
+    lanes = {case.case_id: _Lane(case, start_case(case, params, ceilings)) for case in cases}
 
     def within(case_id: str) -> AbstractContextManager[None]:
-        announce(case_id)
+        tell(case_id)
         return lanes[case_id].outcome.within(params.case_timeout_s)
 
+    def add(case_id: str, row: Measurement) -> None:
+        lanes[case_id].outcome.rows.append(row)
+        tell(case_id, row)
+
     def advance(case_id: str, answer: dict[str, Measurement] | None = None) -> None:
-        announce(case_id)
-        lanes[case_id].advance(answer, params.case_timeout_s)
+        """Go on to the next timing that the case asks for, or to its end."""
+        lane = lanes[case_id]
+        with within(case_id), contextlib.suppress(StopIteration):
+            made = lane.measuring.send(answer)
+            while not isinstance(made, Timing):
+                add(case_id, made)
+                made = next(lane.measuring)
+            lane.timing = made
+            return
+        lane.end()
 
     try:
         for case_id in lanes:
             advance(case_id)
-        while waiting := [lane for lane in lanes.values() if lane.timing]:
-            scopes = list(waiting[0].timing.phases)
-            timed = [lane for lane in waiting if list(lane.timing.phases) == scopes]
-            timings = {lane.case.case_id: lane.timing for lane in timed}
+        while waiting := {case_id: lane.timing for case_id, lane in lanes.items() if lane.timing}:
+            scopes = [*next(iter(waiting.values())).phases]
+            timings = {
+                name: timing for name, timing in waiting.items() if [*timing.phases] == scopes
+            }
             rows, rounds = _time(timings, params.seed, within)
             for case_id, timing in timings.items():
                 if case_id not in rows:  # it failed within its own block
@@ -124,7 +140,7 @@ def measure_group(
                     continue
                 others = [lanes[other].case for other in rows]
                 for row in _speed_ups(lanes[case_id].case, others, rounds, timing):
-                    lanes[case_id].add(row)
+                    add(case_id, row)
                 advance(case_id, rows[case_id])
     except DeviceLost:
         lost = [lane for lane in lanes.values() if "device_lost" in lane.outcome.details]
@@ -134,7 +150,7 @@ def measure_group(
 
 def _time(
     timings: dict[str, Timing], seed: int, within: Callable[[str], AbstractContextManager[None]]
-) -> tuple[dict[str, dict[str, Measurement]], Sequence[Round]]:
+) -> tuple[dict[str, Any], Sequence[Round]]:
     """Time several in rounds, and one by itself."""
     if len(timings) > 1:
         return measure_in_turns(timings, seed=seed, within=within)
@@ -148,19 +164,20 @@ def _time(
 def _speed_ups(
     case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
 ) -> list[Measurement]:
-    """Over each baseline among the others, phase by phase and of all phases together."""
+    """Return those over each baseline among the others, by phase and of all phases together."""
     scopes: list[tuple[int | None, str]] = list(enumerate(timing.phases))
     if len(scopes) > 1:
         scopes.append((None, timing.total))
-    rows = [
-        speed_up_row(
-            rounds, case.case_id, other.case_id, phase=phase, scope=f"{scope}{OVER}{other.title}"
-        )
-        for other in others
-        if other.is_baseline and other.case_id != case.case_id
-        for phase, scope in scopes
-    ]
+    rows = []
+    for other in _baselines(case, others):
+        for phase, scope in scopes:
+            name = f"{scope}{OVER}{other.title}"
+            rows.append(speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=name))
     return [row for row in rows if row is not None]
+
+
+def _baselines(case: Case, others: Sequence[Case]) -> list[Case]:
+    return [other for other in others if other.is_baseline and other.case_id != case.case_id]
 
 
 def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> dict[str, Outcome]:
@@ -177,32 +194,37 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
     Returns:
         As `measure_group`.
     """
-    outcomes, paces = {}, [_pace_ms(cases[0].device)]
+    outcomes, paces, is_lost = {}, [_pace_ms(cases[0].device)], False
     for case in cases:
-        outcomes[case.case_id] = measure(case)
-        if not any("device_lost" in outcome.details for outcome in outcomes.values()):
+        outcome = outcomes[case.case_id] = measure(case)
+        outcome.rows = [_as_sequential(row) for row in outcome.rows]
+        is_lost = is_lost or "device_lost" in outcome.details
+        if not is_lost:
             paces.append(_pace_ms(case.device))
     drift = max(paces) / min(paces)
-    times = {}
-    for case_id, outcome in outcomes.items():
-        for at, row in enumerate(outcome.rows):
-            if row.metric == "latency":
-                outcome.rows[at] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
-        times[case_id] = [row for row in outcome.rows if row.metric == "latency"]
+    times = {
+        case_id: [row for row in outcome.rows if row.metric == "latency" and row.low is not None]
+        for case_id, outcome in outcomes.items()
+    }
     for case in cases:
-        outcomes[case.case_id].rows += [
-            _speed_up_apart(base, own, drift, f"{own.scope}{OVER}{other.title}")
-            for other in cases
-            if other.is_baseline and other is not case
-            for own in times[case.case_id]
-            for base in times[other.case_id]
-            if own.scope == base.scope and None not in (own.low, base.low)
-        ]
+        for other in _baselines(case, cases):
+            outcomes[case.case_id].rows += [
+                _speed_up_apart(base, own, drift, f"{own.scope}{OVER}{other.title}")
+                for own in times[case.case_id]
+                for base in times[other.case_id]
+                if own.scope == base.scope
+            ]
     return outcomes
 
 
+def _as_sequential(row: Measurement) -> Measurement:
+    if row.metric != "latency":
+        return row
+    return replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
+
+
 def _pace_ms(device: str) -> float:
-    """How long a fixed product takes at the moment."""
+    """Return how long a fixed product takes at the moment."""
     a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
     return measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate
 

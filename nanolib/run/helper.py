@@ -1,10 +1,9 @@
-"""A function run in a process of its own, which a time limit really ends: for a user's code that is only looked at."""
+"""Look at a user's code in a process of its own, which a time limit really ends."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from multiprocessing.connection import Connection
 from typing import Any
 
 from nanolib.measurement import BadInput
@@ -18,7 +17,7 @@ def answers_of(
     """Run a function in a fresh process; what it prints is dropped.
 
     Args:
-        function: Of a module; yields its answers one by one. These and the arguments can be pickled.
+        function: Of a module; yields its answers one by one, which pickle can send.
         arguments: What it takes.
         limit_s: How long each answer may take, s.
 
@@ -30,15 +29,12 @@ def answers_of(
     """
     answers: list[Any] = []
     try:
-        sent = received(f"{__name__}:serve", function, arguments, limit_s=limit_s)
-        for kind, value in sent:
-            if kind == "answer":
-                answers.append(value)
-            elif kind == "bad input":
-                raise BadInput(*value)
-            elif kind == "end":
-                sent.close()
-                return answers, value
+        for answer, refused, reason in received(_answer, function, arguments, limit_s=limit_s):
+            if refused:
+                raise BadInput(*refused)
+            if reason is not None:
+                return answers, reason
+            answers.append(answer)
     except Late:
         return answers, f"it takes over {limit_s:g} s"
     except Died as error:
@@ -46,19 +42,20 @@ def answers_of(
     return answers, describe_exit(0)  # it ended without a word
 
 
-def serve(
-    connection: Connection, function: Callable[..., Iterable[Any]], arguments: tuple[Any, ...]
+def _answer(
+    send: Callable[[Any], None],
+    function: Callable[..., Iterable[Any]],
+    arguments: tuple[Any, ...],
 ) -> None:
-    """In that process: send each answer, and how it ended."""
+    """In that process: send each answer, and then the lines of `BadInput` or why it ended."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
-    connection.send(("begin", None))  # what took long until now was importing torch
     try:
         for answer in function(*arguments):
-            connection.send(("answer", answer))
-        connection.send(("end", ""))
+            send((answer, (), None))
+        send((None, (), ""))
     except BadInput as error:
-        connection.send(("bad input", error.lines))
+        send((None, error.lines, None))
     except BaseException as error:  # code of the user's may end itself
-        connection.send(("end", cause(error)))
+        send((None, (), cause(error)))

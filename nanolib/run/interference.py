@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from nanolib.measurement import METRICS, Flag, Measurement, Provenance
 from nanolib.meters.cpu_load import CpuLoad
 from nanolib.meters.time.turns import ROUNDS
-from nanolib.run.outcome import Outcome
+from nanolib.run.timeout import Outcome
 from nanolib.store import Store
 from nanolib.store.schema import DURING
 
@@ -31,7 +32,8 @@ class Interference:
         self.lines: list[str] = []
         self._store, self._run_id, self._cases = store, run_id, cases
         self._known = list(store.runs_of([run_id]).disturbances.iloc[0])
-        self._shares: dict[str, list[float]] = {}  # what happened → how much of it, by case
+        # what happened → how much of the CPUs others took, by case
+        self._shares: defaultdict[str, list[float]] = defaultdict(list)
 
     def met(self, load: CpuLoad, outcome: Outcome) -> None:
         """Flag what a case measured while others were at work, and store a line about it.
@@ -43,17 +45,15 @@ class Interference:
         outcome.rows = flagged(outcome.rows, load)
         outcome.details, outcome.flags = outcome.details | load.details(), load.flags
         if load.is_busy:
-            self._shares.setdefault(_OTHERS, []).append(load.taken or 0.0)
+            self._shares[_OTHERS].append(load.taken or 0.0)
         if load.limited_by:
-            text = f"{load.limited_by} held this process back"
-            self._shares.setdefault(text, []).append(0.0)
-        if not load.flags:
-            return
+            self._shares[f"{load.limited_by} held this process back"].append(0.0)
         self.lines = [
             f"{DURING}{len(shares)} of {self._cases} cases {text.format(max(shares))}"
             for text, shares in self._shares.items()
         ]
-        self._store.update_run(self._run_id, disturbances=[*self._known, *self.lines])
+        if load.flags:
+            self._store.update_run(self._run_id, disturbances=[*self._known, *self.lines])
 
 
 def flagged(rows: list[Measurement], load: CpuLoad) -> list[Measurement]:

@@ -100,14 +100,32 @@ def plan(
     Raises:
         BadInput: An unknown suite, notebook or parameter, or a value that is not valid.
     """
+    jobs, complaints = [], []
+    given = {name: value for name, value in scheduling.items() if value}
+    for file in _params_files(targets, overrides):
+        suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
+        name = file.stem.partition("-")[0]
+        flat = experiments[name]().Params.flat
+        try:
+            values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
+            jobs.append(make_job(name, experiments[name], values))
+        except BadInput as error:
+            complaints += error.lines
+    if complaints:
+        raise BadInput(*complaints)
+    return jobs
+
+
+def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[Path]:
+    """Find the params files of a command line; a scenario's begins with its notebook's name."""
     if twice := [name for name, times in Counter(targets).items() if times > 1]:
         raise BadInput(f"run: {shown(twice[0])} is named twice; name it once")
-    params = checkout() / "params"
+    folder = checkout() / "params"
     if targets and set(targets) <= set(scenarios()):
-        files = [(name.split("-")[0], params / SCENARIOS / f"{name}.yml") for name in targets]
-        return _make_jobs(experiments, files, overrides, scheduling)
+        return [folder / SCENARIOS / f"{name}.yml" for name in targets]
     suite, *names = targets if targets and targets[0] in suites() else (DEFAULT_SUITE, *targets)
-    available = [name for name in notebooks() if (params / suite / f"{name}.yml").is_file()]
+    files = {name: folder / suite / f"{name}.yml" for name in notebooks()}
+    available = [name for name, file in files.items() if file.is_file()]
     for name in names:
         if name not in available:
             hint = did_you_mean(name, [*suites(), *available, *scenarios()])
@@ -118,9 +136,7 @@ def plan(
             )
     if overrides and not names and len(available) > 1:
         raise BadInput(f"-p: parameters belong to one notebook; name one of {', '.join(available)}")
-    chosen = [name for name in available if not names or name in names]
-    files = [(name, params / suite / f"{name}.yml") for name in chosen]
-    return _make_jobs(experiments, files, overrides, scheduling)
+    return [files[name] for name in available if not names or name in names]
 
 
 def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
@@ -131,29 +147,6 @@ def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
     """
     params = load().Params
     return Job(name, load, params.flat(values), params(**values))
-
-
-def _make_jobs(
-    experiments: Experiments,
-    files: Sequence[tuple[str, Path]],
-    overrides: Mapping[str, Any],
-    scheduling: Mapping[str, Any],
-) -> list[Job]:
-    """Make a job for each notebook and params file; a scenario's suite is the file's name."""
-    complaints: list[str] = []
-    jobs = []
-    given = {name: value for name, value in scheduling.items() if value}
-    for name, file in files:
-        suite = file.stem if file.parent.name == SCENARIOS else file.parent.name
-        flat = experiments[name]().Params.flat
-        try:
-            values = flat(read_yaml(file)) | {"suite": suite} | flat(overrides) | given
-            jobs.append(make_job(name, experiments[name], values))
-        except BadInput as error:
-            complaints += error.lines
-    if complaints:
-        raise BadInput(*complaints)
-    return jobs
 
 
 def import_user_code(jobs: Sequence[Job]) -> None:

@@ -1,4 +1,4 @@
-"""One sweep per device at a time: a lock that waits, says for whom, and that the end of its process releases."""
+"""Measure on a device alone: a lock that waits, says for whom, and ends with its process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 from filelock import FileLock, Timeout
@@ -21,19 +22,17 @@ _LONGEST = 400  # bytes of an owner's text
 
 
 def lock_path(device: str) -> Path:
-    """The lock file of a device, one for all users of the machine."""
+    """Return the lock file of a device, one for all users of the machine."""
     name = device.replace(":", "-")
     if device.startswith("cuda"):
-        from nanolib.meters.machine import (
-            gpu_uuid,
-        )  # imports torch, for which a command that is mistaken need not wait
+        from nanolib.meters.machine import gpu_uuid  # torch, which a mistaken command need not load
 
         name = gpu_uuid(device)
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
 
 
 def say(line: str) -> None:
-    """A line beside what a command answers, at once."""
+    """Print a line next to what a command answers, at once."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
@@ -44,44 +43,46 @@ def device_lock(
     log: Callable[[str], object] = say,
     pause: Callable[[float], object] = time.sleep,
 ) -> Iterator[None]:
-    """Hold the device for the block; wait while another process does.
+    """Use the device alone for the block; wait while another process does.
 
     Args:
         device: As `resolve_device` names it.
-        what: Who holds it, for those who wait.
+        what: Who uses it, for those who wait.
         log: Receives one line when there is a wait and one when it ends.
         pause: Called between two tries with how long to wait, s; what it raises ends the wait.
 
     Raises:
         BadInput: Something else is where its file should be.
     """
-    lock, waiting = FileLock(lock_path(device), mode=0o666), False
+    lock, waits = FileLock(lock_path(device), mode=0o666), False
     while not _taken(lock):
-        if not waiting:
-            log(f"waiting for {device}: in use by {_owner(device)}; this run starts when that ends")
-            waiting = True
+        if not waits:
+            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts when that ends")
+        waits = True
         pause(_POLL_S)
     try:
-        if waiting:
+        if waits:
             log(f"{device} is free; starting")
-        _write_owner(device, f"{os.getpid()} {printable(what)[:300]}")
+        # another user's file cannot be written: others wait for "another process" then
+        with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
+            file.write(f"{os.getpid()} {printable(what)[:300]}")
         yield
     finally:
         lock.release()
 
 
 def holder(device: str) -> str:
-    """Who holds the device now, in words; empty when it is free."""
+    """Name who uses the device now; empty if nobody does."""
     lock = FileLock(lock_path(device), mode=0o666)
-    with contextlib.suppress(BadInput):  # whoever wants to hold it is told
+    with contextlib.suppress(BadInput):  # whoever wants to use it is told
         if not _taken(lock):
-            return _owner(device)
+            return _owner(lock)
         lock.release()
     return ""
 
 
 def _taken(lock: FileLock) -> bool:
-    """Whether the lock was free, and is ours now.
+    """Return whether the lock was free, and is ours now.
 
     Raises:
         BadInput: Its file cannot be opened.
@@ -92,28 +93,25 @@ def _taken(lock: FileLock) -> bool:
         return False
     except OSError as error:
         raise BadInput(
-            f"lock: {lock.lock_file} is no lock file of nanolib's ({error.strerror}); move it away, or set TMPDIR"
+            f"lock: {lock.lock_file} is no lock file of nanolib's ({error.strerror}); "
+            "move it away, or set TMPDIR"
         ) from None
     return True
 
 
-def _write_owner(device: str, text: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(
-        OSError
-    ):  # it is another user's: others are told of "another process" then
-        file = os.open(lock_path(device).with_suffix(".owner"), flags, 0o644)
-        os.write(file, text.encode())
-        os.close(file)
+def _owner_file(lock: FileLock, mode: str) -> IO[str]:
+    """Open the text about who has the lock; a link in its place is not followed."""
+
+    def opened(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+
+    path = Path(lock.lock_file).with_suffix(".owner")
+    return open(path, mode, errors="replace", opener=opened)
 
 
-def _owner(device: str) -> str:
-    with contextlib.suppress(OSError, ValueError):
-        file = os.open(
-            lock_path(device).with_suffix(".owner"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-        )
-        pid, _, what = os.read(file, _LONGEST).decode(errors="replace").partition(" ")
-        os.close(file)
+def _owner(lock: FileLock) -> str:
+    with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
+        pid, _, what = file.read(_LONGEST).partition(" ")
         if psutil.pid_exists(int(pid)):  # the text may be of one before
             return f"process {int(pid)} ({what})"
     return "another process"

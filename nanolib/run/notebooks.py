@@ -1,16 +1,15 @@
 """Run jobs, each by papermill in its own process, and say how each ended.
 
-A papermill run whose kernel was killed leaves a notebook that looks completed. So a job succeeded if
-its run in the database has the status `done`, which the notebook's last cell writes.
+A papermill run whose kernel was killed leaves a notebook that looks completed. So a job succeeded
+if its run in the database has the status `done`, which the notebook's last cell writes. Jobs run in
+threads, also if there is one at a time: Ctrl-C reaches the main thread, which sets `stop`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
-import queue
 import subprocess
 import sys
 import threading
@@ -46,22 +45,24 @@ class Ended:
 
     Attributes:
         name: The notebook.
+        cases: How many cases it has.
         status: `done`, `failed`, `interrupted` or `not started`.
         message: Why it did not end well, in one line.
         seconds: Wall time.
         measured_s: Part of the wall time inside cases.
-        cases: How many cases it has.
+        finished: How many cases have ended.
         statuses: Status → number of cases.
         run_id: Its run; empty if it made none.
         interference: What else the machine did during the run, in lines.
     """
 
     name: str
+    cases: int = 0
     status: str = "not started"
     message: str = ""
     seconds: float = 0.0
     measured_s: float = 0.0
-    cases: int = 0
+    finished: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     run_id: str = ""
     interference: list[str] = field(default_factory=list)
@@ -112,61 +113,48 @@ def run_jobs(
         command: To which they belong.
         log: Takes lines for the terminal.
         answered: Returns lines for the terminal about a job that has ended.
-        measured: Called with the runs so far before the last job, if that one measures nothing.
+        measured: Called with the runs so far before a job that reads them.
 
     Returns:
         How each ended.
     """
     make_folder(command.output)
-    ended = [Ended(job.title, cases=len(job.cases())) for job in jobs]
-    for line in disturbances("cpu") if any(end.cases for end in ended) else ():
-        log(f"not a quiet machine: {line}")
-    stop, places = threading.Event(), gpu_places()
-    free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
-    for place in places:
-        free.put(place)
+    ended = [Ended(job.title, len(job.cases())) for job in jobs]
     total = sum(end.cases for end in ended)
+    for line in disturbances("cpu") if total else ():
+        log(f"not a quiet machine: {line}")
+    stop, places, thread = threading.Event(), gpu_places(), threading.local()
     bar = tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True)
-    finished: dict[str, int] = {}
+    together = [len(places) > 1 and on_any_gpu(job) for job in jobs]
 
-    def show(title: str, count: int, text: str) -> None:
-        finished[title] = count
-        bar.set_description_str(printable(f"{title}: {text}" if text else title))
-        bar.update(sum(finished.values()) - bar.n)
+    def settle() -> None:
+        """Give a thread the GPU that its jobs use."""
+        thread.place = places.pop() if places else {}
 
-    def run(job: Job, end: Ended, place: dict[str, str]) -> None:
+    def show(end: Ended, text: str) -> None:
+        bar.set_description_str(printable(f"{end.name}: {text}" if text else end.name))
+        bar.update(sum(end.finished for end in ended) - bar.n)
+
+    def run(job: Job, end: Ended, on_a_gpu: bool) -> None:
         if stop.is_set():
             return
         if bar.disable:
-            kind = f"{end.cases} cases" if end.cases else "reads the database"
-            log(f"{end.name}: {kind}")
-        run_job(job, end, command, place, stop, show)
+            log(f"{end.name}: {f'{end.cases} cases' if end.cases else 'reads the database'}")
+        run_job(job, end, command, thread.place if on_a_gpu else {}, stop, show)
         with bar.external_write_mode(sys.stderr):
             for line in (*end.lines(), *answered(end)):
                 log(line)
 
-    def run_on_a_gpu(job: Job, end: Ended) -> None:
-        place = free.get()
+    every = list(zip(jobs, ended, together, strict=True))
+    batches = [[one for one in every if one[-1]], *([one] for one in every if not one[-1])]
+    with bar, ThreadPoolExecutor(max(len(places), 1), initializer=settle) as pool:
         try:
-            run(job, end, place)
-        finally:
-            free.put(place)
-
-    pairs = list(zip(jobs, ended, strict=True))
-    together = [pair for pair in pairs if len(places) > 1 and on_any_gpu(pair[0])]
-    with bar, ThreadPoolExecutor(max(len(places), 1)) as pool:
-        try:
-            list(pool.map(run_on_a_gpu, *zip(*together, strict=True)) if together else ())
+            for batch in batches:
+                if not any(end.cases for _, end, _ in batch):
+                    measured([end.run_id for end in ended if end.run_id])
+                list(pool.map(lambda one: run(*one), batch))
         except KeyboardInterrupt:
             stop.set()
-        for job, end in pairs:
-            if stop.is_set():
-                break
-            if (job, end) in together:
-                continue
-            if job is jobs[-1] and not end.cases:  # it reads what the others have stored
-                measured([done.run_id for done in ended if done.run_id])
-            run(job, end, {})
     return ended
 
 
@@ -176,7 +164,7 @@ def run_job(
     command: Command,
     place: dict[str, str],
     stop: threading.Event,
-    show: Callable[[str, int, str], None],
+    show: Callable[[Ended, str], None],
 ) -> None:
     """Run one job, and write how it ended into `end` and into its run.
 
@@ -185,41 +173,36 @@ def run_job(
         end: Of this job.
         command: To which it belongs.
         place: Variables of its process.
-        stop: Ends it when it is set; a Ctrl-C sets it.
-        show: Receives its title, how many cases are finished, and what it is doing.
+        stop: Ends it when it is set.
+        show: Receives `end`, and what the job is doing.
     """
-    began = time.perf_counter()
+    began, log = time.perf_counter(), command.logs / f"{job.title}.log"
     names = {case.case_id: str(case) for case in job.cases()}
     device = getattr(job.params, "device", "cpu")
     with Store(command.output / DATABASE) as store:
 
         def watch() -> None:
             """Find the run of the job, and show how far it is."""
-            if not end.run_id:
-                runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
-                end.run_id = str(next(iter(runs), ""))
-            if end.run_id:
-                done = store.finished_cases(end.run_id) & names.keys()
-                begun = [names[case] for case in store.started_attempts(end.run_id)]
-                show(end.name, len(done), begun[0] if begun else "")
-            elif names and (owner := holder(resolve_device(device))):
-                show(end.name, 0, f"waiting for {device}: in use by {owner}")
+            runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
+            end.run_id = str(next(iter(runs), ""))
+            end.finished = len(store.finished_cases(end.run_id) & names.keys())
+            at = [names[case_id] for case_id in store.started_attempts(end.run_id)]
+            if names and not end.run_id and (owner := holder(resolve_device(device))):
+                at = [f"waiting for {device}: in use by {owner}"]
+            show(end, next(iter(at), ""))
 
-        try:
-            code = _run_papermill(job, command, place, stop, watch)
-            _judge(end, code, store, command.logs / f"{job.title}.log")
-        except KeyboardInterrupt:
-            stop.set()
+        code = _run_papermill(job, command, place, stop, watch)
+        end.seconds = time.perf_counter() - began
+        if code and stop.is_set():
             end.status = RunStatus.INTERRUPTED
             end.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
-        end.seconds = time.perf_counter() - began
-        if not end.run_id:
-            return
-        if end.status != RunStatus.DONE:
+        else:
+            _judge(end, code, store, log)
+        if end.run_id and end.status != RunStatus.DONE:
             store.update_run(end.run_id, status=end.status, message=end.message)
-        endings = store.case_endings(end.run_id)
-        end.statuses = {status: count for status, count, _ in endings}
-        end.measured_s = sum(seconds for _, _, seconds in endings)
+        for status, count, seconds in store.case_endings(end.run_id):
+            end.statuses[status] = count
+            end.measured_s += seconds
         end.interference = list(itertools.chain(*store.runs_of([end.run_id]).disturbances))
 
 
@@ -254,11 +237,7 @@ def _run_papermill(
             env=os.environ | variables | place,
         )
         try:
-            while process.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_POLL_S)
-                if stop.is_set():
-                    raise KeyboardInterrupt
+            while process.poll() is None and not stop.wait(_POLL_S):
                 watch()
         finally:
             kill_tree(process.pid)
@@ -290,7 +269,7 @@ def _judge(end: Ended, code: int, store: Store, log: Path) -> None:
 
 
 def closing_table(ended: Sequence[Ended]) -> pd.DataFrame:
-    """What ran, how its cases ended, and how long it took; the last line is the sum."""
+    """Tell what ran, how its cases ended, and how long it took; the last line is the sum."""
     lines = []
     for end in ended:
         others = [f"{count} {status}" for status, count in end.statuses.items() if status != "ok"]
@@ -300,14 +279,12 @@ def closing_table(ended: Sequence[Ended]) -> pd.DataFrame:
             "cases": str(end.cases or "—"),
             "ok": str(end.statuses.get("ok", "—")),
             "other": ", ".join(others) or "—",
+            "measuring s": end.measured_s,
+            "rest s": max(0.0, end.seconds - end.measured_s),
+            "total s": end.seconds,
         }
-        lines.append(line | _times(end.measured_s, end.seconds))
-    measured_s = sum(end.measured_s for end in ended)
-    seconds = sum(end.seconds for end in ended)
-    return pd.DataFrame([*lines, {"notebook": "total"} | _times(measured_s, seconds)]).fillna("")
-
-
-def _times(measured_s: float, seconds: float) -> dict[str, str]:
-    rest_s = max(0.0, seconds - measured_s)
-    columns = {"measuring s": measured_s, "rest s": rest_s, "total s": seconds}
-    return {name: f"{value:.1f}" for name, value in columns.items()}
+        lines.append(line)
+    table = pd.DataFrame(lines)
+    sums = table[["measuring s", "rest s", "total s"]].sum()
+    table.loc[len(table)] = {"notebook": "total", **sums}
+    return table.fillna("").map(lambda cell: cell if isinstance(cell, str) else f"{cell:.1f}")

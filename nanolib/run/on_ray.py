@@ -47,10 +47,9 @@ def run_on_ray(
             "--resume: a Ray task brings all of its results back or none, so nothing can be "
             "continued; leave it out"
         )
-    ray = _ray()
     measuring = [job for job in jobs if job.cases()]
-    ended = [Ended(job.title, cases=len(job.cases())) for job in measuring]
-    with _connected(ray):
+    ended = [Ended(job.title, len(job.cases())) for job in measuring]
+    with _connected() as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         needs = [resources(job, nodes) for job in measuring]
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
@@ -58,10 +57,8 @@ def run_on_ray(
         task, pending = ray.remote(_measure), {}
         for job, end, need in zip(measuring, ended, needs, strict=True):
             asked = task.options(name=job.title, max_retries=RETRIES, **need)
-            answer = asked.remote(
-                job.name, job.load, dict(job.values), command.token, source_digest()
-            )
-            pending[answer] = end
+            job_of = (job.name, job.load, dict(job.values))
+            pending[asked.remote(*job_of, command.token, source_digest())] = end
         try:
             while pending:
                 (ready,), _ = ray.wait(list(pending), num_returns=1)
@@ -92,21 +89,23 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
     """
     device = getattr(job.params, "device", "cpu")
     ranks = max(getattr(job.params, "world_sizes", [1]))
-    most = max((node.get("GPU", 0) for node in nodes), default=0)
-    if device.startswith("cuda") or (device == "auto" and most):
-        if most < ranks:
+    gpus = max((node.get("GPU", 0) for node in nodes), default=0)
+    cpus = min((node["CPU"] for node in nodes if node.get("CPU")), default=0)
+    if device.startswith("cuda") or (device == "auto" and gpus):
+        if gpus < ranks:
             raise BadInput(
                 f"--on ray: {job.title} needs {ranks} GPU(s) on one node, "
-                f"and the most that one has is {most:g}"
+                f"and the most that one has is {gpus:g}"
             )
         return {"num_gpus": ranks, "num_cpus": 1}
-    cpus = [node["CPU"] for node in nodes if node.get("CPU")]
     if not cpus:
         raise BadInput(f"--on ray: {job.title} needs a node with CPUs, and the cluster has none")
-    return {"num_cpus": min(cpus)}
+    return {"num_cpus": cpus}
 
 
-def _ray() -> Any:
+@contextmanager
+def _connected() -> Iterator[Any]:
+    """Give Ray: the caller's connection, or one to `RAY_ADDRESS`, a local Ray, or a new one."""
     try:
         import ray  # optional
     except ImportError:
@@ -117,14 +116,8 @@ def _ray() -> Any:
         raise BadInput(
             "--on ray: the package amdsmi keeps Ray from being imported; run: pip uninstall amdsmi"
         ) from None
-    return ray
-
-
-@contextmanager
-def _connected(ray: Any) -> Iterator[None]:
-    """Use the caller's connection, or open one to `RAY_ADDRESS`, to a local Ray, or to a new one."""
     if ray.is_initialized():
-        yield
+        yield ray
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -133,7 +126,7 @@ def _connected(ray: Any) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         raise BadInput(f"--on ray: no connection: {reason}; check RAY_ADDRESS") from None
     try:
-        yield
+        yield ray
     finally:
         ray.shutdown()
 

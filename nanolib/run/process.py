@@ -1,6 +1,8 @@
-"""Processes of our own: one way to start them, so that they end with this one, and one way to end all that they started.
+"""Start processes that end with this one, and end all that they started.
 
-`-m nanolib.run.process PARENT MODULE ARGUMENT...` runs `-m MODULE ARGUMENT...` in a process that ends when its parent does.
+`-m nanolib.run.process PARENT MODULE ARGUMENT...` runs `-m MODULE ARGUMENT...` in a process that
+ends when its parent does. This file imports nothing but the standard library: `nano ab` loads it
+under interpreters that have nothing else.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import multiprocessing
 import os
 import runpy
@@ -17,9 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
@@ -30,7 +30,7 @@ _GRACE_S = 5.0  # for a process that closes its pipe, to end
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start a process in a session of its own: Ctrl-C reaches this one only.
+    """Start a process in a session of its own, which Ctrl-C does not reach.
 
     Args:
         command: What to run; see `python`.
@@ -40,44 +40,8 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """What runs a module in a process that ends when this one does."""
+    """Return the command that runs a module in a process that ends when this one does."""
     return [sys.executable, "-m", __name__, str(os.getpid()), module, *arguments]
-
-
-def spawn(
-    function: str, *arguments: Any, environment: Mapping[str, str] | None = None
-) -> tuple[BaseProcess, Connection]:
-    """Call a function in a fresh interpreter that ends when this process does.
-
-    Args:
-        function: `module:name`; it is called with its end of a pipe, and then the arguments.
-        arguments: What pickle can send.
-        environment: Variables that are set before the module is imported.
-
-    Returns:
-        The process, and this end of the pipe. What the function prints goes to standard error.
-    """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    variables = dict(environment or {})
-    process = context.Process(target=_serve, args=(os.getpid(), variables, function, theirs))
-    with theirs:
-        process.start()
-    ours.send(arguments)  # not with the process: to read them is to import what they need
-    return process, ours
-
-
-def _serve(parent: int, environment: dict[str, str], function: str, connection: Connection) -> None:
-    exit_with_parent(parent)
-    os.setsid()
-    os.dup2(2, 1)
-    os.environ.update(environment)
-    module, _, name = function.partition(":")
-    gc.disable()  # what is imported stays: collecting meanwhile takes a fifth of torch's import
-    called = getattr(importlib.import_module(module), name)
-    arguments = connection.recv()
-    gc.enable()
-    called(connection, *arguments)
 
 
 class Late(Exception):
@@ -97,46 +61,66 @@ class Died(Exception):
 
 
 def received(
-    function: str,
+    function: Callable[..., None],
     *arguments: Any,
     limit_s: float,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Any]:
-    """Yield what a function sends from a fresh process, and end all that it started.
+    """Call a function in a fresh interpreter, and yield what it sends.
+
+    The process and all that it started end with the generator, and with this process.
 
     Args:
-        function: As in `spawn`.
-        arguments: As in `spawn`.
-        limit_s: It may send nothing for so long, s; for the first time the import of torch is added.
-        stopped: Asked now and then; where it returns true, the process is ended.
+        function: Of a module; its first argument is a function that sends one value here. What it
+            prints goes to standard error.
+        arguments: The others, which pickle can send.
+        limit_s: It may send nothing for so long, s; while it imports, a minute longer.
+        stopped: Asked now and then. The process is ended when it returns true.
 
     Raises:
         Died: The process ended with an error.
         Late: It sent nothing for longer than it may take.
     """
-    process, connection = spawn(function, *arguments)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(os.getpid(), theirs))
+    process.start()
+    theirs.close()
+    ours.send((function, arguments))  # not with the process: to read them is to import torch
     deadline = time.monotonic() + _START_S + limit_s
     try:
         while not stopped():
-            if connection.poll(_POLL_S):
-                yield connection.recv()
+            if ours.poll(_POLL_S):
+                yield from ours.recv()
                 deadline = time.monotonic() + limit_s
             elif not process.is_alive():  # something that it forked may hold the pipe open
                 break
             elif time.monotonic() > deadline:
-                raise Late
+                raise Late(f"it sent nothing for {limit_s:g} s")
     except (EOFError, OSError):  # it has ended
         process.join(_GRACE_S)
     finally:  # after an interrupt too: nothing may stay behind
         kill_tree(process.pid)
         process.join()
-        connection.close()
+        ours.close()
     if process.exitcode and not stopped():
         raise Died(process.exitcode)
 
 
+def _serve(parent: int, connection: Connection) -> None:
+    """In that process: send lists, an empty one when the imports are over."""
+    exit_with_parent(parent)
+    os.setsid()
+    os.dup2(2, 1)
+    gc.disable()  # what is imported stays: collecting meanwhile takes a fifth of torch's import
+    function, arguments = connection.recv()
+    gc.enable()
+    connection.send([])
+    function(lambda value: connection.send([value]), *arguments)
+
+
 def kill_tree(pid: int) -> None:
-    """Kill a process that `start` or `spawn` started, and all that descend from it; who started it waits for it then."""
+    """Kill a process and all that descend from it; who started it waits for it then."""
     import psutil  # another interpreter, whose version `nano ab` measures, may not have it
 
     try:
@@ -164,20 +148,14 @@ def exit_with_parent(parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Where the system reports no parent's end: look for it."""
+    """Look for the parent's end where the system does not report it."""
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def signal_name(number: int) -> str:
-    """The name of a signal, such as SIGKILL; not all of them have one."""
-    known = number in {one.value for one in signal.Signals}
-    return signal.Signals(number).name if known else f"signal {number}"
-
-
 def describe_exit(code: int, errors: str = "") -> str:
-    """How a process ended that should not have, and its last words.
+    """Say how a process ended that should not have, with its last line.
 
     Args:
         code: As `subprocess` gives it: below zero for a signal.
@@ -186,6 +164,12 @@ def describe_exit(code: int, errors: str = "") -> str:
     if code < 0:
         return f"its process was killed by {signal_name(-code)}"
     return ": ".join([f"its process ended with {code}", *errors.strip().splitlines()[-1:]])
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL; not all of them have one."""
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
 if __name__ == "__main__":

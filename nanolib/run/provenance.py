@@ -81,10 +81,9 @@ def take_over(store: Store, run: Run) -> str:
     Returns:
         Its id; empty if there is none, or another process is at it.
     """
-    runs = store.runs("fingerprint = ?", (run.fingerprint,))
-    for before in reversed(list(runs.itertuples())):
-        in_use = before.status == RunStatus.RUNNING and before.process != run.process
-        if in_use and alive(before.process):
+    for before in store.runs("fingerprint = ?", (run.fingerprint,))[::-1].itertuples():
+        is_ours = before.process == run.process
+        if before.status == RunStatus.RUNNING and not is_ours and alive(before.process):
             continue
         store.update_run(
             before.run_id,

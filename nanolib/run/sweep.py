@@ -13,6 +13,7 @@ import sqlite3
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,13 +27,13 @@ from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.collector import settled_heap
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
-from nanolib.run.ceilings import ceilings_of, measured_before
 from nanolib.run.group import fit_together, grouped, measure_apart
 from nanolib.run.interference import Interference
 from nanolib.run.lock import device_lock, lock_path, say
-from nanolib.run.outcome import Outcome, one_line
 from nanolib.run.params import Params
+from nanolib.run.peaks_case import ceilings_of, measured_before
 from nanolib.run.provenance import new_run, take_over
+from nanolib.run.timeout import Outcome, one_line
 from nanolib.run.worker import Cancelled, run_here, run_in_process
 from nanolib.store import Store
 
@@ -171,7 +172,7 @@ class _Sweep:
         self._params, self._stop = params, stop
         self._store, self._run_id = run.store, run.run_id
         # Case id → how often it was in flight when its process died.
-        self._deaths = self._store.started_attempts(run.run_id)
+        self._deaths = Counter(self._store.started_attempts(run.run_id))
         self._in_flight = set(self._deaths)
         # off the main thread only another process can be held to a time limit
         is_main = threading.current_thread() is threading.main_thread()
@@ -185,13 +186,15 @@ class _Sweep:
     ) -> None:
         """Measure what is not finished, and store it."""
         finished = self._store.finished_cases(self._run_id)
-        unfinished = {case.group or case.case_id for case in cases if case.case_id not in finished}
-        todo = [case for case in cases if (case.group or case.case_id) in unfinished]
-        interference = Interference(self._store, self._run_id, len(todo))
-        done = len(cases) - len(todo)
+        groups = [
+            group for group in grouped(cases) if any(case.case_id not in finished for case in group)
+        ]
+        todo = sum(map(len, groups))
+        interference = Interference(self._store, self._run_id, todo)
+        done = len(cases) - todo
         bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
         with bar, settled_heap() as settle:
-            for group in grouped(todo):
+            for group in groups:
                 settle()
                 bar.set_description_str(printable(str(group[0])))
                 if on_progress is not None:
@@ -212,49 +215,46 @@ class _Sweep:
         """Measure a group together as far as its memory allows, and the others one by one."""
         if rows := measured_before(group[0], self._store, self._run_id):
             return {group[0].case_id: Outcome(rows)}
-
-        def alone(case: Case) -> Outcome:
-            return self._measure_together([case])[case.case_id]
-
-        if len(group) == 1:
-            return self._measure_together(group)
-        if not fit_together(group):
-            return measure_apart(group, alone)
-        outcomes = self._measure_together(group)
-        short = [case for case in group if outcomes[case.case_id].ran_short]
-        return outcomes | (measure_apart(short, alone) if short else {})
+        outcomes, apart = {}, group
+        if len(group) == 1 or fit_together(group):
+            outcomes = self._measure_together(group)
+            apart = [case for case in group if len(group) > 1 and outcomes[case.case_id].ran_short]
+        if apart:
+            outcomes |= measure_apart(
+                apart, lambda case: self._measure_together([case])[case.case_id]
+            )
+        return outcomes
 
     def _measure_together(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """Measure cases, without those whose process has died too often, until each has ended."""
         ended: dict[str, Outcome] = {}
         while left := [case for case in cases if case.case_id not in ended]:
-            dead = [case for case in left if self._deaths.get(case.case_id, 0) >= MAX_ATTEMPTS]
-            for case in dead:
-                message = (
-                    f"its process died {MAX_ATTEMPTS} times while it ran; it is not tried again"
-                )
-                ended[case.case_id] = Outcome(status=Status.ERROR, message=message)
-            if dead:
-                continue
-            for case in left:
-                # if all of this dies, nobody knows by which case of several: none is blamed
-                deaths = self._deaths.get(case.case_id, 0) + (len(left) == 1)
-                row = Measurement("case_time", status=Status.STARTED, details={"attempts": deaths})
-                self._store.write_case(self._run_id, case.case_id, case.factors, [row])
-            for case_id, outcome in self._run(left).items():
+            message = f"its process died {MAX_ATTEMPTS} times while it ran; it is not tried again"
+            outcomes = {
+                case.case_id: Outcome(status=Status.ERROR, message=message)
+                for case in left
+                if self._deaths[case.case_id] >= MAX_ATTEMPTS
+            }
+            for case_id, outcome in (outcomes or self._run(left)).items():
                 if outcome.killed:
-                    self._deaths[case_id] = self._deaths.get(case_id, 0) + 1
+                    self._deaths[case_id] += 1
                 else:
                     ended[case_id] = outcome
         return ended
 
     def _run(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """Measure cases here, or in a fresh process."""
-        asked = self._params, cases, ceilings_of(self._store, self._run_id)
+        for case in cases:
+            # if all of this dies, nobody knows by which case of several: none is blamed
+            deaths = self._deaths[case.case_id] + (len(cases) == 1)
+            row = Measurement("case_time", status=Status.STARTED, details={"attempts": deaths})
+            self._store.write_case(self._run_id, case.case_id, case.factors, [row])
+        ceilings = ceilings_of(self._store, self._run_id)
+        asked = self._params, cases, ceilings, self._store, self._run_id
         # what was in flight when this run was killed may have killed it
         if self._isolated or not self._in_flight.isdisjoint(case.case_id for case in cases):
-            return run_in_process(*asked, self._store.path, self._run_id, self._stop)
-        outcomes = run_here(*asked, self._store, self._run_id)
+            return run_in_process(*asked, self._stop)
+        outcomes = run_here(*asked)
         # a fresh process still has a device that this one has lost
         self._isolated = any("device_lost" in outcome.details for outcome in outcomes.values())
         return outcomes
@@ -281,21 +281,10 @@ def store_outcomes(
 
     A case whose rows cannot be stored is an error, and does not cost the others theirs.
     """
-    rows = {}
-    for case in cases:
-        outcome = outcomes[case.case_id]
-        ending = Measurement(
-            "case_time",
-            outcome.seconds,
-            n=1,
-            samples=(outcome.seconds,),
-            method="perf_counter",
-            status=outcome.status,
-            message=outcome.message,
-            flags=outcome.flags,
-            details=outcome.details,
-        )
-        rows[case.case_id] = (case.factors, [ending, *outcome.rows])
+    rows = {
+        case.case_id: (case.factors, [outcomes[case.case_id].ending, *outcomes[case.case_id].rows])
+        for case in cases
+    }
     try:
         store.write_cases(run_id, rows)
     except (TypeError, ValueError, sqlite3.IntegrityError) as error:
@@ -304,5 +293,6 @@ def store_outcomes(
                 store_outcomes(store, run_id, [case], outcomes)
             return
         message = f"its rows cannot be stored: {one_line(error)}"
-        broken = replace(ending, status=Status.ERROR, message=message)
-        store.write_case(run_id, case.case_id, case.factors, [broken])
+        for case_id, (factors, (ending, *_)) in rows.items():
+            broken = replace(ending, status=Status.ERROR, message=message)
+            store.write_case(run_id, case_id, factors, [broken])

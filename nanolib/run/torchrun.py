@@ -10,12 +10,12 @@ the others take what it asks from torchrun's store, as JSON. A machine that is l
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import json
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from nanolib.measurement import BadInput
 from nanolib.params import read_value, read_yaml
 from nanolib.run import ranks
-from nanolib.run.rank import answer, raised
+from nanolib.run.rank import answer, raised_in, results_in
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02
@@ -50,59 +50,53 @@ class Ranks:
     def __init__(self) -> None:
         self._store, self.rank, self.world_size = next(rendezvous("env://"))
         self.ranks_per_node = int(os.environ["LOCAL_WORLD_SIZE"])
-        self._number = 0
+        self._numbers = itertools.count()
 
-    def run(self, asked: dict[str, Any]) -> list[Any]:
-        """On rank 0: what each rank of a case answers.
+    def run(self, request: dict[str, Any] | None) -> list[Any]:
+        """Return, on rank 0, what each rank of a case answers; without a request the others end.
 
         Raises:
             RankFailed: One raised.
             RankLost: One does not answer.
         """
-        number = self._number
-        self._number += 1
-        self._store.set(f"case/{number}", json.dumps(asked))
-        self._answer(number, asked)
-        found = [self._answered(number, rank) for rank in range(asked["world_size"])]
-        if errors := [one["error"] for one in found if "error" in one]:
-            raise raised(errors, asked["world_size"])[0]
-        return [one["answer"] for one in found]
+        number = next(self._numbers)
+        self._store.set(f"case/{number}", json.dumps(request))
+        if request is None:
+            return []
+        world_size, store = request["world_size"], self._take_part(number, request)
+        deadline = time.monotonic() + _LATE_S
+        while not all(results := results_in(store, world_size)):
+            if time.monotonic() > deadline:
+                lost = f"rank {results.index({})} of {world_size}"
+                raise RankLost(f"{lost} does not answer; start all again with --resume")
+            time.sleep(_POLL_S)
+        raised, _ = raised_in(results)
+        if raised:
+            raise raised
+        return [result["answer"] for result in results]
 
     def serve(self) -> None:
-        """On the others: answer, case after case, until rank 0 has no more."""
-        for number in itertools.count():
+        """Answer, on the others, case after case, until rank 0 has no more."""
+        for number in self._numbers:
             while not self._store.check([f"case/{number}"]):
                 time.sleep(_POLL_S)
-            asked = json.loads(self._store.get(f"case/{number}"))
-            if asked is None:
+            request = json.loads(self._store.get(f"case/{number}"))
+            if request is None:
                 return
-            if self.rank < asked["world_size"]:
-                self._answer(number, asked)
+            if self.rank < request["world_size"]:
+                self._take_part(number, request)
 
-    def end(self) -> None:
-        """On rank 0: let the others end."""
-        self._store.set(f"case/{self._number}", "null")
-
-    def _answer(self, number: int, asked: dict[str, Any]) -> None:
-        """Take part in a case, in a process group of its own."""
-        threads = torch.get_num_threads()
-        told = answer(asked, dist.PrefixStore(f"ranks/{number}", self._store), self.rank)
-        self._store.set(f"answer/{number}/{self.rank}", json.dumps(told))
+    def _take_part(self, number: int, request: dict[str, Any]) -> dist.Store:
+        """Answer in a process group of its own; its store has the results."""
+        threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
+        has_answered = answer(request, store, self.rank)
         with contextlib.suppress(RuntimeError):  # all have answered; another may be gone
-            if "answer" in told:
+            if has_answered:
                 dist.barrier()
-            dist.destroy_process_group()
+            if dist.is_initialized():  # the others may never have come
+                dist.destroy_process_group()
         torch.set_num_threads(threads)
-
-    def _answered(self, number: int, rank: int) -> dict[str, Any]:
-        deadline = time.monotonic() + _LATE_S
-        while not self._store.check([key := f"answer/{number}/{rank}"]):
-            if time.monotonic() > deadline:
-                raise RankLost(
-                    f"rank {rank} of {self.world_size} does not answer; start all again with --resume"
-                )
-            time.sleep(_POLL_S)
-        return json.loads(self._store.get(key))
+        return store
 
 
 @click.command(help=__doc__)
@@ -119,34 +113,29 @@ class Ranks:
 )
 def main(notebook: str, file: Path, pairs: tuple[str, ...], label: str, resume: bool) -> None:
     """See the module."""
-    experiment = importlib.import_module("nanolib.experiments").ALL[notebook]()
-    first = os.environ.get("RANK") == "0"
+    experiment = import_module("nanolib.experiments").ALL[notebook]()
+    rank = os.environ.get("RANK", "0")
     try:
-        given = {
-            name: read_value(name, text)
-            for name, _, text in (pair.partition("=") for pair in pairs)
-        }
-        params = experiment.Params(**read_yaml(file) | given | {"label": label, "resume": resume})
+        values = read_yaml(file)
+        for name, _, text in (pair.partition("=") for pair in pairs):
+            values[name] = read_value(name, text)
+        params = experiment.Params(**values | {"label": label, "resume": resume})
         if "LOCAL_WORLD_SIZE" not in os.environ:
-            raise BadInput(
-                "torchrun: this is none of its processes; start it as docs/recipes.md says"
-            )
+            raise BadInput("torchrun: start this with torchrun, as docs/recipes.md says")
         if params.isolation == "process":
-            raise BadInput(
-                "isolation: torchrun's processes are the ranks of all cases; leave it out"
-            )
+            raise BadInput("isolation: torchrun's processes are the ranks; leave it out")
     except BadInput as error:
-        if first or "RANK" not in os.environ:
-            print(*error.lines, sep="\n", file=sys.stderr)
+        if rank == "0":
+            print(error, file=sys.stderr)
         sys.exit(2)
     group = Ranks()
     try:
-        if not first:
+        if rank != "0":
             return group.serve()
         ranks.use(group)
         run = measure(experiment, params)
         print(run, run.finish(), sep="\n")
-        group.end()
+        group.run(None)
     except (RankLost, dist.DistError) as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         sys.stderr.flush()

@@ -7,17 +7,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import Measurement, Status
 from nanolib.meters.limits import fitting_threads
 from nanolib.run.case import Case
-from nanolib.run.group import measure_group
-from nanolib.run.outcome import Outcome
+from nanolib.run.group import ignore, measure_group
 from nanolib.run.params import Params
 from nanolib.run.process import Died, Late, received
+from nanolib.run.timeout import Outcome
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
@@ -34,20 +32,20 @@ def run_here(
     ceilings: dict[str, float],
     store: Store,
     run_id: str,
-    **told: Callable[..., object],
+    tell: Callable[..., object] = ignore,
 ) -> dict[str, Outcome]:
     """Measure one case, whose traces go to the store, or those of a group; see `measure_group`."""
     (first, *others) = cases
     traced = nullcontext() if others else recording(lambda: store.new_trace(run_id, first.case_id))
     with traced:
-        return measure_group(cases, params, ceilings, **told)
+        return measure_group(cases, params, ceilings, tell)
 
 
 def run_in_process(
     params: Params,
     cases: Sequence[Case],
     ceilings: dict[str, float],
-    database: Path,
+    store: Store,
     run_id: str,
     stop: threading.Event,
 ) -> dict[str, Outcome]:
@@ -57,7 +55,7 @@ def run_in_process(
         params: Of the experiment.
         cases: Which.
         ceilings: As `roofline_ms` takes them.
-        database: Where traces go.
+        store: Where traces go.
         run_id: The run that they belong to.
         stop: Ends the process when it is set.
 
@@ -71,16 +69,16 @@ def run_in_process(
     began, at, failed = time.perf_counter(), cases[0].case_id, Outcome()
     rows: defaultdict[str, list[Measurement]] = defaultdict(list)
     outcomes: dict[str, Outcome] = {}
-    asked = (params, list(cases), ceilings, str(database.absolute()), run_id)
+    asked = (params, list(cases), ceilings, str(store.path.absolute()), run_id)
     limit_s = params.case_timeout_s + _GRACE_S
     try:
-        for at, sent in received(f"{__name__}:serve", *asked, limit_s=limit_s, stopped=stop.is_set):
+        for at, sent in received(_serve, *asked, limit_s=limit_s, stopped=stop.is_set):
             if isinstance(sent, Outcome):
                 outcomes[at] = sent
             elif sent is not None:
                 rows[at].append(sent)
     except Late:
-        failed.was_late(params.case_timeout_s)
+        failed.mark_timed_out(params.case_timeout_s)
     except Died as error:
         failed.status, failed.message, failed.killed = Status.ERROR, str(error), error.by_signal
     if stop.is_set():
@@ -91,8 +89,8 @@ def run_in_process(
     return outcomes
 
 
-def serve(
-    connection: Connection,
+def _serve(
+    send: Callable[[Any], None],
     params: Params,
     cases: Sequence[Case],
     ceilings: dict[str, float],
@@ -100,13 +98,12 @@ def serve(
     run_id: str,
 ) -> None:
     """In that process: send `(case_id, what)`, a row, None before its code runs, and its outcome."""
+
+    def tell(case_id: str, what: Any = None) -> None:
+        send((case_id, what))
+
     params.look(cases)
-
-    def send(case_id: str, what: Any = None) -> None:
-        connection.send((case_id, what))
-
-    send(cases[0].case_id)
     with Store(database, create=False) as store, fitting_threads():
-        outcomes = run_here(params, cases, ceilings, store, run_id, keep=send, announce=send)
+        outcomes = run_here(params, cases, ceilings, store, run_id, tell)
     for case_id, outcome in outcomes.items():
-        send(case_id, outcome)
+        tell(case_id, outcome)

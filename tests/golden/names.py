@@ -155,11 +155,11 @@ def rows_of(case: Any, params: Any, collect: Any) -> Iterator[Any]:
 
 
 # What depends on the machine: who asks for it.
-MEMORY = ("nanolib.run.workload.free_bytes",)
+MEMORY = ("nanolib.run.memory_plan.free_bytes",)
 TEXT = ("nanolib.models.text.load",)
 RANKS = tuple(
     f"nanolib.experiments.distributed.{name}.measure_on_ranks"
     for name in ("decode", "prefill", "training")
 )
 ON_RANKS = {"DecodeCase", "PrefillCase", "ShardedTrainingCase"}
-RESIDENT = ("nanolib.run.holding_rows.resident_row", "nanolib.meters.memory.resident_row")
+RESIDENT = ("nanolib.run.rows.resident_row", "nanolib.meters.memory.resident_row")

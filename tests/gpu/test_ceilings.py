@@ -9,7 +9,7 @@ from nanolib.meters import ceilings
 from nanolib.meters.time import latency
 from nanolib.models import fp8
 from nanolib.models.attention.reference import relative_error
-from nanolib.run import ceilings as cases
+from nanolib.run import peaks_case as cases
 
 
 @pytest.fixture

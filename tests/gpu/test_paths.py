@@ -13,8 +13,8 @@ from nanolib.meters.energy import meter, power
 from nanolib.models import NanoConfig, create_model, optimise
 from nanolib.models.generation import generation_of
 from nanolib.run import sweep
-from nanolib.run.outcome import DeviceLost, Outcome, is_out_of_memory
-from nanolib.run.rank import answer, failure
+from nanolib.run.rank import answer, failure, results_in
+from nanolib.run.timeout import DeviceLost, Outcome, is_out_of_memory
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
@@ -182,14 +182,14 @@ def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
     (tmp_path / "log").write_text(log)
     for rank, stack in enumerate(("", '  File "/somewhere/model.py", line 7 in step\n')):
         (tmp_path / f"{rank}.stack").write_text(stack)
-    failed = failure(tmp_path, 2, None, (0, -6))
+    failed = failure([{}, {}], tmp_path, None, (0, -6))
     assert (
         failed.details["rank"] == 1
         and "let the others wait" in str(failed)
         and "in step (model.py:7)" in str(failed)
     )
     (tmp_path / "log").write_text("")  # no such line: it was killed
-    assert str(failure(tmp_path, 2, None, (0, -6))) == "rank 0 of 2 was killed by SIGABRT"
+    assert str(failure([{}, {}], tmp_path, None, (0, -6))) == "rank 0 of 2 was killed by SIGABRT"
 
 
 def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
@@ -202,14 +202,15 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
         lambda backend, **given: made.update(given, backend=backend),
     )
     asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "world_size": 2}
-    asked |= {"body": "builtins:dict", "request": {"a": 7}}
-    told = answer(asked, torch.distributed.FileStore(str(tmp_path / "store"), 2), 1)
+    asked |= {"module": "builtins", "function": "dict", "request": {"a": 7}}
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
+    assert answer(asked, store, 1)
     assert (made["backend"], made["device_id"], made["rank"]) == (
         "nccl",
         torch.device("cuda", 1),
         1,
     )
-    assert told == {"answer": {"a": 7}}
+    assert results_in(store, 2) == [{}, {"answer": {"a": 7}}]
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_kv_heads": 1, "positional": "none"}])

@@ -13,7 +13,7 @@ from nanolib.meters.holders import Holders
 from nanolib.meters.memory import LiveBytes, fake_tensors
 from nanolib.models import create_model
 from nanolib.models.user import build_model
-from nanolib.run.workload import holdings_by_depth
+from nanolib.run.memory_plan import holdings_by_depth
 from tests.measuring import holding
 
 SMALL = {"num_layers": 3, "d_model": 64, "num_heads": 4, "vocab_size": 128, "context_length": 64}

@@ -12,7 +12,7 @@ from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
 from nanolib.meters.time.turns import Timing
 from nanolib.models.optimise import OPTIMISATIONS
-from nanolib.run.workload import first_call_ms
+from nanolib.run.rows import first_call_ms
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import WITHOUT_DECODING, generation_of
 from nanolib.models.user import build_model, logits_of, resolve
 from nanolib.run import sweep
-from nanolib.run.workload import start_case
+from nanolib.run.group import start_case
 from nanolib.store import Store
 from tests.models.llama import llama_like
 

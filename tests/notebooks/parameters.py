@@ -86,7 +86,7 @@ from nanolib.experiments.{name} import view
 from nanolib.experiments.explore import explore
 from nanolib.report import display, renderer
 from nanolib.run import sweep
-from nanolib.run.plan import prediction_table
+from nanolib.run.dry_run import prediction_table
 
 renderer.enable()
 params = experiment.Params.collect(globals())"""

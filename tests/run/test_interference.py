@@ -1,6 +1,7 @@
 """What others do while a run measures: its rows, its line in the database, and what the terminal shows of it."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -83,43 +84,35 @@ def test_a_run_that_goes_on_keeps_what_it_met_before(tmp_path, loads):
     assert then == [*first, "others use 30%"] and len(first) == 2
 
 
-def test_a_row_that_watched_its_own_span_keeps_what_it_saw_and_so_does_what_is_made_of_it():
-    quiet = Measurement("latency", 1.0, scope="forward", details={"others_share": 0.01})
-    busy = Measurement(
-        "latency", 1.0, scope="backward", flags=(Flag.BUSY_MACHINE,), details={"others_share": 0.5}
-    )
-    unknown = Measurement("latency", 1.0, scope="mask", details={"others_share": None})
-    made = [
-        Measurement("flops_per_second", 1.0, scope=scope)
-        for scope in ("forward", "backward", "compile")
-    ]
-    rows = flagged([quiet, busy, unknown, *made], BUSY)
-    told = (Flag.BUSY_MACHINE,)
-    assert [row.flags for row in rows] == [(), told, told, (), told, told]
-    assert [row.flags for row in flagged([quiet, busy, unknown, *made], QUIET)] == [
-        (),
-        told,
-        (),
-        (),
-        told,
-        (),
-    ]
+_LATENCY = Measurement("latency", 1.0, scope="forward")
+_WATCHED = {"details": {"others_share": 0.01}}
 
 
-def test_what_others_cannot_change_is_not_flagged():
-    rows = [
-        exact("flops", 1.0),
-        exact("loss", 1.0),
-        Measurement("latency", status="unsupported"),
-        Measurement("latency", 1.0, provenance=Provenance.MODELLED),
-        Measurement("energy", 1.0, provenance=Provenance.REPLAYED),
-    ]
-    assert not any(row.flags for row in flagged(rows, BUSY))
-    changed = [
-        Measurement(metric, 1.0)
-        for metric in ("energy", "tokens_per_second", "ceiling_share", "overhead")
-    ]
-    assert all(row.flags for row in flagged(changed, BUSY))
+@pytest.mark.parametrize(
+    ("row", "is_flagged"),
+    [
+        (_LATENCY, True),
+        (Measurement("energy", 1.0), True),
+        (Measurement("overhead", 1.0), True),
+        (replace(_LATENCY, details={"others_share": None}), True),
+        (replace(_LATENCY, **_WATCHED), False),
+        (Measurement("latency", status="unsupported"), False),
+        (replace(_LATENCY, provenance=Provenance.MODELLED), False),
+        (Measurement("energy", 1.0, provenance=Provenance.REPLAYED), False),
+        (exact("flops", 1.0), False),
+    ],
+)
+def test_what_others_can_change_is_flagged_unless_it_watched_its_own_time(row, is_flagged):
+    (found,) = flagged([row], BUSY)
+    assert found.flags == ((Flag.BUSY_MACHINE,) if is_flagged else ())
+    assert flagged([row], QUIET) == [row]
+
+
+def test_what_is_computed_from_a_timing_has_its_flags():
+    busy = replace(_LATENCY, flags=(Flag.BUSY_MACHINE,), details={"others_share": 0.5})
+    rate = Measurement("flops_per_second", 1.0, scope="forward")
+    assert flagged([busy, rate], QUIET)[1].flags == (Flag.BUSY_MACHINE,)
+    assert flagged([replace(busy, flags=()), rate], BUSY)[1].flags == ()
 
 
 # what the terminal shows

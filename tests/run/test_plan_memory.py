@@ -1,11 +1,10 @@
-"""What is planned against what is measured, on the cases that the quick suite runs on CPU, the longest left out."""
+"""What is planned against what is measured; of models tests/run/test_rows.py says it."""
 
 import resource
 import subprocess
 import sys
 
 import pytest
-import torch
 
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.model import case as model_cases
@@ -13,70 +12,27 @@ from nanolib.experiments.model import cases as model
 from nanolib.measurement import Status
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.run import sweep, workload
+from nanolib.run import memory_plan, rows, sweep
 from nanolib.store import Store
 
 pytestmark = pytest.mark.slow
 
 
-def _quick(experiment):
-    name = experiment.Params.NAME
-    params = experiment.Params(**read_yaml(checkout() / "params" / "quick" / f"{name}.yml"))
-    cases = [
-        case
-        for case in experiment.cases(params.replace(device="cpu"))
-        if hasattr(case, "batch_size")
-    ]
-    return [
-        case for case in cases if case.seq_len <= 1024
-    ]  # where nothing is compiled, each block takes its time
+def _quick_attention():
+    params = attention.Params(**read_yaml(checkout() / "params" / "quick" / "attention.yml"))
+    cases = attention.cases(params.replace(device="cpu"))
+    return [c for c in cases if isinstance(c, attention.AttentionCase) and c.seq_len <= 1024]
 
 
-def _measured(rows):
-    return {row.scope: row.estimate for row in rows if row.metric == "peak_memory"}
-
-
-def _far(planned, measured):
-    """Scopes whose measured peak is more than 5 % off its plan."""
-    assert planned.peaks, planned.reason
-    assert set(planned.peaks) == set(measured)
-    return {
-        scope: (peak / 2**20, measured[scope])
-        for scope, peak in planned.peaks.items()
-        if peak / 2**20 != pytest.approx(measured[scope], rel=0.05)
-    }
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in _quick(attention) if isinstance(c, attention.AttentionCase)], ids=str
-)
+@pytest.mark.parametrize("case", _quick_attention(), ids=str)
 def test_attention_needs_what_was_planned(case):
-    planned = case.plan()
-    works = list(case.workloads(*case.inputs(0)))
-    for work in works:
+    planned, measured = case.plan(), {}
+    for work in list(case.workloads(*case.inputs(0))):
         work.call()
-    assert not _far(
-        planned,
-        _measured(row for work in works for row in workload.memory_rows(work, "cpu", planned)),
-    )
-
-
-@pytest.mark.parametrize(
-    "case",
-    [c for c in _quick(model) if isinstance(c, model.ModelCase) and c.seq_len < 200],
-    ids=str,
-)
-def test_a_model_needs_what_was_planned(case):
-    if case.optimisation == "compile":
-        pytest.skip("a compiled kernel allocates out of the counter's sight")
-    planned = case.plan()
-    ids = torch.randint(256, (case.batch_size, case.seq_len + 1))
-    step = case.step(case.build(0), ids, 1e-3)
-    rows = []
-    for work in step.workloads():
-        work.call()
-        rows += workload.memory_rows(work, "cpu", planned)
-    assert not _far(planned, _measured(rows))
+        peak, *_ = rows.memory_rows(work, "cpu", planned)
+        measured[work.scope] = peak.estimate * 2**20
+    assert planned.peaks, planned.reason
+    assert planned.peaks == pytest.approx(measured, rel=0.05)
 
 
 def _params(**changes):
@@ -96,7 +52,7 @@ def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
         c for c in model.cases(_params()) if isinstance(c, model.ModelCase) and c.mode == "training"
     )
     need = case.plan().most  # planned before, so that nothing needs a model now
-    monkeypatch.setattr(workload, "free_bytes", lambda device: need - 1)
+    monkeypatch.setattr(memory_plan, "free_bytes", lambda device: need - 1)
     monkeypatch.setattr(model_cases, "create_model", lambda *_: pytest.fail("it was started"))
     params = _params(train=True)
     with Store(tmp_path / "results.sqlite") as store:

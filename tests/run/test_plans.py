@@ -11,7 +11,7 @@ from nanolib.experiments.model.loss_case import LossCase
 from nanolib.models.optimise import OPTIMISATIONS, applies, is_compiled
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.run import workload
+from nanolib.run import memory_plan
 
 MODES = ("inference", "training", "generation")
 
@@ -20,9 +20,9 @@ MODES = ("inference", "training", "generation")
 def _whole(monkeypatch):
     """Everything is counted."""
     with monkeypatch.context() as patch:
-        patch.setattr(workload, "_PLANS", {})
+        patch.setattr(memory_plan, "_PLANS", {})
         patch.setattr(look, "_LOOKS", {})
-        patch.setattr(workload, "_LOW", 10**6)
+        patch.setattr(memory_plan, "_LOW", 10**6)
         yield
 
 
@@ -73,7 +73,7 @@ def test_where_weights_outweigh_activations_the_peak_of_a_high_stack_is_elsewher
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "summary"])
 def test_listing_the_full_cases_plans_none(monkeypatch, name):
-    monkeypatch.setattr(workload, "_made_once", lambda *_: pytest.fail("it was planned"))
+    monkeypatch.setattr(memory_plan, "_made_once", lambda *_: pytest.fail("it was planned"))
     monkeypatch.setattr(look, "_look", lambda _: pytest.fail("it was planned"))
     experiment = ALL[name]()
     params = experiment.Params(**read_yaml(checkout() / "params" / "full" / f"{name}.yml"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nanolib.run.process import describe_exit, kill_tree, python, spawn
+from nanolib.run.process import describe_exit, python, received
 
 ROOT = Path(__file__).parents[2]
 HANGING_S = 30
@@ -67,22 +67,21 @@ def test_a_module_has_its_arguments_and_is_main():
     assert (ended.returncode, ended.stdout) == (0, "[1,2]\n")
 
 
-def greet(connection, name):
+def greet(send, name):
     print("printed", flush=True)
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    connection.send((name, os.environ["GREETING"], child.pid))
+    send((name, child.pid))
     time.sleep(600)
 
 
 def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_all_that_it_started(
     capfd,
 ):
-    process, connection = spawn(f"{__name__}:greet", "Ada", environment={"GREETING": "hello"})
-    name, greeting, pid = connection.recv()
-    assert (name, greeting) == ("Ada", "hello")
+    sent = received(greet, "Ada", limit_s=HANGING_S)
+    name, pid = next(sent)
+    assert name == "Ada"
     child = psutil.Process(pid)
-    kill_tree(process.pid)
-    process.join()
+    sent.close()
     psutil.wait_procs([child], timeout=HANGING_S)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     said = capfd.readouterr()

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 
 import psutil
 import pytest
@@ -77,29 +76,10 @@ def test_ranks_end_where_the_signal_that_says_so_is_ignored():
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_what_keeps_ranks_from_starting_is_said():
-    with pytest.raises(
-        RankFailed,
-        match=r"no rank started: ModuleNotFoundError: No module named 'nanolib\.nothing'",
-    ):
+def test_what_ranks_cannot_import_is_said():
+    with pytest.raises(RankFailed, match=r"rank 0 of 1 raised ModuleNotFoundError: .*nothing'"):
         body = type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"})
         run_ranks(body, {}, world_size=1, device="cpu", timeout_s=60)
-
-
-def test_two_launches_at_once_do_not_meet():
-    sums = []
-
-    def run():
-        sums.append(
-            run_ranks(rank_bodies.answer, {}, world_size=2, device="cpu", timeout_s=120)[1]["sum"]
-        )
-
-    both = [threading.Thread(target=run) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
-    assert sums == [1.0, 1.0]
 
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path):

@@ -16,30 +16,9 @@ from nanolib.store import Store
 
 ROOT = Path(__file__).parents[2]
 NANO = [sys.executable, "-m", "nanolib.cli"]
-SMALL = [
-    "-p",
-    "seq_lens=[16]",
-    "-p",
-    "num_heads=2",
-    "-p",
-    "attention_types=[dense]",
-    "-p",
-    "budget_s=0.02",
-    "-p",
-    "quality_patterns=[]",
-]
-LONG = [
-    "-p",
-    "seq_lens=[16, 32]",
-    "-p",
-    "attention_types=[dense]",
-    "-p",
-    "quality_patterns=[]",
-    "-p",
-    "budget_s=60",
-    "-p",
-    "rel_ci=1e-9",
-]
+_ONE_KIND = ["-p", "attention_types=[dense]", "-p", "quality_patterns=[]"]
+SMALL = [*_ONE_KIND, "-p", "seq_lens=[16]", "-p", "num_heads=2", "-p", "budget_s=0.02"]
+LONG = [*_ONE_KIND, "-p", "seq_lens=[16, 32]", "-p", "budget_s=60", "-p", "rel_ci=1e-9"]
 
 pytestmark = pytest.mark.notebook
 
@@ -85,26 +64,14 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
     tmp_path.mkdir()
     ended = _nano("run", "attention", *SMALL, "--label", "mine", folder=tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (
-        re.search(r"^attention done +3 +3 +— +[0-9.]+ ", ended.stdout, re.MULTILINE)
-        and "measuring s" in ended.stdout
-    )
-    answer = ended.stdout.index(
-        "When is sparse attention faster?\n  "
-    )  # as its notebook ends, before the closing table
+    assert re.search(r"^attention done +3 +3 +— +[0-9.]+ ", ended.stdout, re.MULTILINE)
+    answer = ended.stdout.index("When is sparse attention faster?\n  ")  # before the closing table
     assert ended.stdout.index("attention: done in") < answer < ended.stdout.index("measuring s")
     with Store(tmp_path / "results.sqlite") as store:
-        runs = store.runs()
-        assert (
-            list(runs.status) == ["done"]
-            and runs.label.iloc[0] == "mine"
-            and runs.suite.iloc[0] == "quick"
-        )
-        shown = " ".join(ended.stdout.split())  # lines may be broken
-        assert shown.count("attention: not a quiet machine: ") == len(runs.disturbances.iloc[0])
-        assert all(
-            f"attention: not a quiet machine: {line}" in shown for line in runs.disturbances.iloc[0]
-        )
+        (run,) = store.runs().itertuples()
+    assert (run.status, run.label, run.suite) == ("done", "mine", "quick")
+    shown = " ".join(ended.stdout.split())  # lines may be broken
+    assert all(f"attention: not a quiet machine: {line}" in shown for line in run.disturbances)
     assert (tmp_path / "attention.ipynb").exists() and (tmp_path / "report" / "index.html").exists()
     listed = _nano("runs", folder=tmp_path)
     assert "mine" in listed.stdout and "done" in listed.stdout

@@ -11,9 +11,9 @@ import pytest
 from nanolib.measurement import BadInput, exact
 from nanolib.meters.machine import this_machine
 from nanolib.run import provenance, sweep
-from nanolib.run.outcome import Outcome
-from nanolib.run.plan import expected_s
+from nanolib.run.dry_run import expected_s
 from nanolib.run.provenance import new_run
+from nanolib.run.timeout import Outcome
 from nanolib.run.worker import Cancelled
 from nanolib.store import Run, Store
 from nanolib.store.identity import host, process_name
@@ -110,20 +110,6 @@ def test_a_worker_that_hangs_is_ended(store):
     assert _ends(run)["slow"][0] == "timeout"
 
 
-def test_resume_finishes_the_rest_and_repeats_nothing(store, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path))
-    assert store.runs().status.iloc[0] == "interrupted"
-    case = next(case for case in sample.cases(sample.Params(behaviours=["interrupt"])))
-    store.write_case(
-        store.runs().run_id.iloc[0], case.case_id, case.factors, []
-    )  # as if it had never started
-    with pytest.raises(KeyboardInterrupt):
-        _measure(store, "ok", "interrupt", "ok-2", folder=str(tmp_path), resume=True)
-    assert len(store.runs()) == 1
-    assert (tmp_path / "ok.calls").read_text() == "x" and not (tmp_path / "ok-2.calls").exists()
-
-
 def test_a_case_that_was_in_flight_is_measured_in_its_own_process(store, tmp_path, capfd):
     asked = {"folder": str(tmp_path), "resume": True}
     with pytest.raises(KeyboardInterrupt):
@@ -136,17 +122,12 @@ def test_a_case_that_was_in_flight_is_measured_in_its_own_process(store, tmp_pat
     assert run.measurements().groupby(["case_id", "metric", "scope"]).size().max() == 1
 
 
-def test_a_run_that_this_process_left_unfinished_is_taken_over(store):
+def test_resume_goes_on_with_what_is_unfinished_and_begins_anew_when_a_parameter_differs(store):
     first = _measure(store, "ok")
-    run = _measure(store, "ok", resume=True)
-    assert run.run_id == first.run_id and len(store.runs()) == 1
-    assert "samples" not in run.measurements() and "samples" in run.measurements(samples=True)
-
-
-def test_resume_begins_anew_when_a_parameter_differs(store):
-    _measure(store, "ok").finish()
-    _measure(store, "ok", resume=True, label="again").finish()
-    assert len(store.runs()) == 1 and store.runs().label.iloc[0] == "again"
+    run = _measure(store, "ok", resume=True, label="again")
+    assert run.run_id == first.run_id
+    run.finish()
+    assert list(store.runs().label) == ["again"]
     _measure(store, "ok", resume=True, seed=1).finish()
     assert len(store.runs()) == 2
 
@@ -236,18 +217,9 @@ def test_a_run_says_what_made_it(store, monkeypatch):
     monkeypatch.setenv(provenance.LAUNCH_VARIABLE, "night")
     _measure(store, "ok", "unsupported", label="mine", suite="quick").finish()
     run = store.runs().iloc[0]
-    assert (run.experiment, run.label, run.suite, run.device, run.launch) == (
-        "sample_experiment",
-        "mine",
-        "quick",
-        "cpu",
-        "night",
-    )
-    assert (
-        run.cases == 2
-        and run.params["behaviours"] == ["ok", "unsupported"]
-        and run.process == process_name()
-    )
+    named = ["experiment", "label", "suite", "device", "launch", "cases"]
+    assert list(run[named]) == ["sample_experiment", "mine", "quick", "cpu", "night", 2]
+    assert run.params["behaviours"] == ["ok", "unsupported"] and run.process == process_name()
     assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
     assert len(run.fingerprint) == 16 and run.git_revision == provenance.git_revision()
 
@@ -266,29 +238,22 @@ def test_a_run_that_another_process_is_at_is_not_taken_over(store):
     assert (run["label"], run["launch"], run["process"]) == ("last", "last", process_name())
 
 
-def test_the_sources_make_the_version_and_a_folder_outside_git_has_no_revision(
+def test_edited_sources_are_another_version_and_a_folder_outside_git_has_no_revision(
     monkeypatch, tmp_path
 ):
-    (tmp_path / "nanolib").mkdir()
     code = tmp_path / "nanolib" / "__init__.py"
+    code.parent.mkdir()
     code.write_text("one = 1\n")
     monkeypatch.setattr(provenance.nanolib, "__file__", str(code))
     sources, revision = provenance.source_digest.__wrapped__, provenance.git_revision.__wrapped__
     first = sources()
     assert len(first) == 12 and sources() == first and revision() == ""
+    identity = ["-c", "user.name=x", "-c", "user.email=x@localhost"]
+    for command in (["init"], ["add", "."], [*identity, "commit", "-m", "x"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True, capture_output=True)
+    committed = revision()
     code.write_text("one = 2\n")
-    assert sources() != first
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
-    subprocess.run([*git, "init", "--quiet"], check=True)
-    assert revision() == ""  # no commit yet
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "x"], check=True)
-    committed = subprocess.run(
-        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
-    ).stdout
-    assert revision() and committed.startswith(revision())
-    code.write_text("one = 3\n")
-    assert revision().endswith("+")
+    assert sources() != first and committed and revision() == f"{committed}+"
 
 
 def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):

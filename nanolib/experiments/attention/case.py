@@ -19,16 +19,9 @@ from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.ceilings import rate_rows, roofline_ms
-from nanolib.run.workload import (
-    UNCOUNTED,
-    Workload,
-    compile_row,
-    first_call_ms,
-    memory_rows,
-    planned,
-    trace,
-)
+from nanolib.run.memory_plan import Workload, planned
+from nanolib.run.peaks_case import rate_rows, roofline_ms
+from nanolib.run.rows import UNCOUNTED, compile_row, first_call_ms, memory_rows, trace
 
 _ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
 _Inputs = tuple[Tensor, Tensor, Tensor]

@@ -15,8 +15,8 @@ from nanolib.models import attention
 from nanolib.models.attention import flash_attn, own
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.ceilings import ceiling_cases
 from nanolib.run.params import Batch, Length, distinct, known, known_dtypes
+from nanolib.run.peaks_case import ceiling_cases
 
 _Share = Annotated[float, pydantic.Field(gt=0, lt=1)]
 

@@ -22,7 +22,7 @@ from nanolib.models.attention.patterns import BY_TILE, DYNAMIC, WINDOWED
 from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
 from nanolib.run.case import Case, Plan
-from nanolib.run.seeds import over_seeds
+from nanolib.run.rows import over_seeds
 
 # Option, largest value (0: the length) and its type, of patterns that take no sparsity: it is searched for.
 _SEARCHED: dict[str, tuple[str, float, type]] = {

@@ -33,8 +33,8 @@ from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import Traffic, decode_traffic
 from nanolib.models.attention.tree import attend_alone, tree_attention_decode
 from nanolib.run.case import Plan
+from nanolib.run.memory_plan import shortage
 from nanolib.run.ranks import RanksCase, asked_case, measure_on_ranks
-from nanolib.run.workload import shortage
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 

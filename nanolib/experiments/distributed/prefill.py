@@ -30,8 +30,8 @@ from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import Traffic, prefill_traffic
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.case import Case, Plan
+from nanolib.run.memory_plan import Workload, planned, shortage
 from nanolib.run.ranks import asked_case, lacking, measure_on_ranks
-from nanolib.run.workload import Workload, planned, shortage
 
 RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"
 ALGORITHMS = (RING, ZIGZAG, ULYSSES)

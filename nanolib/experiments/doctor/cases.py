@@ -10,8 +10,8 @@ from nanolib.meters.ceilings import PRODUCTS
 from nanolib.meters.machine import resolve_device
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.ceilings import SustainedCase, ceiling_cases, no_product
 from nanolib.run.params import distinct, known_dtypes
+from nanolib.run.peaks_case import SustainedCase, ceiling_cases, no_product
 
 
 class Params(shared.Params):

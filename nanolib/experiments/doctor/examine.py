@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 
 import psutil
 import torch
@@ -20,7 +19,7 @@ from nanolib.models.attention import flash_attn
 from nanolib.numbers import format_with_interval
 from nanolib.paths import make_folder, output_folder
 from nanolib.run import sweep
-from nanolib.run.outcome import one_line
+from nanolib.run.timeout import one_line
 
 
 def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
@@ -37,9 +36,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         BadInput: A budget that is not positive, or no place for the results.
     """
     params = doctor.Params(budget_s=budget_s, sustained_s=sustained_s)
-    make_folder(
-        output_folder()
-    )  # that it cannot be made is told now, and not when all has been measured
+    make_folder(output_folder())  # if it cannot be made, that is said before all is measured
     with fitting_threads():  # as runs have them
         machine, device = this_machine(), resolve_device("auto")
     return {
@@ -50,53 +47,40 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
 
 
 def _facts(machine: Machine) -> dict[str, str]:
+    ram, folder = psutil.virtual_memory().total, output_folder()
+    allowed = min([ram, *(limit for limit, _ in memory_limits())])
+    limit = f", of which its control groups allow this process {allowed / 2**30:.3g}"
     facts = {
         "id": machine.machine_id,
         "system": machine.system,
         "cpu": f"{machine.cpu}, {machine.cores} cores",
-        "memory": f"{machine.ram_gib} GiB" + _memory_limit(),
+        "memory": f"{machine.ram_gib} GiB" + (limit if allowed < ram else ""),
         "frequency governor": machine.governor or "not told by this system",
         "python, torch": f"{platform.python_version()}, {machine.torch} with {machine.threads} threads",
-        "output": f"{output_folder()}, {free_disk_gib(_existing(output_folder())):.0f} GiB free",
+        "output": f"{folder}, {free_disk_gib(folder):.0f} GiB free",
     }
     for index, gpu in enumerate(machine.gpus):
         facts[f"gpu {index}"] = (
-            f"{gpu['name']}, {gpu['memory_gib']} GiB, compute capability {gpu['compute_capability']}, driver {machine.driver}"
+            f"{gpu['name']}, {gpu['memory_gib']} GiB, "
+            f"compute capability {gpu['compute_capability']}, driver {machine.driver}"
         )
     return facts if machine.gpus else facts | {"gpu": "none that torch can use"}
 
 
-def _memory_limit() -> str:
-    least = min((limit for limit, _ in memory_limits()), default=psutil.virtual_memory().total)
-    allowed = least < psutil.virtual_memory().total
-    return (
-        f", of which its control groups allow this process {least / 2**30:.3g}" if allowed else ""
-    )
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.exists():
-        folder = folder.parent
-    return folder
-
-
 def _capabilities(machine: Machine, device: str) -> dict[str, str]:
-    told = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
-    for kind in ATTENTION_KINDS:
-        if kind == "own":  # a function of yours
-            continue
-        told[f"attention {kind}"] = _attention_support(kind, device)
-    with resident_peak() as peak:
-        pass
+    found = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
+    kinds = [kind for kind in ATTENTION_KINDS if kind != "own"]  # that is a function of yours
+    found |= {f"attention {kind}": _attention_support(kind, device) for kind in kinds}
     sensors = find_sources()
     for source in sensors.sources:
-        told[f"power of {source.of}"] = f"{source.name}, changes every {source.period_s:g} s"
-    for kind, reason in sensors.missing.items():
-        told[f"power by {kind}"] = f"no: {reason}"
-    told["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
+        found[f"power of {source.of}"] = f"{source.name}, changes every {source.period_s:g} s"
+    found |= {f"power by {kind}": f"no: {reason}" for kind, reason in sensors.missing.items()}
+    with resident_peak() as peak:
+        pass
+    found["resident peak"] = peak.resident_message or "yes, clear_refs and VmHWM"
     version = flash_attn.found_version()
-    told["flash-attn"] = f"version {version}" if version else f"no: {flash_attn.missing()}"
-    return told
+    found["flash-attn"] = f"version {version}" if version else f"no: {flash_attn.missing()}"
+    return found
 
 
 def _attention_support(kind: str, device: str) -> str:
@@ -114,17 +98,18 @@ def _ceilings(params: doctor.Params) -> dict[str, str]:
     run = sweep.measure(doctor, params, progress=False)
     rows = run.measurements()
     run.finish()
-    told = {}
-    for _, row in rows[rows["metric"].isin(["ceiling_flops", "ceiling_bytes"])].iterrows():
-        unit = "GFLOP/s" if row["metric"] == "ceiling_flops" else "GB/s, read and written"
-        ends = (row[name] / 1e9 for name in ("estimate", "low", "high"))
-        text = f"{format_with_interval(*ends)} {unit}"
+    found = {}
+    for row in rows.itertuples():
+        if row.metric == "case_time":
+            if row.status != "ok":
+                found[row.factors["ceiling"]] = f"{row.status}: {row.message}"
+            continue
+        unit = "GFLOP/s" if row.metric == "ceiling_flops" else "GB/s, read and written"
+        rate = format_with_interval(row.estimate / 1e9, row.low / 1e9, row.high / 1e9)
         notes = [
-            FLAG_TEXT[Flag(flag)]
-            for flag in row["flags"]
-            if flag in (Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE)
+            FLAG_TEXT[flag]
+            for flag in (Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE)
+            if flag in row.flags
         ]
-        told[row["scope"]] = "; ".join([text, row["message"], *notes])
-    for _, row in rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")].iterrows():
-        told[row["factors"]["ceiling"]] = f"{row['status']}: {row['message']}"
-    return told
+        found[row.scope] = "; ".join([f"{rate} {unit}", row.message, *notes])
+    return found

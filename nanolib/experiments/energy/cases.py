@@ -24,8 +24,9 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
+from nanolib.run.memory_plan import Workload
 from nanolib.run.params import distinct, fitting_config, known_presets
-from nanolib.run.workload import Workload, trace
+from nanolib.run.rows import trace
 from nanolib.store import traces
 
 _TRACE_ROOM = 1.5

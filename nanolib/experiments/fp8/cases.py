@@ -19,8 +19,8 @@ from nanolib.models import create_model, fp8
 from nanolib.models.user import build_model
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.ceilings import ceiling_cases, no_product
 from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
+from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
 class Params(OwnModelParams):

@@ -19,8 +19,9 @@ from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.ceilings import no_product, rate_rows
-from nanolib.run.workload import Workload, first_call_ms, trace
+from nanolib.run.memory_plan import Workload
+from nanolib.run.peaks_case import no_product, rate_rows
+from nanolib.run.rows import first_call_ms, trace
 
 # Precision → the type of the weights; `tf32` and the recipes change the products alone.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {

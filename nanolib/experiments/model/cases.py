@@ -14,7 +14,6 @@ from nanolib.meters.machine import resolve_device
 from nanolib.models.optimise import OPTIMISATIONS, applies
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.ceilings import ceiling_cases
 from nanolib.run.params import (
     distinct,
     fitting_config,
@@ -24,6 +23,7 @@ from nanolib.run.params import (
     known_kinds,
     known_presets,
 )
+from nanolib.run.peaks_case import ceiling_cases
 
 
 class Params(OwnModelParams):

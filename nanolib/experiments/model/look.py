@@ -20,8 +20,8 @@ from nanolib.models.generation import generation_of
 from nanolib.models.user import logits_of, resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.helper import answers_of
-from nanolib.run.outcome import one_line, time_to_look
-from nanolib.run.workload import holdings_by_depth
+from nanolib.run.memory_plan import holdings_by_depth
+from nanolib.run.timeout import one_line, time_to_look
 
 _LIMIT_S = (
     90.0  # of one case in the helper; where Python can be interrupted `time_to_look` ends it before

@@ -20,8 +20,9 @@ from nanolib.models.optimise import is_compiled, optimise
 from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.ceilings import rate_rows
-from nanolib.run.workload import Workload, compile_row, first_call_ms, planned_by_depth
+from nanolib.run.memory_plan import Workload, planned_by_depth
+from nanolib.run.peaks_case import rate_rows
+from nanolib.run.rows import compile_row, first_call_ms
 
 
 def held(model: nn.Module) -> tuple[torch.Tensor, ...]:

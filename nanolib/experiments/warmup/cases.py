@@ -27,8 +27,9 @@ from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
+from nanolib.run.memory_plan import Workload
 from nanolib.run.params import distinct, fitting_config, known_presets
-from nanolib.run.workload import Workload, trace
+from nanolib.run.rows import trace
 from nanolib.stats.steady import steady_state, warm_up
 
 

@@ -9,7 +9,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
 from nanolib.experiments.model.planning import plan
 from nanolib.measurement import BadInput
-from nanolib.run import plan as plans
+from nanolib.run import dry_run as plans
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.experiments.own import LLAMA

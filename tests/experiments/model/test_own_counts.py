@@ -11,7 +11,7 @@ from nanolib.measurement import Held
 from nanolib.meters.memory import LiveBytes
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
-from nanolib.run.holding_rows import holding_rows
+from nanolib.run.rows import holding_rows
 from tests.experiments.own import checked
 from tests.measuring import holding
 

@@ -1,9 +1,7 @@
-"""What an experiment would do: its cases with what formulas predict, before anything runs."""
+"""What an experiment would do: its cases with what is predicted of them, before anything runs."""
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +10,8 @@ import pandas as pd
 
 from nanolib.numbers import format_number
 from nanolib.run.case import Case
+from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
-from nanolib.run.workload import shortage
 from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
@@ -24,10 +22,10 @@ _UNITS = {
     "footprint": "MiB",
     "latency": "ms",
 }
-
-Prediction = tuple[Case, dict[str, Any]]
 _TIMING = ("budget_s", "rel_ci", "device")  # parameters that change how long a case takes
 _NOT_LOOKED_AT = "told by running it: its model is code of yours"
+
+Prediction = tuple[Case, dict[str, Any]]
 
 
 def prediction_table(experiment: Any, params: Params) -> pd.DataFrame:
@@ -70,16 +68,18 @@ class Foreseen(NamedTuple):
 
 
 def foreseen(case: Case, ceilings: dict[str, float]) -> Foreseen:
-    """The case by its formulas and its plan; a model of the user's own is not built for that."""
+    """Predict a case by its formulas and its plan; a model of the user's own is not built."""
+    ms = mib = "—"
     if case.runs_code:
-        return Foreseen(str(case), "—", "—", _NOT_LOOKED_AT)
-    latency = case.predict(ceilings).get("latency")
-    ms = "—" if latency is None else _text("latency", latency)
+        return Foreseen(str(case), ms, mib, _NOT_LOOKED_AT)
+    if (latency := case.predict(ceilings).get("latency")) is not None:
+        ms = _text("latency", latency)
     if reason := case.unsupported():
-        return Foreseen(str(case), ms, "—", f"unsupported: {reason}")
+        return Foreseen(str(case), ms, mib, f"unsupported: {reason}")
     plan = case.plan()
+    if plan.most is not None:
+        mib = format_number(plan.most / 2**20)
     lacking = shortage(plan, case.device)
-    mib = "—" if plan.most is None else format_number(plan.most / 2**20)
     return Foreseen(str(case), ms, mib, f"oom_predicted: {lacking}" if lacking else "runs")
 
 
@@ -103,34 +103,17 @@ def expected_s(
     """
     asked = _timing(params.model_dump(mode="json"))
     runs = store.runs("experiment = ? AND machine_id = ?", (params.NAME, machine_id))
-    alike = [
-        run_id for run_id, of in zip(runs.run_id, runs.params, strict=True) if _timing(of) == asked
-    ]
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    query = (
-        "SELECT case_id, estimate FROM measurements"
-        " WHERE metric = 'case_time' AND estimate IS NOT NULL AND run_id = ?"
-    )
-    for run_id in alike:
-        for case_id, seconds in store.connection.execute(query, (run_id,)):
-            times[case_id].append(seconds)
-    if not times:
+    alike = [run.run_id for run in runs.itertuples() if _timing(run.params) == asked]
+    rows = store.measurements(alike)
+    ended = rows[(rows["metric"] == "case_time") & rows["estimate"].notna()]
+    if ended.empty:
         return None
-    usual = np.quantile([*itertools.chain(*times.values())], [0.25, 0.5, 0.75])
-    each = [
-        np.quantile(times[case.case_id], [0, 0.5, 1]) if case.case_id in times else usual
-        for case in cases
-    ]
-    return Interval(*map(float, np.sum(each, axis=0)))
-
-
-def known_ceilings(store: Store, machine_id: str) -> dict[str, float]:
-    """The newest ceilings that the database holds for a machine."""
-    query = (
-        "SELECT scope, estimate FROM results WHERE machine_id = ?"
-        " AND metric IN ('ceiling_flops', 'ceiling_bytes') AND estimate > 0 ORDER BY id"
-    )
-    return dict(store.connection.execute(query, (machine_id,)).fetchall())
+    usual = np.quantile(ended["estimate"], [0.25, 0.5, 0.75])
+    times = {
+        case_id: np.quantile(own, [0, 0.5, 1])
+        for case_id, own in ended.groupby("case_id")["estimate"]
+    }
+    return Interval(*map(float, sum(times.get(case.case_id, usual) for case in cases)))
 
 
 def _timing(params: Mapping[str, Any]) -> list[Any]:

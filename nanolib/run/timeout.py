@@ -1,4 +1,4 @@
-"""How one case ends: its rows, and a status with its reason in one line."""
+"""How one case ends: its rows, its time limit, and a status with the reason in one line."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from nanolib.measurement import Flag, Measurement, Status, Unsupported
 _IMPORT_RETRY_S = 0.05
 _LOOK_S = 60.0
 _LEAST_S = 0.001  # a timer of 0 would never ring
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "cublas_status_alloc_failed",
+)
 
 
 class CaseTimeout(BaseException):
     """The case's time is over; no `except Exception` on the way may swallow it."""
 
 
-class LookTimeout(Exception):
-    """What was looked at without data did not come to an end."""
-
-
-class WillNotFit(Exception):
+class PredictedOutOfMemory(Exception):
     """The case needs more memory than there is; it was not started."""
 
 
@@ -61,22 +63,36 @@ class Outcome:
 
     @property
     def ran_short(self) -> bool:
-        """Whether there was too little memory, which the others of a group may have held."""
+        """Whether there was too little memory, which the others of a group may have used."""
         return self.status in (Status.OOM, Status.OOM_PREDICTED)
 
-    def was_late(self, limit_s: float) -> None:
+    @property
+    def ending(self) -> Measurement:
+        """The row `case_time`: how long the case took, and how it ended."""
+        return Measurement(
+            "case_time",
+            self.seconds,
+            n=1,
+            samples=(self.seconds,),
+            method="perf_counter",
+            status=self.status,
+            message=self.message,
+            flags=self.flags,
+            details=self.details,
+        )
+
+    def mark_timed_out(self, limit_s: float) -> None:
         """It did not end by itself."""
         self.status = Status.TIMEOUT
         self.message = f"ran longer than case_timeout_s {limit_s:g}; raise it or shrink the case"
 
     @contextmanager
     def within(self, timeout_s: float) -> Iterator[None]:
-        """A piece of the case: what it raises becomes the status and the message.
+        """Run a piece of the case: what it raises becomes the status and the message.
 
         Args:
-            timeout_s: Limit of all pieces together. Only the main thread can be interrupted, and
-                only between two Python instructions: a kernel that never returns needs
-                `isolation: process`.
+            timeout_s: Limit of all pieces together. Python is interrupted only between two of its
+                instructions: a kernel that never returns needs `isolation: process`.
 
         Raises:
             DeviceLost: No case can be measured in this process any more.
@@ -86,8 +102,8 @@ class Outcome:
             with _time_limit(max(timeout_s - self.seconds, _LEAST_S), CaseTimeout()):
                 yield
         except CaseTimeout:
-            self.was_late(timeout_s)
-        except WillNotFit as error:
+            self.mark_timed_out(timeout_s)
+        except PredictedOutOfMemory as error:
             self.status, self.message = Status.OOM_PREDICTED, one_line(error)
         except Unsupported as error:
             self.status, self.message = Status.UNSUPPORTED, one_line(error)
@@ -103,57 +119,45 @@ class Outcome:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that memory ran out, on the device or on the host."""
+    """Return whether an exception means that memory ran out, on the device or on the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(
-        words in text
-        for words in (
-            "can't allocate memory",
-            "out of memory",
-            "bad_alloc",
-            "cublas_status_alloc_failed",
-        )
-    )
+    return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an exception on one line of at most 500 characters."""
+    """Return the message of an exception on one line of at most 500 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 500 else text[:497] + "..."
 
 
 @contextmanager
-def time_to_look(seconds: float | None = None) -> Iterator[None]:
-    """Code of a user's is looked at here, on tensors without data; off the main thread nothing ends it.
-
-    Args:
-        seconds: How long it may take; a minute by default.
+def time_to_look() -> Iterator[None]:
+    """Give code of a user's a minute on tensors without data.
 
     Raises:
-        LookTimeout: It took longer than it may.
+        TimeoutError: It took longer.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    mine, seconds = CaseTimeout(), seconds or _LOOK_S
+    late = CaseTimeout()
     try:
-        with _time_limit(seconds, mine):
+        with _time_limit(_LOOK_S, late):
             yield
     except CaseTimeout as error:
-        if error is not mine:
+        if error is not late:
             raise
-        raise LookTimeout(f"it takes over {seconds:g} s on tensors without data") from None
+        raise TimeoutError(f"it takes over {_LOOK_S:g} s on tensors without data") from None
 
 
 @contextmanager
 def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
+    """Raise the error when the time is over; off the main thread Python cannot be interrupted."""
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("a time limit needs the main thread; use isolation: process elsewhere")
+        yield
+        return
 
     def expire(_: int, frame: FrameType | None) -> None:
-        # An import that is cut off leaves half a module behind, which would fail the cases after this one: let it end.
+        # An import that is cut off leaves half a module behind, which would fail later cases.
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 signal.setitimer(signal.ITIMER_REAL, _IMPORT_RETRY_S)
@@ -167,8 +171,6 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
     try:
         yield
     finally:
-        left_s = outer_s - (time.monotonic() - start)
         signal.signal(signal.SIGALRM, before)
-        signal.setitimer(
-            signal.ITIMER_REAL, max(left_s, _IMPORT_RETRY_S) if outer_s else 0
-        )  # a limit around this one
+        left_s = max(outer_s - (time.monotonic() - start), _IMPORT_RETRY_S)
+        signal.setitimer(signal.ITIMER_REAL, left_s if outer_s else 0)  # a limit around this one

@@ -10,7 +10,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.measurement import Held, Status
 from nanolib.meters import memory
-from nanolib.run import holding_rows as rows_of
+from nanolib.run import rows as rows_of
 from tests.experiments.own import LLAMA, TINY
 from tests.measuring import timed_alone
 

@@ -1,0 +1,196 @@
+"""Plan the memory of a case: its calls, with the tensors that are there before them, on no data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from nanolib.measurement import Unsupported
+from nanolib.meters.holders import Holders, Holding
+from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, why_not_planned
+from nanolib.run.case import Case, Plan
+from nanolib.run.timeout import one_line
+
+_HEADROOM = 0.9  # of the memory that is there: the process and the system need some
+_PLANS: dict[str, Plan] = {}
+_LOW = 2  # blocks: a first one and a last one
+_At = Callable[[int], tuple[nn.Module, Iterable["Workload"]]]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One call of a case.
+
+    Attributes:
+        scope: What its rows say was measured.
+        call: What is called.
+        existing: Gives the tensors that count although they were there before: weights, inputs, the
+            optimizer's states.
+        first: Leaves behind what a first call does and later calls find: the optimizer's states, a
+            cache.
+        kinds: The same tensors by what they are: a `Held` → tensors.
+        phases: What the call does in turn, if it has parts.
+        owners: The `id` of an optimizer's state → the weight that it belongs to.
+    """
+
+    scope: str
+    call: Callable[[], object]
+    existing: Callable[[], Iterable[torch.Tensor]]
+    first: Callable[[], object] = lambda: None
+    kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]] | None = None
+    phases: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    owners: Callable[[], Mapping[int, torch.Tensor]] = dict
+
+    @classmethod
+    def of_kinds(
+        cls,
+        scope: str,
+        call: Callable[[], object],
+        kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]],
+        **rest: Any,
+    ) -> Workload:
+        """Make one whose tensors are known by what they are."""
+
+        def existing() -> list[torch.Tensor]:
+            return [tensor for held in kinds().values() for tensor in held]
+
+        return cls(scope, call, existing, kinds=kinds, **rest)
+
+
+def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
+    """Count the peak memory of a case on tensors that have shapes and no data, once per process.
+
+    Args:
+        case: Its identity.
+        workloads: Builds the case's workloads, models and inputs and all, where no tensor has data.
+    """
+    return _made_once(case, lambda: {work.scope: _peak(work) for work in workloads()})
+
+
+def planned_by_depth(case: Case, depth: int, at: _At) -> Plan:
+    """Plan a stack of equal blocks; arguments are as in `holdings_by_depth`."""
+
+    def peaks() -> dict[str, int]:
+        return {scope: holding.peak for scope, holding in holdings_by_depth(depth, at).items()}
+
+    return _made_once(case, peaks)
+
+
+def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
+    if case.case_id not in _PLANS:
+        try:
+            with fake_tensors():
+                plan = Plan(peaks())
+        except Unsupported as error:
+            plan = Plan(reason=one_line(error), unsupported=one_line(error))
+        except Exception as error:  # the case decides by running
+            plan = Plan(reason=f"not planned: {why_not_planned(error)}")
+        _PLANS[case.case_id] = plan
+    return _PLANS[case.case_id]
+
+
+def _peak(work: Workload) -> int:
+    """Count the bytes of a later call at its peak."""
+    work.first()
+    with LiveBytes() as counter:
+        counter.watch(*work.existing())
+        work.call()
+    return counter.peak
+
+
+def holdings_by_depth(
+    depth: int, at: _At, shared: Callable[[Holding], Holding] = lambda whole: whole
+) -> dict[str, Holding]:
+    """Return what is alive at each scope's peak in a stack of equal blocks, without any data.
+
+    A call has sections: before each block, in it, after it, and its backward pass. With each block
+    more, the peak of a section grows by the same amount of weights, gradients, states, caches and
+    activations, so it follows from a stack of two blocks and one of three. The call's peak is the
+    largest of them; in a high stack it may be another section's than in a low one.
+
+    Args:
+        depth: How many blocks; 0 if it is not known what is stacked.
+        at: The model with so many blocks, and its workloads, whose tensors are known by kind.
+        shared: What is alive on one of several ranks that share it out.
+    """
+    with fake_tensors():
+        if depth <= _LOW + 1:
+            found = _by_section(at, depth)
+        else:
+            found, higher = _by_section(at, _LOW), _by_section(at, _LOW + 1)
+            for scope, sections in found.items():
+                for section, held in sections.items():
+                    grown = higher[scope][section] - held
+                    sections[section] = held + grown * (depth - _LOW)
+    return {
+        scope: max(map(shared, sections.values()), key=lambda held: held.peak)
+        for scope, sections in found.items()
+    }
+
+
+def _by_section(at: _At, depth: int) -> dict[str, dict[Any, Holding]]:
+    """Return, by scope and section, what is alive at its peak in a stack of so many blocks."""
+    model, works = at(depth)
+    stacks = [
+        part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth
+    ]
+    found = {}
+    for work in works:
+        work.first()
+        found[work.scope] = followed(work, model, stacks).holdings()
+    return found
+
+
+def followed(
+    work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None
+) -> Holders:
+    """Count one call by its phases, or by the sections that begin with each block of `stacks`."""
+    phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
+    with Holders(model) as counter, counter.watching(), contextlib.ExitStack() as hooks:
+        for number, stack in enumerate(stacks or ()):
+            for block, place in zip(stack, (*range(len(stack) - 1), "last"), strict=True):
+                _mark(counter, block, (number, place), hooks)
+        for kind, tensors in work.kinds().items():
+            counter.hold(kind, tensors, work.owners())
+        for phase, call in phases.items():
+            if phase is not None:
+                counter.begin(phase)
+            call()
+        for kind, tensors in work.kinds().items():
+            counter.left(kind, tensors)
+    return counter
+
+
+def _mark(
+    counter: Holders, block: nn.Module, place: tuple[int, Any], hooks: contextlib.ExitStack
+) -> None:
+    """Begin a section with a block, after it, and with its backward pass."""
+
+    def forward(section: str) -> None:
+        is_backward = counter.section is not None and counter.section[0] == "backward"
+        if not is_backward:  # else the block is computed again, for its gradient
+            counter.begin((section, *place))
+
+    def made(module: nn.Module, inputs: object, out: Any) -> None:
+        forward("after")
+        if isinstance(out, torch.Tensor) and out.requires_grad:
+            out.register_hook(lambda _: counter.begin(("backward", *place)))
+
+    hooks.callback(block.register_forward_pre_hook(lambda *_: forward("forward")).remove)
+    hooks.callback(block.register_forward_hook(made).remove)
+
+
+def shortage(plan: Plan, device: str) -> str:
+    """Return why the case will not fit into what is free now; empty if it will, or nobody knows."""
+    free = free_bytes(device)
+    if free is None or plan.most is None or plan.most <= _HEADROOM * free:
+        return ""
+    return (
+        f"it needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; "
+        "shorten it, or give fewer sequences or layers"
+    )
