@@ -125,4 +125,4 @@ def test_at_most_eight_calls_are_recorded_by_torchs_profiler(clock):
         for _ in range(18):
             profiler.model(X)
     block = profiler.results()[3]
-    assert (len(block.passes), len(block.calls_ms), len(block.statistics)) == (8, 10, 10)
+    assert (len(block.passes), len(block.calls_ms), len(block.values["sd"])) == (8, 10, 10)
