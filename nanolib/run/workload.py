@@ -189,7 +189,7 @@ def _of_sections(depth: int, at: _At) -> _Sections:
     low, high = (_at_places(at, {"first": 0, "last": n - 1}, n) for n in (_LOW, _LOW + 1))
 
     def grown(scope: str, section: Any) -> Holding:
-        return low[scope][section] + (high[scope][section] - low[scope][section]) * (depth - _LOW)
+        return low[scope][section].grown(high[scope][section], depth - _LOW)
 
     return {
         scope: {section: grown(scope, section) for section in sections}

@@ -7,8 +7,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from nanolib.meters.gpu_state import GpuState
@@ -77,6 +79,8 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
+_UNKNOWN = 64 * 2**20  # bytes of a last-level cache that nobody tells
+_CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # a GPU's clock ramps up within it
 _HELD_CYCLES, _HELD_TIMES, _HELD_ROUNDS = 2**20, 10, 3
 _LONGEST_LAUNCH_MS = (
@@ -178,6 +182,59 @@ class CudaClock:
     def resolution_ms(self) -> float:
         """CUDA events resolve half a microsecond."""
         return 0.5e-3
+
+
+class ColdClock:
+    """A clock whose calls find nothing in the cache; overwriting it is not counted.
+
+    Args:
+        clock: What times the calls.
+        device: Where they compute.
+    """
+
+    def __init__(self, clock: Clock, device: str | torch.device) -> None:
+        self.clock = clock
+        self.method = f"{clock.method}, cold cache"
+        self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
+
+    def _overwrite(self) -> None:
+        self._other.fill_(1)
+
+    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
+        """See `Clock.time_block`; on a GPU a call is launched while the cache is overwritten."""
+        between = [call for phase in phases for call in (self._overwrite, phase)]
+        rows = np.asarray(self.clock.time_block(between, calls * inner, 1))[:, 1::2]
+        return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
+
+    def warm_up(self, phases: Sequence[Call]) -> None:
+        """That of the clock."""
+        self.clock.warm_up(phases)
+
+    def resolution_ms(self) -> float:
+        """That of the clock."""
+        return self.clock.resolution_ms()
+
+
+def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
+    """Bytes of the caches farthest from the cores, all of them together; 64 MiB where nothing tells.
+
+    Args:
+        device: Whose.
+        cpus: Where Linux describes its CPUs.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    if device.type != "cpu":
+        return _UNKNOWN
+    sizes: dict[tuple[int, str], int] = {}
+    for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+        level, size, shared = (
+            (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+        )
+        sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN
 
 
 def clock_for(device: str | torch.device) -> Clock:
