@@ -122,15 +122,16 @@ class BlockSampler:
         if self._collect is not None:
             return self._collected
         per_block, inner = self._shape
-        shape = {
+        return np.asarray(self._blocks), {
             "calls_per_block": per_block,
             "inner": inner,
             "first_calls": self._probes,
             "stop": self.stop,
+            "cached": [scope for scope, check in self._checks.items() if check.is_cached],
+            "precision": self._rel_ci,
+            "budget_s": self._budget_s,
+            "elapsed_s": self._spent_s,
         }
-        shape["cached"] = [scope for scope, check in self._checks.items() if check.is_cached]
-        spent = {"precision": self._rel_ci, "budget_s": self._budget_s, "elapsed_s": self._spent_s}
-        return np.asarray(self._blocks), shape | spent
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:
