@@ -53,28 +53,14 @@ def test_a_window_begins_and_ends_when_its_device_has_done_what_was_queued(monke
 
 def test_windows_nest_and_an_interrupted_one_can_be_run_again():
     with EnergyMeter([_Clock(50.0)], sample_s=0.002) as meter, meter.window("outer") as outer:
-        with meter.window("inner") as inner:
-            time.sleep(0.05)
         with pytest.raises(KeyboardInterrupt), meter.window("cut") as cut:
             raise KeyboardInterrupt
         with meter.window("cut") as again:
             time.sleep(0.03)
-    assert not math.isnan(cut.end_s)
-    rows = {
-        (row.scope, row.metric): row
-        for w in (outer, inner, again)
-        for row in meter.measurements(w, tokens=5)
-    }
-    for window in (outer, inner, again):
-        assert rows[window.name, "energy"].estimate == pytest.approx(50 * window.seconds, rel=1e-6)
-        assert rows[window.name, "power"].estimate == pytest.approx(50, rel=1e-6)
-        assert rows[window.name, "energy_per_token"].estimate == pytest.approx(
-            10 * window.seconds, rel=1e-6
-        )
-        assert rows[window.name, "energy_delay"].estimate == pytest.approx(
-            50 * window.seconds**2, rel=1e-6
-        )
-    assert outer.start_s <= inner.start_s < inner.end_s <= outer.end_s
+    assert outer.start_s <= cut.end_s <= again.start_s < again.end_s <= outer.end_s
+    for window in (outer, again):
+        energy, *_ = meter.measurements(window)
+        assert energy.estimate == pytest.approx(50 * window.seconds, rel=1e-6)
 
 
 class _Silent(EstimateSource):
