@@ -71,7 +71,7 @@ class BlockSampler:
         if self._collect is not None:
             asked = self.clock, self._phases, self._rel_ci, self._budget_s
             self._collected = self._collect(*asked)
-            self.stop = self._collected[1]["stop"]
+            self.stop = "collected"
             return
         checks = list(self._checks.values())
         first = self.clock.time_block(checks, 1, 1)
