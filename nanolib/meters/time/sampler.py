@@ -39,7 +39,7 @@ class BlockSampler:
         in_rounds: Whether all of its blocks are to be of rounds; otherwise the call that sizes them counts where it is slow.
 
     Attributes:
-        stop: Why the blocks are enough, `precision`, `budget` or `max_blocks`; empty as long as they are not.
+        stop: Why the blocks are enough, `precision`, `budget`, `max_blocks` or `collected`; empty as long as they are not.
     """
 
     def __init__(
