@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import statistics
+from collections import defaultdict
 from typing import Any
 
 from nanolib.meters.machine import gpu_uuid
@@ -54,8 +56,7 @@ class GpuState:
     def __init__(self, device: str, nvml: Any = None) -> None:
         self._device = str(device)
         self._nvml = nvml
-        self._seen: dict[str, list[float]] = {}
-        self._reasons = 0
+        self._seen: defaultdict[str, list[float]] = defaultdict(list)
 
     def read(self) -> None:
         """Read all sensors once; what one of them refuses is left out."""
@@ -66,24 +67,21 @@ class GpuState:
             "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
             "power_w": lambda: gpu_watts(nvml, gpu),
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+            "reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
         }.items():
-            try:
-                self._seen.setdefault(name, []).append(float(look()))
-            except nvml.NVMLError:
-                continue
-        try:
-            self._reasons |= nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-        except nvml.NVMLError:
-            return
+            with contextlib.suppress(nvml.NVMLError):
+                self._seen[name].append(look())
 
     def summary(self) -> dict[str, Any]:
         """Medians over the readings, the lowest clock, and by what it was lowered; empty where nothing was told."""
+        seen = dict(self._seen)
+        reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
         told: dict[str, Any] = {
-            name: statistics.median(values) for name, values in self._seen.items() if values
+            name: float(statistics.median(values)) for name, values in seen.items() if values
         }
-        if clocks := self._seen.get("clock_mhz"):
-            told["clock_least_mhz"] = min(clocks)
-        if named := [name for bit, name in _UNDER_LOAD.items() if self._reasons & bit]:
+        if clocks := seen.get("clock_mhz"):
+            told["clock_least_mhz"] = float(min(clocks))
+        if named := [name for bit, name in _UNDER_LOAD.items() if reasons & bit]:
             told["throttled_by"] = ", ".join(named)
         return told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 from collections import Counter
@@ -72,16 +73,30 @@ class Holding:
         """The parts that hold most, in order."""
         return sorted(self.parts.items(), key=lambda item: -item[1])[:most]
 
-    def __add__(self, other: Holding) -> Holding:
-        sums = Counter(self.parts)
-        sums.update(other.parts)
-        return Holding({part: size for part, size in sums.items() if size})
+    def grown(self, higher: Holding, blocks: int) -> Holding:
+        """What a stack holds that is so many blocks higher, if one block more holds what `higher` does."""
+        parts = self.parts | higher.parts
+        sizes = {part: (self.parts.get(part, 0), higher.parts.get(part, 0)) for part in parts}
+        grown = {part: low + (high - low) * blocks for part, (low, high) in sizes.items()}
+        return Holding({part: size for part, size in grown.items() if size})
 
-    def __sub__(self, other: Holding) -> Holding:
-        return self + other * -1
 
-    def __mul__(self, times: int) -> Holding:
-        return Holding({part: size * times for part, size in self.parts.items()})
+@dataclass
+class _Life:
+    """A storage's: what it holds for whom, and after how many events it was born and died."""
+
+    size: int
+    module: str
+    operation: str
+    born: int
+    died: float = math.inf
+    kind: str = ""
+    line: str = ""
+
+    @property
+    def part(self) -> Part:
+        module = _NUMBER.sub("*", self.module)
+        return Part(self.kind or Held.TEMPORARIES, module, self.operation, self.line)
 
 
 class Holders(LiveBytes):
@@ -101,24 +116,18 @@ class Holders(LiveBytes):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
-        self._kinds: dict[int, str] = {}
-        self._modules: dict[int, str] = {}
-        self._operations: dict[int, str] = {}
-        self._lines: dict[int, str] = {}
+        self._lives: list[_Life] = []
+        self._living: dict[int, _Life] = {}  # by their storage's key
+        self._course: list[tuple[Any, int]] = []  # section and live bytes after each event
         self._operation = ""
-        self._serials: dict[int, int] = {}  # of a storage's key, of the one that lives
-        self._events: list[
-            tuple[int, int, Any]
-        ] = []  # serial (0: a section begins), bytes, section
         self._inside: list[str] = []
-        self._born_count = 0
         self.existing = 0
         self.section: Any = None
 
     def begin(self, section: Any) -> None:
         """A section begins, or goes on, and the one before it ends."""
         self.section = section
-        self._events.append((0, 0, section))
+        self._course.append((section, self.current))
 
     def hold(
         self,
@@ -166,24 +175,23 @@ class Holders(LiveBytes):
     def _count(self, key: int, size: int) -> None:
         super()._count(key, size)
         if size > 0:
-            self._born_count += 1
-            self._serials[key] = self._born_count
-            self._modules[self._born_count] = self._inside[-1] if self._inside else ""
-            self._operations[self._born_count] = self._operation
-        self._events.append(
-            (self._serials[key] if size > 0 else self._serials.pop(key), size, None)
-        )
+            module = self._inside[-1] if self._inside else ""
+            self._living[key] = _Life(size, module, self._operation, len(self._course))
+            self._lives.append(self._living[key])
+        else:
+            self._living.pop(key).died = len(self._course)
+        self._course.append((self.section, self.current))
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Say what a storage is, and whose; what it was found to be first, it stays."""
-        serial = self._serials.get(tensor.untyped_storage()._cdata)
-        if serial is None or serial in self._kinds:
+        life = self._living.get(tensor.untyped_storage()._cdata)
+        if life is None or life.kind:
             return
-        self._kinds[serial] = kind
+        life.kind = kind
         if kind == Held.SAVED:
-            self._lines[serial] = _line()
+            life.line = _line()
         if module is not None:
-            self._modules[serial] = module
+            life.module = module
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -219,34 +227,18 @@ class Holders(LiveBytes):
 
     def holdings(self) -> dict[Any, Holding]:
         """Section → what was alive at its peak; the whole call's is the largest of them."""
-        found: dict[Any, Holding] = {}
-        at = self._peaks()
-        alive: Counter[Part] = Counter()
-        for index, (serial, size, _) in enumerate(self._events):
-            if serial:
-                alive[self._part(serial)] += size
-            for section in at.get(index, ()):
-                found[section] = Holding({part: held for part, held in alive.items() if held})
+        peaks: dict[Any, tuple[int, int]] = {}  # bytes, and after which event
+        for event, (section, live) in enumerate(self._course):
+            if section not in peaks or live > peaks[section][0]:
+                peaks[section] = live, event
+        found = {}
+        for section, (_, event) in peaks.items():
+            parts: Counter[Part] = Counter()
+            for life in self._lives:
+                if life.born <= event < life.died:
+                    parts[life.part] += life.size
+            found[section] = Holding(parts)
         return found
-
-    def _peaks(self) -> dict[int, list[Any]]:
-        """After which event each section had its peak."""
-        current, section, most = 0, None, {}
-        for index, (serial, size, begun) in enumerate(self._events):
-            current += size
-            if not serial:
-                section = begun
-            if (not serial or size > 0) and current > most.get(section, (-1, 0))[0]:
-                most[section] = current, index
-        places: dict[int, list[Any]] = {}
-        for section, (_, index) in most.items():
-            places.setdefault(index, []).append(section)
-        return places
-
-    def _part(self, serial: int) -> Part:
-        module = _NUMBER.sub("*", self._modules[serial])
-        kind = self._kinds.get(serial, Held.TEMPORARIES)
-        return Part(kind, module, self._operations[serial], self._lines.get(serial, ""))
 
 
 def _line() -> str:

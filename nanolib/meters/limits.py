@@ -10,11 +10,12 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
 
 _PROC = Path("/proc/self")
+_MOUNTED = Path("/sys/fs/cgroup")
 # Of version 2 and of version 1: limit, use, and what the cache of files holds, which is given back when asked for.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -93,29 +94,16 @@ def _quotas() -> Iterator[tuple[Path, float]]:
 def _groups(controller: str) -> list[Path]:
     """Folders of the own control group and its parents, the own one first; empty where there are none."""
     try:
-        groups = [line.split(":", 2) for line in (_PROC / "cgroup").read_text().splitlines()]
-        mounts = [line.split(" - ") for line in (_PROC / "mountinfo").read_text().splitlines()]
+        lines = [line.split(":", 2) for line in (_PROC / "cgroup").read_text().splitlines()]
     except OSError:  # not Linux
         return []
-    own = {name: path for _, names, path in groups for name in names.split(",")}
-    version = "cgroup" if controller in own else "cgroup2"
-    path = own.get(controller, own.get(""))
-    for place, source in mounts:
-        root, top = place.split()[3:5]
-        kind, _, options = source.split()[:3]
-        if (
-            path is None
-            or kind != version
-            or (version == "cgroup" and controller not in options.split(","))
-        ):
-            continue
-        try:
-            below = PurePosixPath(path).relative_to(root)
-        except ValueError:  # a container is shown its own group as the root
-            below = PurePosixPath()
-        folder = Path(top) if ".." in below.parts else Path(top) / below
-        return [folder, *(parent for parent in folder.parents if parent.is_relative_to(top))]
-    return []
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    is_first = controller in paths  # version 1 has a folder for each controller
+    top = _MOUNTED / controller if is_first else _MOUNTED
+    own = top / paths.get(controller, paths.get("", "/")).lstrip("/")
+    if ".." in own.parts or not own.is_dir():  # a container is shown its own group as the root
+        own = top
+    return [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
 
 
 def _fields(file: Path) -> dict[str, int]:

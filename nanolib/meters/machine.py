@@ -161,19 +161,14 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
             "float8": "tensor_cores" if (major, minor) >= FP8_COMPUTE_CAPABILITY else "emulated",
         }
     flags = _cpu_info("flags").split()
-    vector = "avx512" if "avx512f" in flags else "vector"
+
+    def unit(kind: str) -> str:
+        return next((name for name in ("amx", "avx512") if f"{name}_{kind}" in flags), "emulated")
+
     return {
-        "float32": vector,
-        "bfloat16": "amx"
-        if "amx_bf16" in flags
-        else "avx512"
-        if "avx512_bf16" in flags
-        else "emulated",
-        "float16": "amx"
-        if "amx_fp16" in flags
-        else "avx512"
-        if "avx512_fp16" in flags
-        else "emulated",
+        "float32": "avx512" if "avx512f" in flags else "vector",
+        "bfloat16": unit("bf16"),
+        "float16": unit("fp16"),
         "float8": "emulated",
     }
 

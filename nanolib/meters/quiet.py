@@ -62,39 +62,24 @@ def of_gpu(uuid: str, nvml: Any = None) -> list[str]:
     except nvml.NVMLError as error:
         return [f"what else the GPU does is not known ({error})"]
     lines = []
-    for look in (_other_processes, _use, _cap, _throttle):
+
+    def ask(name: str) -> Any:
+        """None if the driver refuses: not every GPU tells everything."""
         try:
-            lines += look(nvml, gpu)
-        except nvml.NVMLError:  # not every GPU tells everything: the next is asked
-            continue
+            return getattr(nvml, f"nvmlDeviceGet{name}")(gpu)
+        except nvml.NVMLError:
+            return None
+
+    processes = [one.pid for one in ask("ComputeRunningProcesses") or []]
+    if others := sum(pid != os.getpid() for pid in processes):
+        lines.append(f"{others} other process(es) compute on the GPU")
+    use = ask("UtilizationRates")
+    if use is not None and use.gpu > _GPU_BUSY_PERCENT:
+        lines.append(f"the GPU is {use.gpu} % in use")
+    limit, usual = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
+    if limit and usual and limit < usual:
+        lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W")
+    reasons = ask("CurrentClocksThrottleReasons") or 0
+    if named := [name for bit, name in SLOWED_BY.items() if reasons & bit]:
+        lines.append(f"the GPU's clock is lowered by {', '.join(named)}")
     return lines
-
-
-def _other_processes(nvml: Any, gpu: Any) -> list[str]:
-    others = [
-        one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses(gpu) if one.pid != os.getpid()
-    ]
-    return [f"{len(others)} other process(es) compute on the GPU"] if others else []
-
-
-def _use(nvml: Any, gpu: Any) -> list[str]:
-    percent = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu
-    return [f"the GPU is {percent} % in use"] if percent > _GPU_BUSY_PERCENT else []
-
-
-def _cap(nvml: Any, gpu: Any) -> list[str]:
-    limit, usual = (
-        nvml.nvmlDeviceGetEnforcedPowerLimit(gpu),
-        nvml.nvmlDeviceGetPowerManagementDefaultLimit(gpu),
-    )
-    return (
-        [f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W"]
-        if limit < usual
-        else []
-    )
-
-
-def _throttle(nvml: Any, gpu: Any) -> list[str]:
-    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    named = [name for bit, name in SLOWED_BY.items() if reasons & bit]
-    return [f"the GPU's clock is lowered by {', '.join(named)}"] if named else []

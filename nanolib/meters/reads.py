@@ -52,29 +52,22 @@ class BytesRead(TorchDispatchMode):
         if func is torch.ops.prim.device.default:  # tensors without data ask it of each other
             return out
         made = {_key(x) for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
-        for name, value in _named(func, args, kwargs or {}):
+        schema = getattr(func, "_schema", None)  # FlexAttention has none
+        names = [argument.name for argument in schema.arguments] if schema else range(len(args))
+        for name, value in (dict(zip(names, args, strict=False)) | (kwargs or {})).items():
             for x in tree_leaves(value):
                 if not isinstance(x, torch.Tensor) or (key := _key(x)) not in self._sizes:
                     continue
-                if name in _written(func):
+                if schema and _is_written(schema, name):
                     self._written[key] += _elements(x)
                 elif key not in made:  # a view reads nothing
                     self._read[key] = max(self._read[key], _taken(func, args, x, out))
         return out
 
 
-def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    schema = getattr(func, "_schema", None)  # FlexAttention has none
-    names = (
-        [argument.name for argument in schema.arguments] if schema is not None else [""] * len(args)
-    )
-    return [*zip(names, args, strict=False), *kwargs.items()]
-
-
-def _written(func: Any) -> set[str]:
-    schema = getattr(func, "_schema", None)
-    arguments = schema.arguments if schema is not None else ()
-    return {x.name for x in arguments if x.alias_info is not None and x.alias_info.is_write}
+def _is_written(schema: Any, name: str) -> bool:
+    info = next(x.alias_info for x in schema.arguments if x.name == name)
+    return info is not None and info.is_write
 
 
 def _taken(func: Any, args: tuple[Any, ...], x: torch.Tensor, out: Any) -> int:

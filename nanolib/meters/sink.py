@@ -1,4 +1,4 @@
-"""Where meters hand over rows as they make them, if anybody keeps them; `nanolib.store.traces.Trace` is one."""
+"""Where meters hand over rows as they make them; `nanolib.store.traces.Trace` keeps them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Sink(Protocol):
     """Takes rows of the tables in `nanolib.store.schema.TRACE_TABLES`."""
 
     def name(self, text: str) -> int:
-        """The index that stands for a name."""
+        """Give the index that stands for a name."""
         ...
 
     def at_us(self, t_s: float) -> int:
-        """A moment of `time.monotonic`, in microseconds since the trace began."""
+        """Give a moment of `time.monotonic`, in microseconds since the trace began."""
         ...
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -22,5 +22,5 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> str:
-        """Wait until they are committed; what went wrong, empty for nothing."""
+        """Wait until they are committed; returns what went wrong, empty for nothing."""
         ...

@@ -125,8 +125,7 @@ def holdings_by_depth(
             found, higher = _by_section(at, _LOW), _by_section(at, _LOW + 1)
             for scope, sections in found.items():
                 for section, held in sections.items():
-                    grown = higher[scope][section] - held
-                    sections[section] = held + grown * (depth - _LOW)
+                    sections[section] = held.grown(higher[scope][section], depth - _LOW)
     return {
         scope: max(map(shared, sections.values()), key=lambda held: held.peak)
         for scope, sections in found.items()

@@ -14,7 +14,7 @@ from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
 from nanolib.measurement import MOST_LABEL, BadInput, did_you_mean, shown
 from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.time.latency import Collect
+from nanolib.meters.time.sampler import Collect
 from nanolib.meters.time.turns import Timing
 from nanolib.models import attention, text
 from nanolib.params import StrictModel, free_label

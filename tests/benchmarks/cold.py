@@ -8,7 +8,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib.meters import measure
-from nanolib.meters.time.cold import last_level_bytes
+from nanolib.meters.time.clock import last_level_bytes
 
 
 def main() -> None:

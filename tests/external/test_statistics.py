@@ -1,10 +1,12 @@
 """Tables and examples of statisticians."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from nanolib.meters.energy import power
 from nanolib.meters.energy.integration import count, integrate
 from nanolib.stats.compare import compare_paired, judge_together
 from nanolib.stats.intervals import median_interval
@@ -53,10 +55,15 @@ def test_fences_of_the_numbers_from_1_to_9():
 
 # Source: Linux, Documentation/power/powercap: a zone's counter starts again at 0 beyond max_energy_range_uj.
 @pytest.mark.parametrize("wrap_uj", [262_143_328_850, 65_532_610_987])  # of server and desktop CPUs
-def test_a_counter_that_wraps_has_counted_on(wrap_uj):
-    wrap = wrap_uj / 1e6
-    joules = [wrap - 100, wrap - 50, 0, 50, 100]
-    found = count([0, 1, 2, 3, 4], joules, 1.0, 3.0, wrap_j=wrap)
+def test_a_counter_that_wraps_has_counted_on(wrap_uj, tmp_path, monkeypatch):
+    now = itertools.count()
+    monkeypatch.setattr(power, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    (tmp_path / "max_energy_range_uj").write_text(str(wrap_uj))
+    zone, joules = power._Zone(tmp_path), []
+    for uj in (wrap_uj - 10**8, wrap_uj - 5 * 10**7, 0, 5 * 10**7, 10**8):
+        (tmp_path / "energy_uj").write_text(str(uj))
+        joules.append(zone.joules())
+    found = count([0, 1, 2, 3, 4], joules, 1.0, 3.0)
     assert found.estimate == pytest.approx(100.0) and found.low <= 100.0 <= found.high
 
 

@@ -1,6 +1,7 @@
 """What only GPUs reach, on stubs of driver and device: none of it has been seen on the hardware."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +62,8 @@ class _Nvml:
 
 
 def test_a_gpu_that_refuses_loses_no_other():
-    sources, missing = power._nvml_sources(_Nvml())
+    found = power.find_sources(nvml=_Nvml(), rapl_root=Path("nowhere"))
+    sources, missing = found.sources, found.missing["NVIDIA (NVML)"]
     assert [source.of for source in sources] == [f"gpu {index}" for index in (0, 1, 3, 5, 6, 7)]
     assert (
         "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing
@@ -89,7 +91,7 @@ def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
         meter.EnergyMeter(device=device)
     assert asked == ["GPU-5", "GPU-1", ""]
     names = [
-        [source.of for source in power._nvml_sources(_Nvml(), uuid)[0]]
+        [source.of for source in power.find_sources(nvml=_Nvml(), under_test=uuid).sources]
         for uuid in (*asked, "MIG-4")
     ]
     assert [[name for name in some if "under test" in name] for some in names] == [

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from nanolib.measurement import Flag
-from nanolib.meters.time import cold, latency
+from nanolib.meters.time import clock as clocks
+from nanolib.meters.time import latency
 from nanolib.meters.time.clock import CudaClock, HostClock
 from tests.gpu.streams import Stream
 
@@ -148,8 +149,8 @@ def test_a_cold_call_finds_nothing_in_the_cache_and_overwriting_it_is_not_counte
         warm.clear()
         stream.launch(0.05)
 
-    monkeypatch.setattr(cold.ColdClock, "_overwrite", overwrite)
-    monkeypatch.setattr(cold, "last_level_bytes", lambda _: 8)
+    monkeypatch.setattr(clocks.ColdClock, "_overwrite", overwrite)
+    monkeypatch.setattr(clocks, "last_level_bytes", lambda _: 8)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, device, **rest: empty(*size, **rest))
     hot = _measured(monkeypatch, call, _Nvml())
@@ -160,7 +161,7 @@ def test_a_cold_call_finds_nothing_in_the_cache_and_overwriting_it_is_not_counte
 
 def test_on_a_cpu_too_the_cache_is_overwritten_before_each_call(monkeypatch):
     done = []
-    clock = cold.ColdClock(HostClock(), "cpu")
+    clock = clocks.ColdClock(HostClock(), "cpu")
     monkeypatch.setattr(clock, "_overwrite", lambda: done.append("|"))
     rows = clock.time_block([lambda: done.append("a"), lambda: done.append("b")], 2, 3)
     assert "".join(done) == "|a|b" * 6 and np.shape(rows) == (2, 2)
@@ -175,10 +176,10 @@ def test_the_last_level_cache_is_all_of_it(tmp_path):
             folder.mkdir(parents=True)
             for name, text in {"level": level, "size": size, "shared_cpu_list": of}.items():
                 (folder / name).write_text(text + "\n")
-    assert cold.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
+    assert clocks.last_level_bytes("cpu", tmp_path) == 2 * 16 * 2**20
     assert (
-        cold.last_level_bytes("cpu", tmp_path / "none")
-        == cold.last_level_bytes("mps")
+        clocks.last_level_bytes("cpu", tmp_path / "none")
+        == clocks.last_level_bytes("mps")
         == 64 * 2**20
     )
-    assert cold.last_level_bytes("cuda:0") == 2**20
+    assert clocks.last_level_bytes("cuda:0") == 2**20

@@ -55,5 +55,5 @@ def test_attention_and_mlp_are_named_whoever_wrote_the_model(name):
     for layer in blocks:
         (one,) = layer.passes
         assert {FUSED} | PROJECTIONS[name] | MLP[name] <= {*one.operations}, one.operations
-        assert {"attention_entropy", "mlp_kill_ratio"} <= {*layer.deep}
+        assert {"attention_entropy", "mlp_kill_ratio"} <= {*layer.values}
         assert 0 < sum(one.operations.values()) <= one.ms

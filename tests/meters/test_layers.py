@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -9,7 +7,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.layers.operations import FUSED, AttentionWatch, sampled_weights
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
 from nanolib.meters.layers.profiling import ProfilingConfig
-from nanolib.meters.layers.recording import STATISTICS
+from nanolib.meters.layers.recording import STATISTICS, sample_of, summarize
 from nanolib.store import Run, Store
 
 
@@ -71,11 +69,13 @@ def test_standard_times_every_module_and_summarises_now_and_then(model):
     assert (
         len(down.calls_ms) == 3
         and len(found["blocks.2"].calls_ms) == 7
-        and down.statistics.shape == (3, len(STATISTICS))
+        and {name: len(values) for name, values in down.values.items()}
+        == dict.fromkeys(STATISTICS, 3)
     )
     x = outputs[0]
     expected = [x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.05).float().mean()]
-    torch.testing.assert_close(down.statistics[0], torch.stack(expected))
+    first = [down.values[name][0] for name in STATISTICS]
+    assert first == pytest.approx([float(value) for value in expected])
     parts = {name for name, row in found.items() if row.inside == "blocks.2"}
     assert parts == {
         f"blocks.2.{part}" for part in ("attention_norm", "attention", "mlp_norm", "mlp")
@@ -83,39 +83,22 @@ def test_standard_times_every_module_and_summarises_now_and_then(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_of_a_large_output_are_those_of_an_even_sample_and_its_largest_of_all(dtype):
+def test_a_large_output_is_summarized_by_an_even_sample_and_the_largest_of_all(dtype):
     g = torch.Generator().manual_seed(0)
     large, small = (torch.randn(size, generator=g).to(dtype) + 3 for size in ((7, 1001), (5, 9)))
     large[3, 500] = -77.0  # between two elements of the sample
-    parts = torch.nn.ModuleDict({name: torch.nn.Identity() for name in ("large", "small", "whole")})
-    outputs = {"large": large, "small": small.t(), "whole": torch.ones(3, dtype=torch.int64)}
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = parts
-
-        def forward(self):
-            for name, x in outputs.items():
-                self.parts[name](x)
-
-    with LayerProfiler(
-        Model(), capture_activations=True, every_kth_token=1, near_zero=0.5
-    ) as profiler:
-        profiler.model()
-        profiler.model()
-    found = {row.name: row.statistics for row in profiler.results()}
-    assert found["parts.whole"].shape == (0, 4)
-    for name, x in (("large", large.flatten()[::4]), ("small", small)):
+    outputs = {"large": large, "small": small.t(), "one": torch.ones(1, dtype=dtype)}
+    samples = {name: sample_of(out) for name, out in outputs.items()}
+    found = {(name, statistic): x for name, statistic, x in summarize(samples, near_zero=0.5)}
+    for name, x, largest in (
+        ("large", large.flatten()[::4], 77),
+        ("small", small, small.max()),
+        ("one", torch.ones(2), 1),
+    ):
         x = x.double()
-        expected = torch.stack(
-            [x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.5).double().mean()]
-        )
-        if name == "large":
-            expected[2] = 77
-        torch.testing.assert_close(
-            found[f"parts.{name}"].double(), expected.expand(2, 4), rtol=1e-4, atol=1e-6
-        )
+        expected = [x.abs().mean(), x.std(), largest, (x.abs() < 0.5).double().mean()]
+        told = [found[name, statistic] for statistic in STATISTICS]
+        assert told == pytest.approx([float(value) for value in expected], rel=1e-4, abs=1e-6)
 
 
 def test_everything_is_put_back_when_the_model_raises(model):
@@ -147,20 +130,7 @@ DEEP = {
 
 @torch.inference_mode()
 def test_deep_statistics_are_those_of_the_models_own_attention(model):
-    seen = {}
-    original = torch.nn.functional.scaled_dot_product_attention
-
-    def keep(q, k, v, **rest):
-        seen.setdefault("qk", (q, k))
-        return original(q, k, v, **rest)
-
-    dense = sys.modules["nanolib.models.attention.dense"]
-    dense.scaled_dot_product_attention = keep
-    try:
-        model(IDS)
-    finally:
-        dense.scaled_dot_product_attention = original
-    inputs = {}
+    seen, inputs = [], {}
     handles = [
         model.blocks[0]
         .get_submodule(name)
@@ -169,35 +139,33 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
         )
         for name in ("mlp.down", "mlp_norm", "attention_norm")
     ]
-    with LayerProfiler(
-        model, ProfilingConfig.custom(deep_profiling=True, every_kth_token=1, near_zero=0.08)
-    ) as profiler:
+    config = ProfilingConfig.custom(deep_profiling=True, every_kth_token=1, near_zero=0.08)
+    with AttentionWatch(seen.append), LayerProfiler(model, config) as profiler:
         model(IDS)
     for handle in handles:
         handle.remove()
     layer = next(layer for layer in profiler.results() if layer.name == "blocks.0")
-    found = {name: sum(values) / len(values) for name, values in layer.deep.items()}
-    q, k = (x.double() for x in seen["qk"])
+    found = {name: sum(values) / len(values) for name, values in layer.values.items()}
+    q, k = (seen[0][name].double() for name in ("query", "key"))
     mask = torch.ones(16, 16, dtype=torch.bool).tril()
-    p = torch.softmax(
-        (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf")), dim=-1
-    )
-    entropy = -torch.where(mask, p * p.clamp(min=1e-300).log(), 0.0).sum(-1).mean()
-    assert found["attention_entropy"] == pytest.approx(entropy.item(), rel=1e-4)
-    assert found["attention_max_weight"] == pytest.approx(p.amax(-1).mean().item(), rel=1e-4)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
+    p = torch.softmax(scores, dim=-1)
     unmasked = p[mask.expand_as(p)]
-    assert found["attention_sparsity"] == pytest.approx(
-        (unmasked < 0.08).double().mean().item(), abs=1e-6
-    )
-    assert 0 < found["attention_sparsity"] < 1  # the masked half is not in it
-    assert found["mlp_kill_ratio"] == pytest.approx(
-        (inputs["mlp.down"][0].abs() < 0.08).double().mean().item(), abs=1e-6
-    )
     ratios = [
-        (out.var(-1).mean() / x.var(-1).mean()).item()
+        out.var(-1).mean() / x.var(-1).mean()
         for x, out in (inputs["attention_norm"], inputs["mlp_norm"])
     ]
-    assert found["norm_variance_ratio"] == pytest.approx(sum(ratios) / 2, rel=1e-4)
+    expected = {
+        "attention_entropy": torch.special.entr(p).sum(-1).mean(),
+        "attention_max_weight": p.amax(-1).mean(),
+        "attention_sparsity": (unmasked < 0.08).double().mean(),  # the masked half is not in it
+        "mlp_kill_ratio": (inputs["mlp.down"][0].abs() < 0.08).double().mean(),
+        "norm_variance_ratio": sum(ratios) / 2,
+    }
+    assert 0 < expected["attention_sparsity"] < 1
+    assert {name: found[name] for name in expected} == pytest.approx(
+        {name: float(value) for name, value in expected.items()}, rel=1e-4
+    )
 
 
 @torch.inference_mode()
@@ -255,6 +223,4 @@ def test_what_is_seen_goes_to_the_trace_as_it_is_made(model, tmp_path):
     block = found[(found.layer == "blocks.1") & (found.call == 0)]
     assert set(block.statistic) == {*STATISTICS, *DEEP}
     down = found[(found.layer == "blocks.1.mlp.down") & (found.statistic == "sd")]
-    assert down.value.to_list() == pytest.approx(
-        times["blocks.1.mlp.down"].statistics[:, 1].tolist()
-    )
+    assert down.value.to_list() == pytest.approx(times["blocks.1.mlp.down"].values["sd"])

@@ -11,13 +11,8 @@ from nanolib.meters import limits, memory
 from nanolib.meters.machine import this_machine
 
 GIB = 2**30
-V2 = ("0::{path}\n", "31 23 0:28 {root} {top} rw - cgroup2 cgroup2 rw,nsdelegate\n")
-V1 = (
-    "4:memory:{path}\n2:cpu,cpuacct:{path}\n1:name=systemd:/elsewhere\n0::/\n",
-    "32 31 0:29 {root} {top}/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
-    "35 31 0:32 {root} {top}/memory rw - cgroup cgroup rw,memory\n"
-    "41 31 0:38 / {top}/unified rw - cgroup2 cgroup2 rw\n",
-)
+V2 = "0::{path}\n"
+V1 = "4:memory:{path}\n2:cpu,cpuacct:{path}\n1:name=systemd:/elsewhere\n0::/\n"
 
 
 @pytest.fixture
@@ -27,57 +22,39 @@ def grouped(monkeypatch, tmp_path):
     free = SimpleNamespace(available=20 * GIB, total=32 * GIB)
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: free)
 
-    def be(version, path, files, root="/"):
+    def be(version, path, files):
         proc, top = tmp_path / "proc", tmp_path / "sys"
-        for name, text in zip(("cgroup", "mountinfo"), version, strict=True):
-            proc.mkdir(exist_ok=True)
-            (proc / name).write_text("9 1 0:2 / /proc rw - proc proc rw\n" * (name == "mountinfo"))
-            with (proc / name).open("a") as file:
-                file.write(text.format(path=path, root=root, top=top))
+        proc.mkdir()
+        (proc / "cgroup").write_text(version.format(path=path))
         for name, text in files.items():
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             (top / name).write_text(f"{text}\n")
         monkeypatch.setattr(limits, "_PROC", proc)
+        monkeypatch.setattr(limits, "_MOUNTED", top)
 
     return be
 
 
 @pytest.mark.parametrize(
-    ("version", "path", "root", "files", "quota"),
+    ("version", "path", "files", "quota"),
     [
-        (
-            V2,
-            "/",
-            "/",
-            {"cpu.max": "50000 100000"},
-            0.5,
-        ),  # a container that sees its own group as the root
-        (V2, "/a/b", "/", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0),
-        (V2, "/a", "/", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, math.inf),
+        (V2, "/", {"cpu.max": "50000 100000"}, 0.5),  # a container that sees its own as the root
+        (V2, "/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0),
+        (V2, "/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, math.inf),
         (
             V1,
             "/job",
-            "/",
-            {
-                "cpu,cpuacct/job/cpu.cfs_quota_us": 50000,
-                "cpu,cpuacct/job/cpu.cfs_period_us": 100000,
-            },
+            {"cpu/job/cpu.cfs_quota_us": 50_000, "cpu/job/cpu.cfs_period_us": 100_000},
             0.5,
         ),
         # a container of version 1 is shown its group as the root, and told its name outside
-        (
-            V1,
-            "/docker/x",
-            "/docker/x",
-            {"cpu,cpuacct/cpu.cfs_quota_us": 3, "cpu,cpuacct/cpu.cfs_period_us": 2},
-            1.5,
-        ),
+        (V1, "/docker/x", {"cpu/cpu.cfs_quota_us": 3, "cpu/cpu.cfs_period_us": 2}, 1.5),
     ],
 )
 def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(
-    grouped, version, path, root, files, quota
+    grouped, version, path, files, quota
 ):
-    grouped(version, path, files, root)
+    grouped(version, path, files)
     assert limits.cpu_quota() == quota
     assert (
         limits.usable_cores()

@@ -24,7 +24,7 @@ class _Work(nn.Module):
 
 @pytest.fixture
 def cost(clock, monkeypatch):
-    monkeypatch.setattr(overhead, "_reading_s", lambda: 0.001)
+    monkeypatch.setattr(overhead, "_reading_ms", lambda: 1.0)
     real = torch.aminmax
 
     def close(x):
@@ -39,40 +39,37 @@ def cost(clock, monkeypatch):
             "minimal": ProfilingConfig(),
             "standard": ProfilingConfig.standard(every_kth_token=5),
         }
-        found = measure_overhead(model, lambda: model(torch.ones(2)), modes, budget_s=0.0)
-        return {one.mode: one for one in found}
+        found = measure_overhead(
+            model, lambda: model(torch.ones(2)), modes, scope="prefill", budget_s=0.0
+        )
+        return {row.scope: row for row in found}
 
     return measured
 
 
 def test_a_mode_costs_the_mean_of_its_calls_and_its_readings_of_power(cost):
     found = cost()
-    assert list(found) == ["again", "minimal", "standard"]
-    assert {one.rounds for one in found.values()} == {6}
-    assert found["again"].wall == pytest.approx((0, 0, 0)) and found["again"].threads == 0
-    minimal, standard = found["minimal"], found["standard"]
-    assert minimal.threads == standard.threads == pytest.approx(0.001 / 0.05)
-    assert minimal.wall.estimate == pytest.approx(0.1 + 0.02)
-    assert standard.wall.estimate == pytest.approx((4 * 11 + 30) / 5 / 10 - 1 + 0.02)
-    assert standard.cpu == pytest.approx(standard.wall)  # the clock's thread is half as busy in all
-    assert (standard.pass_ms, standard.plain_ms) == (pytest.approx(30), pytest.approx(10))
+    assert list(found) == ["prefill again", "prefill minimal", "prefill standard"]
+    again, minimal, standard = found.values()
+    assert {(row.metric, row.n) for row in found.values()} == {("overhead", 6)}
+    assert (again.low, again.estimate, again.high) == pytest.approx((0, 0, 0))
+    assert again.details["threads"] == 0
+    assert minimal.details["threads"] == pytest.approx(0.001 / 0.05)
+    assert minimal.estimate == pytest.approx(0.1 + 0.02)
+    assert standard.estimate == pytest.approx((4 * 11 + 30) / 5 / 10 - 1 + 0.02)
+    assert standard.details["cpu"] == pytest.approx(
+        [standard.low, standard.estimate, standard.high]
+    )
+    assert (standard.details["pass_ms"], standard.details["plain_ms"]) == pytest.approx((30, 10))
 
 
 def test_a_machine_that_grows_slower_is_no_cost(cost):
-    minimal = cost(drift_ns=20_000)["minimal"]
-    assert minimal.wall.estimate == pytest.approx(0.1 + 0.02, abs=0.02)
-
-
-def test_a_row_says_what_it_rests_on(cost):
-    row = cost()["standard"].to_measurement("prefill")
-    assert (row.metric, row.scope, row.n) == ("overhead", "prefill standard", 6)
-    assert row.low <= row.estimate <= row.high
-    assert row.details["plain_ms"] == pytest.approx(10)
-    assert row.details["pass_ms"] == pytest.approx(30)
+    minimal = cost(drift_ns=20_000)["prefill minimal"]
+    assert minimal.estimate == pytest.approx(0.1 + 0.02, abs=0.02)
 
 
 def test_a_models_own_calls_are_looked_at_in_each_mode():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     modes = {"deep": ProfilingConfig.deep(every_kth_token=2)}
-    found = measure_overhead(model, lambda: model(torch.ones(2, 4)), modes, budget_s=0.0)
-    assert [one.mode for one in found] == ["again", "deep"] and found[1].pass_ms > 0
+    again, deep = measure_overhead(model, lambda: model(torch.ones(2, 4)), modes, budget_s=0.0)
+    assert again.details["pass_ms"] == 0 < deep.details["pass_ms"]

@@ -83,39 +83,39 @@ def test_a_zone_that_tells_no_number_is_missing_with_its_reason(tmp_path):
     ],
 )
 def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path, monkeypatch, error, said):
-    def refuse(folder, dram):
+    def refuse(folder):
         raise error
 
     _zone(tmp_path, "intel-rapl:0", "package-0")
-    monkeypatch.setattr(power, "RaplSource", refuse)
+    monkeypatch.setattr(power, "_Zone", refuse)
     found = find_sources(tmp_path, _NoDriver())
     assert not found.sources
     assert said in found.missing["RAPL (powercap)"]
 
 
-@pytest.mark.parametrize("name", ["nvml_counter", "nvml_power_instant", "nvml_power"])
-def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "joules", "watts"),
+    [
+        ("nvml_counter", 5.001, math.nan),
+        ("nvml_power_instant", math.nan, 80),
+        ("nvml_power", math.nan, 70),
+    ],
+)
+def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, name, joules, watts):
     class Error(Exception):
         pass
 
-    state = SimpleNamespace(broken=False)
+    answers = {name, "nvml_power"}  # ways in which it answers
 
-    def energy(handle):
-        if name != "nvml_counter" or state.broken:
+    def asked(way, value):
+        if way not in answers:
             raise Error("Not Supported")
-        return 5000 + handle
+        return value
 
     def fields(handle, numbers):
         assert numbers == [186]
-        supported = name == "nvml_power_instant" and not state.broken
-        return [
-            SimpleNamespace(nvmlReturn=0 if supported else 3, value=SimpleNamespace(uiVal=80000))
-        ]
-
-    def power(handle):
-        if state.broken:
-            raise Error("GPU is lost")
-        return 70000
+        refused = 0 if "nvml_power_instant" in answers else 3
+        return [SimpleNamespace(nvmlReturn=refused, value=SimpleNamespace(uiVal=80000))]
 
     nvml = SimpleNamespace(
         NVMLError=Error,
@@ -123,25 +123,18 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetTotalEnergyConsumption=energy,
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: asked("nvml_counter", 5000 + gpu),
         nvmlDeviceGetFieldValues=fields,
-        nvmlDeviceGetPowerUsage=power,
+        nvmlDeviceGetPowerUsage=lambda gpu: asked("nvml_power", 70000),
         nvmlDeviceGetCudaComputeCapability=lambda handle: (7, 5),
     )
-    found = find_sources(tmp_path, nvml)
-    assert [(source.name, source.of) for source in found.sources] == [
-        (name, "gpu 0"),
-        (name, "gpu 1"),
-    ]
-    reading = found.sources[1].read()
-    told = {
-        "nvml_counter": (5.001, None),
-        "nvml_power_instant": (None, 80),
-        "nvml_power": (None, 70),
-    }[name]
-    assert [None if math.isnan(x) else x for x in (reading.joules, reading.watts)] == list(told)
-    state.broken = True
-    assert math.isnan(found.sources[1].read().joules) and math.isnan(found.sources[1].read().watts)
+    sources = find_sources(tmp_path, nvml).sources
+    assert [(one.name, one.of) for one in sources] == [(name, "gpu 0"), (name, "gpu 1")]
+    reading = sources[1].read()
+    assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
+    answers.clear()
+    lost = sources[1].read()
+    assert math.isnan(lost.joules) and math.isnan(lost.watts)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +203,8 @@ def _amd(counter, power):
 
 def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert find_sources(tmp_path).missing["NVIDIA (NVML)"] == "nvidia-ml-py is not installed"
+    told = find_sources(tmp_path).missing["NVIDIA (NVML)"]
+    assert told.startswith("pynvml cannot be imported (ModuleNotFoundError")
 
 
 def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):

@@ -13,7 +13,7 @@ from nanolib.experiments.attention.quality import QUALITY_PATTERNS
 from nanolib.experiments.distributed import prefill, training
 from nanolib.experiments.fp8 import parity, speed
 from nanolib.experiments.fp8.numerics import VARIANTS
-from nanolib.meters.time import cold
+from nanolib.meters.time import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS
@@ -207,7 +207,7 @@ def params_of(name, changes, device="cpu"):
 )
 def test_every_case_runs_or_says_why_it_cannot(tmp_path, monkeypatch, name, at):
     monkeypatch.setattr(
-        cold, "last_level_bytes", lambda _: 2**20
+        clock, "last_level_bytes", lambda _: 2**20
     )  # how cold it gets is seen elsewhere
     with Store(tmp_path / "results.sqlite") as store:
         rows = sweep.measure(

@@ -76,9 +76,9 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
         "kind": layer.kind,
         "share": median / whole_ms,
     }
-    if len(layer.statistics):
-        means = layer.statistics.mean(dim=0).tolist()
-        details["activations"] = dict(zip(STATISTICS, means, strict=True))
+    means = {name: statistics.fmean(values) for name, values in layer.values.items()}
+    if activations := {name: means.pop(name) for name in STATISTICS if name in means}:
+        details["activations"] = activations
     if layer.passes:
         # of one pass, whose operations belong together; what they leave of a call is between them
         middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
@@ -86,7 +86,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
         details |= {
             "operations_ms": middle.operations | {"between": between},
             "deep_passes": len(layer.passes),
-            "deep": {name: statistics.fmean(values) for name, values in layer.deep.items()},
+            "deep": means,
         }
     try:
         interval = median_interval(layer.calls_ms)
@@ -148,5 +148,4 @@ def overheads(
     with folder, Store(Path(folder.name) / "traces.sqlite") as store:
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)
-        for found in measure_overhead(model, call, modes, sink=sink, **limits):
-            yield found.to_measurement(phase)
+        yield from measure_overhead(model, call, modes, scope=phase, sink=sink, **limits)

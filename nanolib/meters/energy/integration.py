@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -11,7 +9,7 @@ from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
 _GAP = 2.5  # samples further apart than this many times the usual are a gap
-_MOST_W = 10_000.0  # no processor, memory or GPU draws more: a counter that jumps further was reset
+MOST_W = 10_000.0  # no processor, memory or GPU draws more: a counter that jumps further was reset
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
@@ -64,7 +62,6 @@ def count(
     joules: ArrayLike,
     start_s: float,
     end_s: float,
-    wrap_j: float = math.inf,
     lag_s: float = 0.0,
 ) -> Interval:
     """Energy between two moments, from a counter.
@@ -76,7 +73,6 @@ def count(
         joules: The counter at each, J, shape [n]; NaN where it could not be read.
         start_s: Beginning of the window.
         end_s: Its end.
-        wrap_j: Where the counter starts again at zero; every step is taken modulo this, unless no power could make it.
         lag_s: How long its state may be old when it is read.
 
     Returns:
@@ -90,7 +86,7 @@ def count(
     read = ~np.isnan(counted)
     t, counted = t[read], counted[read]
     _check_reach(t, start_s, end_s + lag_s)
-    steps = counter_steps(t, counted, wrap_j, lag_s)
+    steps = counter_steps(t, counted, lag_s)
     length = np.diff(t)
     reset = np.isnan(steps)
     good = ~reset & (length > 0)
@@ -108,23 +104,20 @@ def count(
     return Interval(low, energy, float(total[after] - total[before]) + unsure)
 
 
-def counter_steps(
-    t_s: np.ndarray, joules: np.ndarray, wrap_j: float, lag_s: float = 0.0
-) -> np.ndarray:
+def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np.ndarray:
     """What a counter counted from each reading to the next.
 
     Args:
         t_s: Moments in order, s, shape [n].
         joules: The counter at each, J, shape [n]; NaN where it could not be read.
-        wrap_j: Where it starts again at zero; infinite where it does not.
         lag_s: How long its state may be old when it is read.
 
     Returns:
         Joules, shape [n − 1]; NaN where the counter was reset: it went backwards, or further than any power could take it.
     """
     steps = np.diff(joules)
-    steps = steps % wrap_j if math.isfinite(wrap_j) else steps
-    return np.where((steps >= 0) & (steps <= _MOST_W * (np.diff(t_s) + lag_s)), steps, math.nan)
+    most = MOST_W * (np.diff(t_s) + lag_s)
+    return np.where((steps >= 0) & (steps <= most), steps, np.nan)
 
 
 def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:

@@ -16,20 +16,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
 from nanolib.meters.energy.integration import count, counter_steps, integrate, longest_standstill
-from nanolib.meters.energy.power import MIN_PERIODS, EstimateSource, Reading, Source, find_sources
+from nanolib.meters.energy.power import find_sources
+from nanolib.meters.energy.source import EstimateSource, Reading, Source
 from nanolib.meters.machine import gpu_uuid
 from nanolib.meters.sink import Sink
 from nanolib.meters.time.clock import synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
+MIN_PERIODS = 10  # a window must hold so many updates of its sensor
 _COURSE = 60
 _SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
 IDLE_S = 2.0
@@ -78,52 +80,29 @@ class Track:
         Raises:
             BadInput: Too few readings lie around it, or what was read is no power.
         """
-        readings = list(self.readings)  # the thread goes on adding to them
-        t = [reading.t_s for reading in readings]
-        joules = [reading.joules for reading in readings]
+        t, watts, joules, low, high = np.array([*self.readings]).T  # the thread goes on adding
+        span = window.start_s, window.end_s
+        inside = (window.start_s <= t) & (t <= window.end_s)
         if not np.isnan(joules).all():
-            if reason := self._stands_still(window, np.array(t), np.array(joules)):
-                raise BadInput(reason)
-            return count(
-                t, joules, window.start_s, window.end_s, self.source.wrap_j, self.source.period_s
-            )
-        watts = np.array([reading.watts for reading in readings])
-        inside = watts[(np.array(t) >= window.start_s) & (np.array(t) <= window.end_s)]
-        if (inside <= 0).any() and not (inside > 0).any():
-            raise BadInput(f"{self._named} read 0 W, which is no reading; {self._remedy}")
-        found = integrate(t, np.where(watts > 0, watts, math.nan), window.start_s, window.end_s)
+            usual_s = max(self.source.period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0)
+            stood_s = longest_standstill(t[inside], joules[inside])
+            if stood_s >= MIN_PERIODS / 2 * usual_s:
+                raise self._no_reading(f"stood still for {stood_s:.3g} of {window.seconds:.3g} s")
+            return count(t, joules, *span, self.source.period_s)
+        if (watts[inside] <= 0).any() and not (watts[inside] > 0).any():
+            raise self._no_reading("read 0 W")
+        found = integrate(t, np.where(watts > 0, watts, math.nan), *span)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
-        ends = [
-            integrate(
-                t, [getattr(reading, end) for reading in readings], window.start_s, window.end_s
-            ).estimate
-            for end in ("low", "high")
-        ]
-        return Interval(ends[0], found.estimate, ends[1])
+        ends = (integrate(t, end, *span).estimate for end in (low, high))
+        return Interval(next(ends), found.estimate, next(ends))
 
-    def _stands_still(self, window: Window, t: np.ndarray, joules: np.ndarray) -> str:
-        """Why a counter tells nothing of a window: it missed half as many updates as a window must hold."""
-        inside = (t >= window.start_s) & (t <= window.end_s)
-        usual_s = max(self.source.period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0.0)
-        stood_s = longest_standstill(t[inside], joules[inside])
-        if stood_s < MIN_PERIODS / 2 * usual_s:
-            return ""
-        stood = f"stood still for {stood_s:.3g} of {window.seconds:.3g} s"
-        return f"{self._named} {stood}, which is no reading; {self._remedy}"
-
-    @property
-    def _named(self) -> str:
-        return " of ".join(filter(None, [self.source.name, self.source.of]))
-
-    @property
-    def _remedy(self) -> str:
-        replayed = self.source.provenance is Provenance.REPLAYED
-        return (
-            "record it again"
-            if replayed
-            else "record the power by other means, and replay it (power_trace)"
-        )
+    def _no_reading(self, what: str) -> BadInput:
+        named = " of ".join(filter(None, [self.source.name, self.source.of]))
+        remedy = "record the power by other means, and replay it (power_trace)"
+        if self.source.provenance is Provenance.REPLAYED:
+            remedy = "record it again"
+        return BadInput(f"{named} {what}, which is no reading; {remedy}")
 
     def checked_energy(self, window: Window) -> Interval:
         """Joules in a window that is long enough for its sensor.
@@ -131,35 +110,76 @@ class Track:
         Raises:
             BadInput: It is not, or too few readings lie around it.
         """
-        if reason := too_short(window, self.source):
-            raise BadInput(reason)
+        name, period_s = self.source.name, self.source.period_s
+        least_s = MIN_PERIODS * period_s
+        if window.seconds < least_s:
+            raise BadInput(
+                f"{window.name} took {window.seconds:.3g} s, and {name} changes every {period_s:.3g} s: a window must hold "
+                f"{MIN_PERIODS} updates; repeat the work until it takes {least_s:.3g} s"
+            )
         return self.energy(window)
 
-    def course(self, window: Window) -> tuple[list[float], list[float]]:
-        """Power over a window: seconds since its start, and W, thinned to at most `_COURSE` points; gaps are left out.
+    def course(self, window: Window) -> dict[str, list[float]]:
+        """Power over a window, thinned to at most `_COURSE` points; gaps are left out.
 
         A counter's power is that between two moments at which it moved.
+
+        Returns:
+            `course_s`, seconds since its start, and `course_w`.
         """
-        inside = [r for r in self.readings if window.start_s <= r.t_s <= window.end_s]
-        t, watts = np.array([r.t_s for r in inside]), np.array([r.watts for r in inside])
-        joules = np.array([r.joules for r in inside])
+        t, watts, joules, _, _ = np.array([*self.readings]).T
+        inside = (window.start_s <= t) & (t <= window.end_s)
+        t, watts, joules = t[inside], watts[inside], joules[inside]
         if not np.isnan(joules).all():
-            moved = np.append(
-                True, np.diff(joules) != 0
-            )  # a counter may be read more often than it counts
+            # a counter may be read more often than it counts
+            moved = np.diff(joules, prepend=math.nan) != 0
             t, joules = t[moved], joules[moved]
-            watts = counter_steps(t, joules, self.source.wrap_j, self.source.period_s) / np.diff(t)
-            t, read = t[1:], ~np.isnan(watts)
-        else:
-            read = watts > 0
-        t, watts = t[read], watts[read]
+            watts = counter_steps(t, joules, self.source.period_s) / np.diff(t)
+            t = t[1:]
+        t, watts = t[watts > 0], watts[watts > 0]
         parts = np.array_split(np.arange(len(t)), min(_COURSE, len(t)) or 1)
-        means = [
-            (float(t[part].mean() - window.start_s), float(watts[part].mean()))
-            for part in parts
-            if len(part)
-        ]
-        return [at for at, _ in means], [power for _, power in means]
+        parts = [part for part in parts if len(part)]
+        return {
+            "course_s": [float(t[part].mean() - window.start_s) for part in parts],
+            "course_w": [float(watts[part].mean()) for part in parts],
+        }
+
+    def rows(self, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
+        """As of `EnergyMeter.measurements`."""
+        source, seconds = self.source, window.seconds
+        details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
+        common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
+
+        def refused(metric: str, why: str) -> Measurement:
+            said = {"status": Status.UNSUPPORTED, "message": why, "details": details}
+            return Measurement(metric, **common, **said)
+
+        def row(metric: str, joules: Interval, factor: float = 1.0) -> Measurement:
+            low, value, high = (end * factor for end in joules)
+            more = self.course(window) if metric == "power" else {}
+            said = {"message": _NO_READING.get(source.provenance, ""), "details": details | more}
+            return Measurement(metric, value, low, high, 1.0, n=1, **common, **said)
+
+        try:
+            energy = self.checked_energy(window)
+        except BadInput as error:
+            yield refused("energy", str(error))
+            return
+        yield row("energy", energy)
+        yield row("power", energy, 1 / seconds)
+        yield row("energy_delay", energy, seconds)
+        if tokens:
+            yield row("energy_per_token", energy, 1 / tokens)
+        if idle is None or source.provenance is Provenance.ESTIMATED:
+            return
+        try:
+            base = self.checked_energy(idle)
+        except BadInput as error:
+            yield refused("net_energy", f"the idle baseline: {error}")
+            return
+        low, value, high = (end * seconds / idle.seconds for end in base)
+        net = Interval(energy.low - high, energy.estimate - value, energy.high - low)
+        yield row("net_energy", net)
 
 
 class EnergyMeter:
@@ -191,8 +211,6 @@ class EnergyMeter:
         self.tracks = [Track(source) for source in sources]
         self._sink = sink
         self._synchronize = synchronizer(device)
-        names = [f"{track.source.name} {track.source.of}".strip() for track in self.tracks]
-        self._names = [sink.name(name) for name in names] if sink else []
         self._sample_s = sample_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="nanolib-power", daemon=True)
@@ -214,13 +232,11 @@ class EnergyMeter:
     def read(self) -> None:
         """Take one sample of every source; the thread does so by itself."""
         for track in self.tracks:
-            track.readings.append(track.source.read())
-        if self._sink is not None:
-            last = [track.readings[-1] for track in self.tracks]
-            rows = zip(self._names, last, strict=True)
-            at_us = self._sink.at_us
-            values = [(name, at_us(r.t_s), r.watts, r.joules, r.low, r.high) for name, r in rows]
-            self._sink.put("power_samples", values)
+            t_s, *values = reading = track.source.read()
+            track.readings.append(reading)
+            if self._sink is not None:
+                name = self._sink.name(f"{track.source.name} {track.source.of}".strip())
+                self._sink.put("power_samples", [(name, self._sink.at_us(t_s), *values)])
 
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
@@ -236,12 +252,8 @@ class EnergyMeter:
             self._synchronize()
             window.end_s = time.monotonic()
             if self._sink is not None:
-                row = (
-                    self._sink.name(name),
-                    self._sink.at_us(window.start_s),
-                    round(1e9 * window.seconds),
-                )
-                self._sink.put("sections", [row])
+                start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
+                self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
             self._wait_until(window.end_s)
 
     def _wait_until(self, moment_s: float) -> None:
@@ -272,64 +284,4 @@ class EnergyMeter:
             `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s), `net_energy` (J); provenance and method are the
             source's, scope is the window's name. A window too short for its sensor is a row `unsupported` that says so.
         """
-        return [row for track in self.tracks for row in self._of_track(track, window, idle, tokens)]
-
-    def _of_track(
-        self, track: Track, window: Window, idle: Window | None, tokens: int
-    ) -> Iterator[Measurement]:
-        common: dict[str, Any] = {
-            "provenance": track.source.provenance,
-            "method": track.source.name,
-            "scope": window.name,
-            "details": {
-                "of": track.source.of,
-                "seconds": window.seconds,
-                "period_s": track.source.period_s,
-            },
-        }
-        try:
-            energy = track.checked_energy(window)
-        except BadInput as error:
-            yield Measurement("energy", status=Status.UNSUPPORTED, message=str(error), **common)
-            return
-        message = _NO_READING.get(track.source.provenance, "")
-        seconds, watts = track.course(window)
-        course = {"course_s": seconds, "course_w": watts}
-
-        def row(metric: str, factor: float, of: Interval = energy) -> Measurement:
-            low, value, high = (end * factor for end in of)
-            details = common["details"] | (course if metric == "power" else {})
-            return Measurement(
-                metric, value, low, high, 1.0, n=1, message=message, **common | {"details": details}
-            )
-
-        yield row("energy", 1.0)
-        yield row("power", 1 / window.seconds)
-        yield row("energy_delay", window.seconds)
-        if tokens:
-            yield row("energy_per_token", 1 / tokens)
-        if idle is not None and track.source.provenance is not Provenance.ESTIMATED:
-            try:
-                base = track.checked_energy(idle)
-            except BadInput as error:
-                said = f"the idle baseline: {error}"
-                yield Measurement("net_energy", status=Status.UNSUPPORTED, message=said, **common)
-                return
-            share = window.seconds / idle.seconds
-            net = Interval(
-                energy.low - base.high * share,
-                energy.estimate - base.estimate * share,
-                energy.high - base.low * share,
-            )
-            yield row("net_energy", 1.0, net)
-
-
-def too_short(window: Window, source: Source) -> str:
-    """Why a window holds too few updates of its sensor; empty where it holds enough."""
-    least = MIN_PERIODS * source.period_s
-    if window.seconds >= least:
-        return ""
-    return (
-        f"{window.name} took {window.seconds:.3g} s, and {source.name} changes every {source.period_s:.3g} s: "
-        f"a window must hold {MIN_PERIODS} updates; repeat the work until it takes {least:.3g} s"
-    )
+        return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

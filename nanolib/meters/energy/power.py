@@ -1,303 +1,240 @@
-"""Where power readings come from; `meters.energy.integration` makes energy of them.
-
-A source is asked again and again by a sampler (`nanolib.meters.energy.meter`). It gives watts, or the joules of a counter that only
-grows. What cannot be read is a gap, never zero; power of 0 W is none either, since whatever answers draws some.
-"""
+"""The power sensors of this machine: NVIDIA by NVML, AMD by amdsmi, Apple by IOReport, processors by RAPL."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
-import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-import psutil
+from typing import Any
 
 from nanolib.measurement import Provenance
-from nanolib.meters.energy.integration import counter_steps
+from nanolib.meters.energy.integration import MOST_W
+from nanolib.meters.energy.source import Reading, Source
 from nanolib.meters.gpu_state import instant_watts
 
-MIN_PERIODS = 10  # a window must hold so many updates of its sensor
 _RAPL_ROOT = Path("/sys/class/powercap")
+_RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
-# What an idle core and package draw, and how far a busy one goes, is not known without a sensor: these ends are honest, not tight.
-_IDLE_W_PER_CORE, _IDLE_W = (0.1, 3.0), (1.0, 60.0)
-_BUSY_W_PER_CORE = (1.0, 25.0)
+_AMPERE = 8  # compute capability; from there on `nvml_power` is the mean over a second
+_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # none is within another
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One answer of a source.
-
-    Attributes:
-        t_s: When, on the clock `time.monotonic`.
-        watts: Power; NaN where it could not be read, or the source counts joules.
-        joules: A counter's state; NaN where it could not be read, or the source gives power.
-        low: Lower end of the power where it is an estimate, W.
-        high: Upper end.
-    """
-
-    t_s: float
-    watts: float = math.nan
-    joules: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-
-
-class Source(Protocol):
-    """Something that tells power or counts energy.
+@dataclass
+class Sensor:
+    """A source that asks a driver; what the driver refuses is a gap.
 
     Attributes:
-        name: The `method` of the rows: `nvml_counter`, `nvml_power`, `rapl (package + dram)`, `replay`, `utilisation`, ...
-        of: What it covers: `gpu 0`, `package 0`, ...
-        period_s: How often its reading changes.
-        wrap_j: Where its counter starts again at zero, J; infinite where it does not.
-        provenance: `measured`, `replayed` or `estimated`.
+        of, name, period_s, provenance: As of `Source`.
+        unit: `joules` or `watts`.
+        ask: Gives the counter in J, or the power in W.
+        refusals: Errors by which the driver refuses.
     """
 
-    name: str
     of: str
-    period_s: float
-    wrap_j: float
-    provenance: Provenance
+    name: str
+    unit: str
+    ask: Callable[[], float]
+    refusals: tuple[type[Exception], ...]
+    period_s: float = 0.1
+    provenance: Provenance = Provenance.MEASURED
 
     def read(self) -> Reading:
-        """The reading now; NaN for what could not be read."""
-        ...
-
-
-# sources
-
-
-class EstimateSource:
-    """What the processor may draw, from how busy its cores are: a range, never a reading."""
-
-    name, of, period_s, wrap_j, provenance = (
-        "utilisation",
-        "processor",
-        0.1,
-        math.inf,
-        Provenance.ESTIMATED,
-    )
-
-    def __init__(self) -> None:
-        self._cores = os.cpu_count() or 1
-        psutil.cpu_percent()  # the first answer has nothing to compare with
-
-    def read(self) -> Reading:
-        """Idle power to that of all cores at work, by the share of the cores that is."""
-        busy = psutil.cpu_percent() / 100 * self._cores
-        ends = [
-            base + idle * self._cores + extra * busy
-            for base, idle, extra in zip(_IDLE_W, _IDLE_W_PER_CORE, _BUSY_W_PER_CORE, strict=True)
-        ]
-        return Reading(
-            time.monotonic(), watts=math.sqrt(ends[0] * ends[1]), low=ends[0], high=ends[1]
-        )
-
-
-class _Sensor:
-    """Asks in the first of several ways that answers; what it refuses later is a gap."""
-
-    period_s, wrap_j, provenance = 0.1, math.inf, Provenance.MEASURED
-
-    def _ask_by(
-        self, *ways: tuple[str, str, Callable[[], float]], refusals: tuple[type[Exception], ...]
-    ) -> None:
-        """Choose one.
-
-        Args:
-            ways: The name that rows give it, whether it tells `joules` or `watts`, and what asks. One that answers 0, as drivers
-                do for what they do not support, is passed over.
-            refusals: Errors by which the sensor refuses; that of the last way is raised.
-        """
-        self._refusals = refusals
-        for self.name, self._unit, self._ask in ways[:-1]:
-            with contextlib.suppress(*refusals):
-                if self._ask() > 0:
-                    return
-        self.name, self._unit, self._ask = ways[-1]
-        self._ask()
-
-    def read(self) -> Reading:
-        """The counter in J, or the power in W."""
+        """Read it now."""
         now = time.monotonic()
         try:
-            return Reading(now, **{self._unit: self._ask()})
-        except self._refusals:
+            return Reading(now, **{self.unit: self.ask()})
+        except self.refusals:
             return Reading(now)
 
 
-class RaplSource(_Sensor):
-    """A package by RAPL, through Linux's powercap, and its memory where that has a zone: the one is no part of the other.
+_Way = tuple[str, str, Callable[[], float]]  # name, unit and ask of a `Sensor`
 
-    Args:
-        package: Folder of its zone, such as /sys/class/powercap/intel-rapl:0.
-        dram: Those of its memory's zones.
 
-    Raises:
-        OSError: A counter cannot be read.
-        ValueError: It is no number.
+def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> Sensor:
+    """Choose the first of several ways that answers; if none does, the last one's error is raised.
+
+    A driver may answer 0 for what it does not support: that is passed over.
     """
-
-    period_s = 0.001
-
-    def __init__(self, package: Path, dram: Sequence[Path] = ()) -> None:
-        self.of = (package / "name").read_text().strip()
-        self._zones = [_RaplZone(folder, self.period_s) for folder in (package, *dram)]
-        name = "rapl (package + dram)" if dram else "rapl (package)"
-        self._ask_by((name, "joules", self._joules), refusals=(OSError, ValueError))
-
-    def _joules(self) -> float:
-        return sum(zone.joules() for zone in self._zones)
+    *others, last = [Sensor(of, *way, refusals) for way in ways]
+    for sensor in others:
+        with contextlib.suppress(*refusals):
+            if sensor.ask() > 0:
+                return sensor
+    last.ask()
+    return last
 
 
-class _RaplZone:
-    """One counter of RAPL's, which goes on where the register starts again at zero: its zones do so at ranges of their own."""
-
-    def __init__(self, folder: Path, period_s: float) -> None:
-        self._counter, self._period_s = folder / "energy_uj", period_s
-        self._range_j = int((folder / "max_energy_range_uj").read_text()) / 1e6 or math.inf
-        self._t_s, self._read_j = time.monotonic(), self._now()
-        self._joules = self._read_j
-
-    def _now(self) -> float:
-        return int(self._counter.read_text()) / 1e6
-
-    def joules(self) -> float:
-        """What it has counted; one that was reset goes backwards."""
-        t_s, read_j = time.monotonic(), self._now()
-        (step,) = counter_steps(
-            np.array([self._t_s, t_s]),
-            np.array([self._read_j, read_j]),
-            self._range_j,
-            self._period_s,
-        )
-        self._joules = read_j if math.isnan(step) else self._joules + float(step)
-        self._t_s, self._read_j = t_s, read_j
-        return self._joules
+class _Missing(Exception):
+    """A kind of sensor is not there; the message says why, and what would help."""
 
 
-_AMPERE = 8  # compute capability
+def _imported(name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # amdsmi raises a KeyError without its driver's library
+        said = f"{name} cannot be imported ({type(error).__name__}: {error})"
+        raise _Missing(f"{said}; in the checkout: pip install -e '{package}'") from None
 
 
-class NvmlSource(_Sensor):
-    """One NVIDIA GPU: its energy counter where it has one, else its power at the moment, else that of the last second.
-
-    Args:
-        nvml: The module `pynvml`, initialised.
-        index: Of the GPU, as NVML counts: torch may see fewer, in another order.
-
-    Raises:
-        NVMLError: It tells neither energy nor power.
-    """
-
-    def __init__(self, nvml: Any, index: int) -> None:
-        self._nvml, self._handle, self.of = (
-            nvml,
-            nvml.nvmlDeviceGetHandleByIndex(index),
-            f"gpu {index}",
-        )
-        counter = (
-            "nvml_counter",
-            "joules",
-            lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) / 1e3,
-        )
-        average = ("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3)
-        instant = ("nvml_power_instant", "watts", lambda: instant_watts(nvml, self._handle))
-        self._ask_by(counter, instant, average, refusals=(nvml.NVMLError,))
-        if self.name == "nvml_power":
-            with contextlib.suppress(nvml.NVMLError):
-                if nvml.nvmlDeviceGetCudaComputeCapability(self._handle)[0] >= _AMPERE:
-                    self.period_s = 1.0  # from there on it is the mean over a second
-
-    @property
-    def uuid(self) -> str:
-        """The driver's name of it."""
-        return str(self._nvml.nvmlDeviceGetUUID(self._handle))
+def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
+    nvml = nvml or _imported("pynvml", ".")
+    try:
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        raise _Missing(f"no NVIDIA driver answers ({error})") from None
+    refused = []
+    for index in range(count):
+        try:
+            yield _nvidia_gpu(nvml, index, under_test)
+        except nvml.NVMLError as error:
+            # forbidden, or in parts that share one meter: the others still answer
+            refused.append(f"gpu {index} tells neither energy nor power ({error})")
+    if refused:
+        raise _Missing("; ".join(refused))
 
 
-class AppleSource(_Sensor):
-    """Apple's own counters of processor, GPU and neural engine, through IOReport; those that the chip lacks are left out.
+def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
+    """The energy counter of a GPU if it has one, else its power now, else that of the last second."""
+    gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+    sensor = _answering(
+        f"gpu {index}",
+        ("nvml_counter", "joules", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3),
+        ("nvml_power_instant", "watts", lambda: instant_watts(nvml, gpu)),
+        ("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3),
+        refusals=(nvml.NVMLError,),
+    )
+    if sensor.name == "nvml_power":
+        with contextlib.suppress(nvml.NVMLError):
+            if nvml.nvmlDeviceGetCudaComputeCapability(gpu)[0] >= _AMPERE:
+                sensor.period_s = 1.0
+    if under_test and str(nvml.nvmlDeviceGetUUID(gpu)) == under_test:
+        sensor.of += " (under test)"
+    return sensor
 
-    Args:
-        module: `zeus_apple_silicon`.
 
-    Raises:
-        OSError: It has none of them.
-    """
-
-    of = "soc"
-    _PARTS = (
-        "cpu_total_mj",
-        "gpu_mj",
-        "ane_mj",
-        "dram_mj",
-    )  # parts of a whole, none within another
-
-    def __init__(self, module: Any) -> None:
-        self._monitor = module.AppleEnergyMonitor()
-        self._ask_by(("ioreport", "joules", self._joules), refusals=(OSError, RuntimeError))
-
-    def _joules(self) -> float:
-        metrics = self._monitor.get_cumulative_energy()
-        told = [
-            value for name in self._PARTS if (value := getattr(metrics, name, None)) is not None
+def _amd(amdsmi: Any) -> Iterator[Sensor]:
+    """The energy counter of each GPU if it has one, else its power."""
+    if amdsmi is None:
+        if not _KFD.exists():
+            raise _Missing("no AMD GPU here (no /dev/kfd)")
+        amdsmi = _imported("amdsmi", ".[amd]")
+    refusals = (amdsmi.AmdSmiException, StopIteration)
+    try:
+        amdsmi.amdsmi_init()
+        sensors = [
+            _amd_gpu(amdsmi, gpu, index, refusals)
+            for index, gpu in enumerate(amdsmi.amdsmi_get_processor_handles())
         ]
-        if not told:
-            raise OSError("none of its counters answers")
-        return sum(told) / 1e3
+    except refusals as error:
+        said = str(error) or "it tells neither energy nor power"
+        raise _Missing(f"its driver does not answer ({said})") from None
+    yield from sensors
 
 
-class AmdSource(_Sensor):
-    """One AMD GPU: its energy counter where it has one, else its power.
-
-    Args:
-        module: `amdsmi`, initialised.
-        handle: Of the GPU.
-        index: Of the GPU.
-    """
-
-    def __init__(self, module: Any, handle: Any, index: int) -> None:
-        self._amdsmi, self._handle, self.of = module, handle, f"gpu {index}"
-        ways = (("amdsmi_counter", "joules", self._joules), ("amdsmi_power", "watts", self._watts))
-        self._ask_by(*ways, refusals=(module.AmdSmiException, StopIteration))
-
-    def _joules(self) -> float:
-        found = self._amdsmi.amdsmi_get_energy_count(self._handle)
+def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception], ...]) -> Sensor:
+    def joules() -> float:
+        found = amdsmi.amdsmi_get_energy_count(gpu)
         # older libraries call the counter `power`; it is in steps of `counter_resolution` µJ
-        return (
-            _told(found, "energy_accumulator", "power") * _told(found, "counter_resolution") / 1e6
-        )
+        steps = _first_number(found, "energy_accumulator", "power")
+        return steps * _first_number(found, "counter_resolution") / 1e6
 
-    def _watts(self) -> float:
-        found = self._amdsmi.amdsmi_get_power_info(self._handle)
-        return _told(found, "current_socket_power", "average_socket_power")
+    def watts() -> float:
+        found = amdsmi.amdsmi_get_power_info(gpu)
+        return _first_number(found, "current_socket_power", "average_socket_power")
+
+    ways = ("amdsmi_counter", "joules", joules), ("amdsmi_power", "watts", watts)
+    return _answering(f"gpu {index}", *ways, refusals=refusals)
 
 
-def _told(found: Mapping[str, Any], *names: str) -> float:
-    """The first of these that is a number; amdsmi says "N/A", or 0, where it has none.
+def _first_number(found: Mapping[str, Any], *names: str) -> float:
+    """The first of these that is a number; amdsmi says "N/A", or 0, if it has none.
 
     Raises:
         StopIteration: None is.
     """
-    return float(
-        next(
-            found[name]
-            for name in names
-            if isinstance(found.get(name), int | float) and found[name] > 0
-        )
-    )
+    values = (found.get(name) for name in names)
+    return float(next(x for x in values if isinstance(x, int | float) and x > 0))
 
 
-# what this machine has
+def _apple(apple: Any) -> Iterator[Sensor]:
+    """Counters of processor, GPU and neural engine; those that the chip lacks are left out."""
+    if apple is None:
+        if (sys.platform, platform.machine()) != ("darwin", "arm64"):
+            raise _Missing("this is no Mac with Apple silicon")
+        apple = _imported("zeus_apple_silicon", ".[apple]")
+
+    def joules() -> float:
+        metrics = monitor.get_cumulative_energy()
+        parts = [getattr(metrics, name, None) for name in _APPLE_PARTS]
+        if not any(part is not None for part in parts):
+            raise OSError("none of its counters answers")
+        return sum(part or 0 for part in parts) / 1e3
+
+    refusals = OSError, RuntimeError
+    try:
+        monitor = apple.AppleEnergyMonitor()
+        yield _answering("soc", ("ioreport", "joules", joules), refusals=refusals)
+    except refusals as error:
+        raise _Missing(f"IOReport does not answer ({error})") from None
+
+
+class _Zone:
+    """One counter of RAPL's, which goes on where the register starts again at zero."""
+
+    def __init__(self, folder: Path) -> None:
+        self._counter = folder / "energy_uj"
+        self._range_j = int((folder / "max_energy_range_uj").read_text()) / 1e6 or math.inf
+        self._t_s, self._read_j, self._joules = -math.inf, 0.0, 0.0
+
+    def joules(self) -> float:
+        """What it has counted; a counter that was reset goes backwards."""
+        t_s, read_j = time.monotonic(), int(self._counter.read_text()) / 1e6
+        step = (read_j - self._read_j) % self._range_j
+        is_reset = step > MOST_W * (t_s - self._t_s + _RAPL_PERIOD_S)
+        self._joules = read_j if is_reset else self._joules + step
+        self._t_s, self._read_j = t_s, read_j
+        return self._joules
+
+
+def _rapl(root: Path) -> Iterator[Sensor]:
+    """Packages, each with its memory: the one is no part of the other.
+
+    Cores are a part of a package, and psys is a whole of which a package is one: these count twice.
+    """
+    folders = [
+        folder for folder in sorted(root.glob("*-rapl:*")) if (folder / "energy_uj").exists()
+    ]
+    try:
+        names = {folder: (folder / "name").read_text().strip() for folder in folders}
+        packages = [folder for folder in folders if names[folder].startswith("package")]
+        if not packages:
+            said = "Linux shows no power domain of the processor here"
+            raise _Missing(f"{said} (a virtual machine has none)")
+        for package in packages:
+            dram = [folder for folder in package.parent.glob(f"{package.name}:*")]
+            dram = [folder for folder in dram if names.get(folder) == "dram"]
+            zones = [_Zone(folder) for folder in (package, *dram)]
+            way = "rapl (package + dram)" if dram else "rapl (package)"
+            ask = lambda zones=zones: sum(zone.joules() for zone in zones)  # noqa: E731
+            sensor = _answering(
+                names[package], (way, "joules", ask), refusals=(OSError, ValueError)
+            )
+            sensor.period_s = _RAPL_PERIOD_S
+            yield sensor
+    except PermissionError:
+        counter = packages[0] / "energy_uj"
+        remedy = f"as root: chmod a+r {root}/*-rapl:*/energy_uj"
+        raise _Missing(f"{counter} may be read by root alone; {remedy}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise _Missing(f"its counter cannot be read ({why})") from None
 
 
 @dataclass(frozen=True)
@@ -320,7 +257,7 @@ def find_sources(
     apple: Any = None,
     under_test: str = "",
 ) -> Found:
-    """The sensors of this machine.
+    """Find the sensors of this machine.
 
     Args:
         rapl_root: Where Linux shows its power domains.
@@ -330,108 +267,15 @@ def find_sources(
         under_test: UUID of the NVIDIA GPU that is measured: it is marked, since the driver numbers GPUs by itself.
     """
     found = Found([], {})
-    for kind, look in (
-        ("NVIDIA (NVML)", lambda: _nvml_sources(nvml, under_test)),
-        ("AMD (amdsmi)", lambda: _amd_sources(amdsmi)),
-        ("Apple (IOReport)", lambda: _apple_sources(apple)),
-        ("RAPL (powercap)", lambda: _rapl_sources(rapl_root)),
-    ):
-        sources, reason = look()
-        found.sources.extend(sources)
-        if reason:
-            found.missing[kind] = reason
+    for kind, sensors in {
+        "NVIDIA (NVML)": _nvidia(nvml, under_test),
+        "AMD (amdsmi)": _amd(amdsmi),
+        "Apple (IOReport)": _apple(apple),
+        "RAPL (powercap)": _rapl(rapl_root),
+    }.items():
+        try:
+            for sensor in sensors:
+                found.sources.append(sensor)
+        except _Missing as why:
+            found.missing[kind] = str(why)
     return found
-
-
-def _nvml_sources(nvml: Any, under_test: str = "") -> tuple[list[Source], str]:
-    if nvml is None:
-        try:
-            import pynvml as nvml
-        except ModuleNotFoundError:
-            return [], "nvidia-ml-py is not installed"
-    try:
-        nvml.nvmlInit()
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        return [], f"no NVIDIA driver answers ({error})"
-    sources, refused = [], []
-    for index in range(count):
-        try:
-            source = NvmlSource(nvml, index)
-            if under_test and source.uuid == under_test:
-                source.of += " (under test)"
-            sources.append(source)
-        except (
-            nvml.NVMLError
-        ) as error:  # forbidden, or in parts that share one meter: the others still answer
-            refused.append(f"gpu {index} tells neither energy nor power ({error})")
-    return sources, "; ".join(refused)
-
-
-def _amd_sources(amdsmi: Any) -> tuple[list[Source], str]:
-    """The package is imported only where there is an AMD GPU: without its driver's library its import raises a KeyError."""
-    if amdsmi is None:
-        if not _KFD.exists():
-            return [], "no AMD GPU here (no /dev/kfd)"
-        try:
-            import amdsmi
-        except Exception as error:
-            return (
-                [],
-                f"amdsmi cannot be imported ({type(error).__name__}: {error}); in the checkout: pip install -e '.[amd]'",
-            )
-    try:
-        amdsmi.amdsmi_init()
-        handles = amdsmi.amdsmi_get_processor_handles()
-        return [AmdSource(amdsmi, handle, index) for index, handle in enumerate(handles)], ""
-    except (amdsmi.AmdSmiException, StopIteration) as error:
-        return (
-            [],
-            f"its driver does not answer ({str(error) or 'it tells neither energy nor power'})",
-        )
-
-
-def _apple_sources(apple: Any) -> tuple[list[Source], str]:
-    if apple is None:
-        if (sys.platform, platform.machine()) != ("darwin", "arm64"):
-            return [], "this is no Mac with Apple silicon"
-        try:
-            import zeus_apple_silicon as apple
-        except ModuleNotFoundError:
-            return (
-                [],
-                'zeus-apple-silicon is not installed; in the checkout: pip install -e ".[apple]"',
-            )
-    try:
-        return [AppleSource(apple)], ""
-    except (OSError, RuntimeError) as error:
-        return [], f"IOReport does not answer ({error})"
-
-
-def _rapl_sources(root: Path) -> tuple[list[Source], str]:
-    """Packages, each with its memory: cores are a part of a package, and psys is a whole of which it is one: these count twice."""
-    domains = [
-        folder for folder in sorted(root.glob("*-rapl:*")) if (folder / "energy_uj").exists()
-    ]
-    try:
-        names = {folder: (folder / "name").read_text().strip() for folder in domains}
-        packages = [folder for folder, name in names.items() if name.startswith("package")]
-        if not packages:
-            return (
-                [],
-                "Linux shows no power domain of the processor here (a virtual machine has none)",
-            )
-        dram = [folder for folder, name in names.items() if name == "dram"]
-        of = {
-            package: [one for one in dram if one.name.startswith(f"{package.name}:")]
-            for package in packages
-        }
-        return [RaplSource(package, zones) for package, zones in of.items()], ""
-    except PermissionError:
-        counter = packages[0] / "energy_uj"
-        return (
-            [],
-            f"{counter} may be read by root alone; as root: chmod a+r {root}/*-rapl:*/energy_uj",
-        )
-    except (OSError, ValueError) as error:
-        return [], f"its counter cannot be read ({getattr(error, 'strerror', None) or error})"

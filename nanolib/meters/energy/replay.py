@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from nanolib.measurement import BadInput, Provenance, shown
-from nanolib.meters.energy.power import Reading
+from nanolib.meters.energy.source import Reading
 
 
 class ReplaySource:
@@ -22,7 +22,7 @@ class ReplaySource:
         clock: Tells the time; the trace begins at its first answer.
     """
 
-    name, of, wrap_j, provenance = "replay", "trace", math.inf, Provenance.REPLAYED
+    name, of, provenance = "replay", "trace", Provenance.REPLAYED
 
     def __init__(
         self,

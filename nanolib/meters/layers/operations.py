@@ -7,7 +7,7 @@ the module's role, such as `q_proj`. What a container calls goes by the operatio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 FUSED = "attention_fused"
-RANGE = "nanolib module "  # of a range's name, which ends with the module's index
-ATTENTION_STATISTICS = ("attention_entropy", "attention_max_weight", "attention_sparsity")
+RANGE = "nanolib module "  # of a range's name, which ends with the module's
 _QUERIES = 64
 _MASKED = -1e4  # a bias below this hides a pair, in 16 bits too
 
@@ -59,36 +58,32 @@ def role_of(name: str, module: torch.nn.Module) -> str:
 
 
 def operations_of(
-    events: Iterable[Any], roles: Sequence[str], on_gpu: bool
-) -> list[tuple[int, str, int]]:
+    events: Iterable[Any], roles: Mapping[str, str], on_gpu: bool
+) -> Iterator[tuple[str, str, int]]:
     """Give the operations of a profiled call.
 
     Args:
         events: Those of `torch.profiler.profile`.
-        roles: Role of each module.
+        roles: Module -> its role.
         on_gpu: Count the time of kernels on the device.
 
-    Returns:
-        (index of the outermost module, operation, nanoseconds) in order.
+    Yields:
+        Outermost module, operation, nanoseconds.
     """
-    found = []
     for event in events:
-        outer, parent = "", event.cpu_parent
-        if parent is None or event.name.startswith(RANGE):
-            continue
-        inner = parent.name
+        callers, parent = [], event.cpu_parent
         while parent is not None:
-            outer = parent.name if parent.name.startswith(RANGE) else outer
+            callers.append(parent.name)
             parent = parent.cpu_parent
-        if not inner.startswith(RANGE):
-            continue
+        modules = [name.removeprefix(RANGE) for name in callers if name.startswith(RANGE)]
+        if event.name.startswith(RANGE) or not modules or callers[0] != RANGE + modules[0]:
+            continue  # only what a module calls itself
         name = event.name.removeprefix("aten::")
-        operation = roles[int(inner.removeprefix(RANGE))]
+        operation = roles[modules[0]]
         if name == "scaled_dot_product_attention" or not operation:
             operation = _BY_OPERATION.get(name, "other")
         microseconds = event.device_time_total if on_gpu else event.cpu_time_total
-        found.append((int(outer.removeprefix(RANGE)), operation, round(1e3 * microseconds)))
-    return found
+        yield modules[-1], operation, round(1e3 * microseconds)
 
 
 class AttentionWatch(TorchFunctionMode):
@@ -145,7 +140,7 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
     return weights.nan_to_num(), kept.expand_as(weights)
 
 
-def attention_statistics(inputs: dict[str, Any], near_zero: float) -> list[torch.Tensor]:
+def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
     """Give the mean entropy of a query's weights (nats), mean largest weight, share near zero.
 
     Args:
@@ -153,6 +148,8 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> list[torch
         near_zero: A weight below this counts as none; masked pairs do not count.
     """
     weights, kept = sampled_weights(inputs)
-    entropy = torch.special.entr(weights).sum(dim=-1).mean()
-    near = ((weights < near_zero) & kept).sum() / kept.sum()
-    return [entropy, weights.amax(dim=-1).mean(), near]
+    return {
+        "attention_entropy": torch.special.entr(weights).sum(dim=-1).mean(),
+        "attention_max_weight": weights.amax(dim=-1).mean(),
+        "attention_sparsity": ((weights < near_zero) & kept).sum() / kept.sum(),
+    }

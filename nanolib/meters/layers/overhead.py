@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import nn
@@ -17,45 +17,37 @@ from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.sink import Sink
 from nanolib.meters.time.clock import synchronizer
-from nanolib.stats.intervals import Interval
+from nanolib.meters.time.turns import FLOOR_BLOCKS, take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-_BLOCK_S, _MAX_CALLS = 0.05, 16
-_MIN_ROUNDS, _MAX_ROUNDS = 6, 1000  # a median of six has a 95 % interval
+_BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
 _READINGS = 20
+_AGAIN, _WATCHED = "again", "watched"
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """The cost of one mode, as a share of the bare call.
+@dataclass
+class _Blocks:
+    """Blocks of calls of one kind, each between two of bare calls.
 
     Attributes:
-        mode: Its name; `again` is the bare call compared with itself.
-        wall: Wall time, with its 95 % interval.
-        cpu: Processor time of the calling thread, likewise.
-        rounds: Pairs that it rests on.
-        threads: The part of both that reading the power sources takes, in a thread of its own.
-        pass_ms: Time of a call that is looked at closely, ms.
-        plain_ms: Time of the bare call, ms.
+        own: Takes a block; gives wall and processor seconds of a call, shape [2].
+        bare: Likewise, of bare calls.
+        seconds: Of each block.
+        ratios: Of each block to the mean of the bare ones around it.
     """
 
-    mode: str
-    wall: Interval
-    cpu: Interval
-    rounds: int
-    threads: float
-    pass_ms: float
-    plain_ms: float
+    own: Callable[[], np.ndarray]
+    bare: Callable[[], np.ndarray]
+    seconds: list[np.ndarray] = field(default_factory=list)
+    ratios: list[np.ndarray] = field(default_factory=list)
+    stop: str = ""  # all kinds end together
 
-    def to_measurement(self, scope: str) -> Measurement:
-        """Give the row of metric `overhead`."""
-        low, estimate, high = self.wall
-        details = {"cpu": list(self.cpu), "threads": self.threads}
-        details |= {"pass_ms": self.pass_ms, "plain_ms": self.plain_ms}
-        common = {"method": "interleaved_pairs", "scope": f"{scope} {self.mode}"}
-        return Measurement(
-            "overhead", estimate, low, high, 0.95, n=self.rounds, details=details, **common
-        )
+    def take(self) -> np.ndarray:
+        """Take one; returns its ratio."""
+        before, own, after = self.bare(), self.own(), self.bare()
+        self.seconds.append(own)
+        self.ratios.append(2 * own / (before + after))
+        return self.ratios[-1]
 
 
 def measure_overhead(
@@ -63,113 +55,100 @@ def measure_overhead(
     call: Callable[[], object],
     modes: Mapping[str, ProfilingConfig],
     *,
+    scope: str = "",
     sink: Sink | None = None,
     budget_s: float = 10.0,
     rel_ci: float = 0.002,
     seed: int = 0,
-) -> list[Overhead]:
+) -> Iterator[Measurement]:
     """Measure the cost of each mode, in turns with the bare call.
 
-    A round takes a block of each mode in random order and then in the reverse order, each between
-    two bare blocks to which it is compared. A block is two close calls and some watched calls, with
-    the handing over of their rows. Their times are weighted as in use: k - 1 watched, one close.
+    Watched calls and the close calls of each mode are measured apart, and weighted as in use: one
+    close call and k - 1 watched ones. The handing over of their rows is in their time.
 
     Args:
         model: The model that `call` calls once.
         call: The work.
         modes: Name -> what it records.
-        sink: Where rows go.
+        scope: What the rows say was called.
+        sink: Where rows of the profilers go.
         budget_s: Stop after this long, but not before six rounds.
         rel_ci: Stop when the half-width of every interval is at most this.
         seed: Of the order.
 
-    Returns:
-        One per mode, and first the bare call compared with itself.
+    Yields:
+        `overhead` of each mode, a share of the bare call's wall time, and first that of bare calls
+        compared with themselves (`again`). In the details: `cpu` (the same of the calling thread's
+        processor time), `threads` (the part of both that reading the power sources takes, in a
+        thread of its own), `pass_ms` (of a close call), `plain_ms` (of a bare one).
     """
-    kinds: dict[str, ProfilingConfig | None] = {"again": None, **modes}
-    order, random_order = list(kinds), random.Random(seed)
-    ratios: dict[str, list[np.ndarray]] = {name: [] for name in kinds}
-    passes: dict[str, list[float]] = {name: [] for name in kinds}
     synchronize = synchronizer(next(model.parameters()).device)
+    calls = 1
 
-    def bare(calls: int) -> np.ndarray:
-        call()  # whatever went before, a bare call follows a bare call
-        return _seconds(call, calls, synchronize)
+    def seconds(config: ProfilingConfig | None = None, count: int = 0) -> np.ndarray:
+        call()  # whatever went before, each block follows a bare call
+        bare = contextlib.nullcontext()
+        with LayerProfiler(model, config, sink=sink) if config else bare as profiler:
+            synchronize()
+            start = np.array([time.perf_counter(), time.thread_time()])
+            for _ in range(count or calls):
+                call()
+            if profiler:
+                profiler.flush()
+            synchronize()
+            end = np.array([time.perf_counter(), time.thread_time()])
+        return (end - start) / (count or calls)
 
-    def block(name: str, calls: int) -> np.ndarray:
-        config = kinds[name]
-        if config is None:
-            return bare(calls)
-        closest = config.replace(every_kth_token=1)  # in deep mode one of either kind
-        with LayerProfiler(model, closest, sink=sink) as profiler:
-            close = _seconds(call, 2, synchronize, profiler.flush)
-        with LayerProfiler(model, ProfilingConfig.minimal(), sink=sink) as profiler:
-            watched = _seconds(call, calls, synchronize, profiler.flush)
-        passes[name].append(1e3 * close[0])
-        k = config.every_kth_token
-        return ((k - 1) * watched + close) / k
+    def blocks(config: ProfilingConfig | None, count: int = 0) -> _Blocks:
+        return _Blocks(lambda: seconds(config, count), seconds)
 
-    for name in kinds:  # what a first call compiles or allocates is no part of the cost
-        block(name, 1)
-    block_s = min(_BLOCK_S, budget_s / (4 * len(kinds) * _MIN_ROUNDS))
-    calls = min(_MAX_CALLS, max(1, round(block_s / bare(1)[0])))
-    end, plain = time.monotonic() + budget_s, [bare(calls)]
-    while len(plain) < 2 * len(kinds) * _MAX_ROUNDS:
-        random_order.shuffle(order)
-        round_ratios = {name: np.zeros(2) for name in kinds}
-        for name in [*order, *reversed(order)]:
-            spent = block(name, calls)
-            plain.append(bare(calls))
-            round_ratios[name] += spent / (plain[-2] + plain[-1])
-        for name, ratio in round_ratios.items():
-            ratios[name].append(ratio)
-        if len(ratios["again"]) < _MIN_ROUNDS:
-            continue
-        is_settled = all(_half_width(ratios[name]) <= rel_ci for name in modes)
-        if is_settled or time.monotonic() > end:
-            break
-    plain_ms, reading_s = 1e3 * float(np.median(plain, axis=0)[0]), _reading_s()
-    found = []
-    for name, config in kinds.items():
-        threads = 0.0 if config is None else 1e3 * reading_s / config.power_sample_interval_ms
-        wall, cpu = (Interval(*(end + threads for end in share)) for share in _shares(ratios[name]))
-        pass_ms = float(np.median(passes[name])) if passes[name] else 0.0
-        found.append(Overhead(name, wall, cpu, len(ratios[name]), threads, pass_ms, plain_ms))
-    return found
+    kinds = {_AGAIN: blocks(None), _WATCHED: blocks(ProfilingConfig.minimal())}
+    for name, config in modes.items():
+        if config.looks:  # two close calls: in deep mode one of either kind
+            kinds[name] = blocks(config.replace(every_kth_token=1), 2)
+    for kind in kinds.values():  # what a first call compiles or allocates is no part of the cost
+        kind.own()
+    block_s = min(_BLOCK_S, budget_s / (3 * len(kinds) * FLOOR_BLOCKS))
+    bare_s = seconds()[0]
+    calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
 
+    def costs(name: str) -> list[np.ndarray]:
+        """The interval of the cost in wall time, and that in processor time."""
+        ratios = np.array(kinds[_AGAIN if name == _AGAIN else _WATCHED].ratios)
+        if name in kinds and name in modes:
+            ratios += (np.array(kinds[name].ratios) - ratios) / modes[name].every_kth_token
+        return [np.expm1(hodges_lehmann(series, 0.95)) for series in np.log(ratios).T]
 
-def _seconds(
-    call: Callable[[], object],
-    calls: int,
-    synchronize: Callable[[], object],
-    last: Callable[[], object] = lambda: None,
-) -> np.ndarray:
-    """Wall and processor seconds of one of `calls` calls, shape [2]."""
-    synchronize()
-    start, busy = time.perf_counter(), time.thread_time()
-    for _ in range(calls):
-        call()
-    last()
-    synchronize()
-    return np.array([time.perf_counter() - start, time.thread_time() - busy]) / calls
+    end = time.monotonic() + budget_s
+
+    def is_enough(rounds: int) -> bool:
+        if rounds < FLOOR_BLOCKS:
+            return False
+        is_over = time.monotonic() > end or rounds >= _MAX_ROUNDS
+        return is_over or all(np.ptp(costs(name)[0]) <= 2 * rel_ci for name in modes)
+
+    rounds = len(take_turns(kinds, seed, enough=is_enough))
+    bare_ms = 1e3 * float(np.median(kinds[_AGAIN].seconds, axis=0)[0])
+    reading_ms = _reading_ms()
+    for name in (_AGAIN, *modes):
+        every_ms = modes[name].power_sample_interval_ms if name in modes else math.inf
+        threads = reading_ms / every_ms
+        wall, cpu = ((cost + threads).tolist() for cost in costs(name))
+        close = kinds[name].seconds if name in kinds and name in modes else [np.zeros(2)]
+        details = {"cpu": cpu, "threads": threads, "plain_ms": bare_ms}
+        details["pass_ms"] = 1e3 * float(np.median(close, axis=0)[0])
+        low, estimate, high = wall
+        common = {"method": "interleaved_pairs", "scope": f"{scope} {name}"}
+        yield Measurement(
+            "overhead", estimate, low, high, 0.95, n=rounds, details=details, **common
+        )
 
 
-def _shares(ratios: list[np.ndarray]) -> list[Interval]:
-    """Cost as a share of the wall time and of the processor time."""
-    intervals = (hodges_lehmann(series, 0.95) for series in np.log(ratios).T)
-    return [Interval(*(math.expm1(end) for end in interval)) for interval in intervals]
-
-
-def _half_width(ratios: list[np.ndarray]) -> float:
-    wall = _shares(ratios)[0]
-    return (wall.high - wall.low) / 2
-
-
-def _reading_s() -> float:
-    """Processor seconds that one reading of all power sources takes."""
+def _reading_ms() -> float:
+    """Processor time that one reading of all power sources takes, ms."""
     meter = EnergyMeter()
     meter.read()
     start = time.thread_time()
     for _ in range(_READINGS):
         meter.read()
-    return (time.thread_time() - start) / _READINGS
+    return 1e3 * (time.thread_time() - start) / _READINGS

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from nanolib.meters.gpu_state import GpuState
@@ -77,6 +78,8 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
+_UNKNOWN = 64 * 2**20  # bytes of a last-level cache that nobody tells
+_CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # a GPU's clock ramps up within it
 _HELD_CYCLES, _HELD_TIMES, _HELD_ROUNDS = 2**20, 10, 3
 _LONGEST_LAUNCH_MS = (
@@ -116,9 +119,7 @@ class CudaClock:
                     mark.record()
             self.state.read()  # while it computes
             torch.cuda.synchronize()
-            return [
-                [a.elapsed_time(b) / inner for a, b in itertools.pairwise(row)] for row in marks
-            ]
+            return [[ms / inner for ms in _between(row)] for row in marks]
 
     def warm_up(self, phases: Sequence[Call]) -> None:
         """Compute for half a second, in which the GPU's clock ramps up."""
@@ -135,49 +136,98 @@ class CudaClock:
         The device is held until all is queued, so that it never waits for the host. A phase that waits for the device itself,
         that launches more than a queue takes, or that takes the host longer than a device can be held, cannot be told apart.
         """
-        with torch.cuda.device(self.device):
-            for cycles in (_HELD_CYCLES * 2**doubled for doubled in range(_HELD_TIMES)):
-                host, device, held = self._held(phases, cycles)
-                if held:
-                    each = zip(zip(*host, strict=True), zip(*device, strict=True), strict=True)
-                    return [
-                        {"host_ms": statistics.median(a), "device_ms": statistics.median(b)}
-                        for a, b in each
-                    ]
-                if sum(host[0]) > _LONGEST_LAUNCH_MS:
-                    break
+        for doubled in range(_HELD_TIMES):
+            with torch.cuda.device(self.device):
+                host, device = self._while_held(phases, _HELD_CYCLES * 2**doubled)
+            if device:
+                medians = np.median([host, device], axis=1).T.tolist()
+                return [{"host_ms": a, "device_ms": b} for a, b in medians]
+            if sum(host[0]) > _LONGEST_LAUNCH_MS:
+                break
         return [{} for _ in phases]
 
-    def _held(
+    def _while_held(
         self, phases: Sequence[Call], cycles: int
-    ) -> tuple[list[list[float]], list[list[float]], bool]:
-        """The host's and the device's ms in each round and phase, and whether the device was held until all was queued."""
-        marks, host, held = [], [], True
-        now = time.perf_counter_ns
+    ) -> tuple[list[list[float]], list[list[float]]]:
+        """The host's ms in each round and phase, and the device's; none if it went on before all was queued."""
+        marks, host = [], []
         torch.cuda.synchronize()
         torch.cuda._sleep(cycles)
-        while held and len(host) < _HELD_ROUNDS:
-            row = [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
-            row[0].record()
-            took = []
-            for phase, mark in zip(phases, row[1:], strict=True):
-                start = now()
+        while len(host) < _HELD_ROUNDS:
+            marks.append([torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)])
+            host.append([])
+            marks[-1][0].record()
+            for phase, mark in zip(phases, marks[-1][1:], strict=True):
+                start = time.perf_counter_ns()
                 phase()
-                took.append((now() - start) / 1e6)
+                host[-1].append((time.perf_counter_ns() - start) / 1e6)
                 mark.record()
-            marks.append(row)
-            host.append(took)
-            held = not marks[0][0].query()
+            if marks[0][0].query():
+                marks = []
+                break
         torch.cuda.synchronize()
-        return (
-            host,
-            [[a.elapsed_time(b) for a, b in itertools.pairwise(row)] for row in marks],
-            held,
-        )
+        return host, [_between(row) for row in marks]
 
     def resolution_ms(self) -> float:
         """CUDA events resolve half a microsecond."""
         return 0.5e-3
+
+
+def _between(marks: Sequence[Any]) -> list[float]:
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
+
+class ColdClock:
+    """A clock whose calls find nothing in the cache; overwriting it is not counted.
+
+    Args:
+        clock: What times the calls.
+        device: Where they compute.
+    """
+
+    def __init__(self, clock: Clock, device: str | torch.device) -> None:
+        self.clock = clock
+        self.method = f"{clock.method}, cold cache"
+        self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
+
+    def _overwrite(self) -> None:
+        self._other.fill_(1)
+
+    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
+        """See `Clock.time_block`; on a GPU a call is launched while the cache is overwritten."""
+        between = [call for phase in phases for call in (self._overwrite, phase)]
+        rows = np.asarray(self.clock.time_block(between, calls * inner, 1))[:, 1::2]
+        return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
+
+    def warm_up(self, phases: Sequence[Call]) -> None:
+        """That of the clock."""
+        self.clock.warm_up(phases)
+
+    def resolution_ms(self) -> float:
+        """That of the clock."""
+        return self.clock.resolution_ms()
+
+
+def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
+    """Bytes of the caches farthest from the cores, all of them together; 64 MiB where nothing tells.
+
+    Args:
+        device: Whose.
+        cpus: Where Linux describes its CPUs.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).L2_cache_size
+    if device.type != "cpu":
+        return _UNKNOWN
+    sizes: dict[tuple[int, str], int] = {}
+    for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
+        level, size, shared = (
+            (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+        )
+        sizes[int(level), shared] = int(size.removesuffix("K")) * 1024
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN
 
 
 def clock_for(device: str | torch.device) -> Clock:

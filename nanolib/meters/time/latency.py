@@ -6,26 +6,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
 from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, wait_for_compilers, watched_cpus
-from nanolib.meters.time.clock import Call, Clock, CudaClock, clock_for
-from nanolib.meters.time.cold import ColdClock
+from nanolib.meters.time.clock import Call, ColdClock, CudaClock, clock_for
 from nanolib.meters.time.collector import quiet_collector
-from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, interval_of, settled, until_enough
-from nanolib.meters.time.turns import Round, Timing, take_turns
+from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, Collect, interval_of, settled
+from nanolib.meters.time.turns import Outliers, Round, Timing, take_turns
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
 from nanolib.stats.outliers import count_outliers, remove_outliers
 from nanolib.stats.steady import SteadyState
 
-Outliers = Literal["keep", "remove"]
-# Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and what is told of how they were taken.
-Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
+HOST_AND_DEVICE = ("host_ms", "device_ms")
 
 
 def measure(
@@ -68,21 +65,13 @@ def measure(
         >>> print(row)
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
-    more = {"device": device, "outliers": outliers, "cold": cold, "collect": collect}
-    result = measure_phases({scope: fn}, rel_ci, budget_s, **more)[scope]
-    return replace(result, predicted=predicted)
+    more = {"device": str(device), "outliers": outliers, "cold": cold, "collect": collect}
+    row = measure_phases({scope: fn}, rel_ci, budget_s, **more)[scope]
+    return replace(row, predicted=predicted)
 
 
 def measure_phases(
-    phases: Mapping[str, Callable[[], object]],
-    rel_ci: float = 0.01,
-    budget_s: float = 10.0,
-    *,
-    device: str | torch.device = "cpu",
-    outliers: Outliers = "keep",
-    cold: bool = False,
-    total: str = "total",
-    collect: Collect | None = None,
+    phases: Mapping[str, Call], rel_ci: float = 0.01, budget_s: float = 10.0, **options: Any
 ) -> dict[str, Measurement]:
     """Measure how long each phase of a repeated sequence takes.
 
@@ -93,11 +82,7 @@ def measure_phases(
         phases: Scope of each phase and its call, in order.
         rel_ci: As in `measure`, for the sum of the phases.
         budget_s: As in `measure`.
-        device: As in `measure`.
-        outliers: As in `measure`.
-        cold: As in `measure`; before each phase.
-        total: The scope of their sum.
-        collect: As in `measure`.
+        options: More fields of `Timing`.
 
     Returns:
         For each scope a `latency`; with several phases also their sum.
@@ -108,24 +93,12 @@ def measure_phases(
         >>> list(rows)
         ['product', 'sum', 'total']
     """
-    for name, value in (("rel_ci", rel_ci), ("budget_s", budget_s)):
-        if not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
-    if outliers not in get_args(Outliers):
-        raise BadInput(
-            f"outliers: {outliers!r} will not do; use one of {', '.join(get_args(Outliers))}"
-        )
-    clock = ColdClock(clock_for(device), device) if cold else clock_for(device)
-    wait_for_compilers()
-    with watched_cpus() as load, quiet_collector():
-        blocks, shape = (collect or until_enough)(clock, phases, rel_ci, budget_s)
-    return _rows(clock, phases, blocks, shape, load, outliers=outliers, total=total)
+    return measure_alone(Timing(phases, rel_ci, budget_s, **options))
 
 
 def measure_alone(timing: Timing) -> dict[str, Measurement]:
-    """`measure_phases` of a timing."""
-    timed = {"device": timing.device, "total": timing.total, "collect": timing.collect}
-    return measure_phases(timing.phases, timing.rel_ci, timing.budget_s, **timed)
+    """Measure one thing; see `measure_phases`."""
+    return measure_in_turns({"": timing}, seed=0)[0][""]
 
 
 def measure_in_turns(
@@ -142,65 +115,76 @@ def measure_in_turns(
         within: Gives, for a name, the context in which its calls are made. One that swallows an exception ends that name alone.
 
     Returns:
-        For each name that came to its end the rows that `measure_phases` would give, and the rounds, from which `speed_up_row`
-        makes ratios.
+        For each name that came to its end its rows by scope, and the rounds, from which `speed_up_row` makes ratios.
+
+    Raises:
+        BadInput: As of `measure`.
     """
-    clocks = {name: clock_for(timing.device) for name, timing in timings.items()}
+    for timing in timings.values():
+        _check(timing)
     samplers: dict[str, BlockSampler] = {}
     wait_for_compilers()
     with watched_cpus() as load, quiet_collector():
         for name, timing in timings.items():
+            clock = clock_for(timing.device)
+            if timing.cold:
+                clock = ColdClock(clock, timing.device)
+            sampler = BlockSampler(
+                clock,
+                timing.phases,
+                timing.rel_ci,
+                timing.budget_s,
+                collect=timing.collect,
+                in_rounds=len(timings) > 1,
+            )
             with within(name):
-                sampler = BlockSampler(
-                    clocks[name], timing.phases, timing.rel_ci, timing.budget_s, in_rounds=True
-                )
                 sampler.begin()
                 samplers[name] = sampler
         rounds = take_turns(samplers, seed, within)
     rows = {}
     for name, sampler in samplers.items():
         with within(name):
-            timing = timings[name]
-            rows[name] = _rows(
-                clocks[name], timing.phases, *sampler.result(), load, total=timing.total
-            )
+            rows[name] = _rows(timings[name], sampler, load)
     return rows, rounds
 
 
-def _rows(
-    clock: Clock,
-    phases: Mapping[str, Call],
-    blocks: np.ndarray,
-    shape: dict[str, Any],
-    load: CpuLoad,
-    *,
-    outliers: Outliers = "keep",
-    total: str = "total",
-) -> dict[str, Measurement]:
-    series = blocks.reshape(-1, len(phases))
-    steady = settled(series.sum(axis=1), shape["calls_per_block"])
-    scopes = {scope: series[:, i] for i, scope in enumerate(phases)}
-    if len(phases) > 1:
-        scopes[total] = series.sum(axis=1)
+def _check(timing: Timing) -> None:
+    for name in ("rel_ci", "budget_s"):
+        value = getattr(timing, name)
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
+    known = get_args(Outliers)
+    if timing.outliers not in known:
+        raise BadInput(f"outliers: {timing.outliers!r} will not do; use one of {', '.join(known)}")
+
+
+def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Measurement]:
+    """The row of each phase, and of their sum if there are several."""
+    blocks, shape = sampler.result()
+    series = blocks.reshape(-1, len(timing.phases))
+    per_block = shape["calls_per_block"]
+    steady = settled(series.sum(axis=1), per_block)
+    scopes = dict(zip(timing.phases, series.T, strict=True))
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     cached = shared.pop("cached", [])
     own: dict[str, dict[str, float]] = {}
+    clock = sampler.clock
     if isinstance(clock, CudaClock):
         shared |= clock.state.summary()
-        own = dict(zip(phases, clock.apart(list(phases.values())), strict=True))
-        if len(phases) > 1 and all(own.values()):
-            own[total] = {
-                name: sum(apart[name] for apart in own.values())
-                for name in ("host_ms", "device_ms")
-            }
+        own = dict(zip(scopes, clock.apart([*timing.phases.values()]), strict=True))
+    if len(scopes) > 1:
+        scopes[timing.total] = series.sum(axis=1)
+        if own and all(own.values()):
+            sums = [sum(apart[name] for apart in own.values()) for name in HOST_AND_DEVICE]
+            own[timing.total] = dict(zip(HOST_AND_DEVICE, sums, strict=True))
     return {
         scope: summarise(
             samples,
-            calls_per_block=shape["calls_per_block"],
+            calls_per_block=per_block,
             steady=steady,
             scope=scope,
             method=clock.method,
-            outliers=outliers,
+            outliers=timing.outliers,
             details=shared | own.get(scope, {}) | ({"cached": True} if scope in cached else {}),
         )
         for scope, samples in scopes.items()
@@ -284,18 +268,10 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
 
 
 def _description(samples: np.ndarray) -> dict[str, float]:
-    mean = float(samples.mean())
-    sd = float(samples.std(ddof=1)) if len(samples) > 1 else 0.0
-    p5, p50, p95, p99 = (float(v) for v in np.percentile(samples, [5, 50, 95, 99]))
-    mad = float(np.median(np.abs(samples - p50)))
-    cv = sd / mean if mean else 0.0
-    return {
-        "mean": mean,
-        "sd": sd,
-        "cv": cv,
-        "p5": p5,
-        "p50": p50,
-        "p95": p95,
-        "p99": p99,
-        "mad": mad,
-    }
+    mean = samples.mean()
+    sd = samples.std(ddof=1) if len(samples) > 1 else 0.0
+    p5, p50, p95, p99 = np.percentile(samples, [5, 50, 95, 99])
+    found = {"mean": mean, "sd": sd, "cv": sd / mean if mean else 0.0}
+    found |= {"p5": p5, "p50": p50, "p95": p95, "p99": p99}
+    found["mad"] = np.median(np.abs(samples - p50))
+    return {name: float(value) for name, value in found.items()}

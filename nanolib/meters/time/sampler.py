@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ CONFIDENCE = 0.95
 BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
 _BLOCK_RESOLUTIONS = 1000
 
+# Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and what is told of how they were taken.
+Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
+
 
 class BlockSampler:
     """Takes blocks of one sequence of phases, and knows when they are enough.
@@ -32,10 +35,11 @@ class BlockSampler:
         phases: Scope and call of each, in order.
         rel_ci: Enough when the half-width of the interval of their sum is at most this share of the estimate.
         budget_s: Enough when the blocks have taken so long, if there are six.
+        collect: Takes all the blocks at once, in the place of the rules above.
         in_rounds: Whether all of its blocks are to be of rounds; otherwise the call that sizes them counts where it is slow.
 
     Attributes:
-        stop: Why the blocks are enough, `precision`, `budget` or `max_blocks`; empty as long as they are not.
+        stop: Why the blocks are enough, `precision`, `budget`, `max_blocks` or `collected`; empty as long as they are not.
     """
 
     def __init__(
@@ -45,14 +49,11 @@ class BlockSampler:
         rel_ci: float,
         budget_s: float,
         *,
+        collect: Collect | None = None,
         in_rounds: bool = False,
     ) -> None:
-        self._clock, self._rel_ci, self._budget_s, self._in_rounds = (
-            clock,
-            rel_ci,
-            budget_s,
-            in_rounds,
-        )
+        self.clock, self._phases, self._rel_ci, self._budget_s = clock, phases, rel_ci, budget_s
+        self._collect, self._in_rounds = collect, in_rounds
         self._checks = {
             scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
             for scope, call in phases.items()
@@ -67,11 +68,16 @@ class BlockSampler:
 
         The first call is cold, and may compile: the second one sizes the block, and the budget is for what follows the first.
         """
+        if self._collect is not None:
+            asked = self.clock, self._phases, self._rel_ci, self._budget_s
+            self._collected = self._collect(*asked)
+            self.stop = "collected"
+            return
         checks = list(self._checks.values())
-        first = self._clock.time_block(checks, 1, 1)
-        self._clock.warm_up(self._calls)
+        first = self.clock.time_block(checks, 1, 1)
+        self.clock.warm_up(self._calls)
         start = time.perf_counter()
-        second = self._clock.time_block(checks, 1, 1)
+        second = self.clock.time_block(checks, 1, 1)
         self._probes = [sum(first[0]), sum(second[0])]
         self._shape = self._size(max(self._probes[1], 1e-6))
         if (
@@ -87,7 +93,7 @@ class BlockSampler:
             The median of its calls, ms, a value per phase.
         """
         start = time.perf_counter()
-        block = self._clock.time_block(self._calls, *self._shape)
+        block = self.clock.time_block(self._calls, *self._shape)
         self._blocks.append(block)
         gc.collect()  # cheap: what lived before is frozen
         self._spent_s += time.perf_counter() - start
@@ -96,7 +102,7 @@ class BlockSampler:
 
     def _size(self, call_ms: float) -> tuple[int, int]:
         """Calls per block, and how many back-to-back calls one reading spans."""
-        several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self._clock.resolution_ms()
+        several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self.clock.resolution_ms()
         inner = 1 if several else math.ceil(readable / call_ms)
         return math.ceil(BLOCK_MS / (call_ms * inner)), inner
 
@@ -113,27 +119,19 @@ class BlockSampler:
 
     def result(self) -> tuple[np.ndarray, dict[str, Any]]:
         """Ms, shape [blocks, calls per block, phases], and what is told of how they were taken."""
+        if self._collect is not None:
+            return self._collected
         per_block, inner = self._shape
-        shape = {
+        return np.asarray(self._blocks), {
             "calls_per_block": per_block,
             "inner": inner,
             "first_calls": self._probes,
             "stop": self.stop,
+            "cached": [scope for scope, check in self._checks.items() if check.is_cached],
+            "precision": self._rel_ci,
+            "budget_s": self._budget_s,
+            "elapsed_s": self._spent_s,
         }
-        shape["cached"] = [scope for scope, check in self._checks.items() if check.is_cached]
-        spent = {"precision": self._rel_ci, "budget_s": self._budget_s, "elapsed_s": self._spent_s}
-        return np.asarray(self._blocks), shape | spent
-
-
-def until_enough(
-    clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Blocks one after the other, until they are enough; as `BlockSampler.result` gives them."""
-    sampler = BlockSampler(clock, phases, rel_ci, budget_s)
-    sampler.begin()
-    while not sampler.stop:
-        sampler.take()
-    return sampler.result()
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.cpu_load import cpu_times, load_between
 from nanolib.meters.time.clock import Call
-from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
+from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler, Collect
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
+Outliers = Literal["keep", "remove"]
 ROUNDS = "rounds"  # the method of a speed-up
 _LABEL_S = 0.3  # so often the CPUs are looked at: it takes milliseconds
 _FEW_BUSY = 0.25  # of the rounds: left out they leave enough
@@ -29,11 +30,8 @@ class Timing:
 
     Attributes:
         phases: Scope of each and its call, in order.
-        rel_ci: As in `measure`.
-        budget_s: As in `measure`.
-        device: As in `measure`.
+        rel_ci, budget_s, device, outliers, cold, collect: As in `measure`.
         total: What the row of their sum says was measured, where there are several.
-        collect: As in `measure`, where the timing is taken by itself.
     """
 
     phases: Mapping[str, Call]
@@ -41,7 +39,9 @@ class Timing:
     budget_s: float = 10.0
     device: str = "cpu"
     total: str = "total"
-    collect: Callable[..., Any] | None = None
+    outliers: Outliers = "keep"
+    cold: bool = False
+    collect: Collect | None = None
 
 
 @dataclass
@@ -77,7 +77,8 @@ def take_turns(
     Returns:
         The rounds, in order, those labelled in which others were at work.
     """
-    order, rounds, watch = random.Random(seed), [], _Watch()
+    order, rounds = random.Random(seed), []
+    watch = _Watch() if len(samplers) > 1 else None
     while waiting := [name for name, sampler in samplers.items() if not sampler.stop]:
         one = Round()
         for name in order.sample(waiting, len(waiting)):
@@ -86,10 +87,12 @@ def take_turns(
                 continue
             del samplers[name]
         rounds.append(one)
-        watch.label(rounds)
+        if watch is not None:
+            watch.label(rounds)
         if enough is not None and enough(len(rounds)):
             break
-    watch.label(rounds, last=True)
+    if watch is not None:
+        watch.label(rounds, last=True)
     return rounds
 
 
