@@ -49,9 +49,9 @@ def drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     bad = data[~fine[value] & numbers[value].notna()]
     named = [
         f"{name} ({format_number(float(number))})"
-        for name, number in zip(bad["series"], bad[value], strict=True)
+        for name, number in bad[["series", value]].to_numpy()
     ]
-    more = [f"{len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
+    more = [f"{len(bad) - _MOST_NAMED} more"] if len(bad) > _MOST_NAMED else []
     return data.assign(**cut), ", ".join([*named[:_MOST_NAMED], *more])
 
 

@@ -55,10 +55,14 @@ def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
     if found.empty or found["machine_id"].nunique() < 2:
         return pd.DataFrame()
     key = ["experiment", "case_id", "scope", "machine_id"]
-    lines: dict[str, dict[str, str]] = {}
-    for _, row in found.drop_duplicates(key, keep="last").iterrows():
-        case = f"{row['experiment']} {case_name(row['factors'])} {row['scope']}".strip()
-        text = format_with_interval(row["estimate"], row["low"], row["high"])
-        lines.setdefault(case, {})[row["machine_id"]] = text
-    both = [{"Case": case} | texts for case, texts in lines.items() if len(texts) > 1]
-    return pd.DataFrame(both).fillna("—")
+    found = found.drop_duplicates(key, keep="last")
+    figures = found[["estimate", "low", "high"]].itertuples(index=False)
+    found = found.assign(
+        Case=[
+            f"{experiment} {case_name(factors)} {scope}".strip()
+            for experiment, factors, scope in found[["experiment", "factors", "scope"]].to_numpy()
+        ],
+        figure=[format_with_interval(*figure) for figure in figures],
+    )
+    table = found.pivot_table("figure", "Case", "machine_id", "last", sort=False)
+    return table.dropna(thresh=2).fillna("—").reset_index()

@@ -116,14 +116,6 @@ def leaders(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.Data
     return ordered[~apart]
 
 
-def ranked(
-    cases: pd.DataFrame, column: str, ascending: bool = True
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The leaders, and what the first of them is compared with: the others, or where there are several leaders, those."""
-    first = leaders(cases, column, ascending)
-    return first, cases.drop(index=first.index) if len(first) == 1 else first.iloc[1:]
-
-
 def listed(names: Iterable[str]) -> str:
     """`a, b and c`, each once."""
     *others, last = dict.fromkeys(names)

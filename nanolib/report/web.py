@@ -11,7 +11,7 @@ import mistune
 import pandas as pd
 
 from nanolib.report import renderer
-from nanolib.report.display import Lines, aligned
+from nanolib.report.display import Lines, Table
 from nanolib.report.linking import links
 from nanolib.report.section import Part
 from nanolib.report.theme import is_empty, variables, with_variables
@@ -21,15 +21,11 @@ _METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 _PAGE = Path(__file__).parent / "page_files"
 
 
-def _lengths(table: pd.DataFrame) -> list[str]:
-    """The sequence length of each line; empty where it knows of none."""
-    lengths = links(table).get("link_n", pd.Series(float("nan"), index=table.index))
-    return ["" if pd.isna(n) else str(int(n)) for n in lengths]
-
-
-def _filled(table: pd.DataFrame) -> pd.DataFrame:
-    """The table without the columns that nothing fills."""
-    return table.loc[:, [not set(table[name]) <= {"", "—"} for name in table]]
+def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
+    """A table for people, without the columns that nothing fills; its lines know their sequence lengths."""
+    filled = [not set(readable[name]) <= {"", "—"} for name in readable]
+    lengths = links(whole).get("link_n", pd.Series(float("nan"), index=whole.index))
+    return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
 
 
 def as_script(data: Any) -> str:
@@ -78,10 +74,7 @@ def web_page(
         measured={n: f"{n:,}" for n in lengths},
         shown_cases=SHOWN_CASES,
         lines=Lines,
-        columns=aligned,
-        filled=_filled,
-        lengths=_lengths,
-        zip=zip,
+        table=_table,
         method=markdown(_METHOD.read_text(encoding="utf-8")) if _METHOD.is_file() else "",
         libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",
         data=as_script(with_variables({name: specs[name] for name in drawn})),

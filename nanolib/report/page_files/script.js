@@ -50,7 +50,7 @@ function follow() {
     const at = n => one.parentElement.querySelector(`:scope > [data-only="${n}"]`);
     one.hidden = one !== (at(length) ?? at(''));
   }
-  for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tbody tr:not([hidden])', one).length;
+  for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr:not([hidden])', one).length - 1;
   queue = queue.then(() => drawAll(mine, length + narrow.matches));
 }
 for (const pick of picks) {
