@@ -21,15 +21,12 @@ function smallOf(panel) {
 }
 async function draw(place) {
   const small = place.className === 'mini', caption = place.previousElementSibling;
-  const panels = panelsOf(specs[place.dataset.chart], chosen('length'));
+  const panels = panelsOf(specs[place.dataset.chart], chosen('length')), shown = small ? panels.slice(0, 1).map(smallOf) : panels;
   drawn.get(place)?.forEach(view => view.finalize());
-  place.replaceChildren();
-  drawn.set(place, []);
-  for (const panel of small ? panels.slice(0, 1).map(smallOf) : panels) {
-    const plot = place.appendChild(Object.assign(document.createElement('div'), {className: 'plot'}));
-    const {view} = await vegaEmbed(plot, {...panel, description: caption.innerText}, {mode: 'vega-lite', renderer: 'svg', actions: false, logLevel: 1});
-    drawn.get(place).push(view);
-  }
+  place.replaceChildren(...shown.map(() => Object.assign(document.createElement('div'), {className: 'plot'})));
+  const look = {mode: 'vega-lite', renderer: 'svg', actions: false, logLevel: 1}, views = [];
+  for (const [at, panel] of shown.entries()) views.push((await vegaEmbed(place.children[at], {...panel, description: caption.innerText}, look)).view);
+  drawn.set(place, views);
   for (const group of all('[role=graphics-symbol]:not([aria-label])', place)) group.removeAttribute('role');
 }
 async function drawAll(mine, key) {
