@@ -85,16 +85,16 @@ class Lines:
     It says once what it is about, then each answer, how sure it is, and what to try next.
 
     Args:
-        lines: Claims, or sentences; what they hold is shown as text.
+        claims: What they hold is shown as text.
 
     Example:
-        >>> Lines(["dense is faster", "undecided: batch 2"])
+        >>> Lines([Claim("dense is faster"), Claim("undecided", "batch 2")])
         • dense is faster.
         • undecided: batch 2.
     """
 
-    def __init__(self, lines: Iterable[Claim | str]) -> None:
-        self.groups = grouped(lines)
+    def __init__(self, claims: Iterable[Claim]) -> None:
+        self.groups = grouped(claims)
 
     def _repr_html_(self) -> str:
         parts = []
@@ -155,8 +155,6 @@ def show(section: Section, rows: pd.DataFrame) -> None:
 
 
 def _claim_html(claim: Claim) -> str:
-    answer, sure, advice = (
-        html.escape(part.rstrip(".")) for part in (claim.answer, claim.sure, claim.advice)
-    )
-    text = f"<b>{answer}</b>" + (f": {sure}." if sure else ".")
-    return text + (f" <i>Next: {advice}{'' if advice.endswith('?') else '.'}</i>" if advice else "")
+    answer = claim.answer.rstrip(".")
+    rest = claim.sentence.removeprefix(answer)
+    return f"<b>{html.escape(answer)}</b>{html.escape(rest)}"

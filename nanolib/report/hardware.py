@@ -1,10 +1,10 @@
-"""Which machines measured: what each is, can and reached, and the same timings side by side."""
+"""Which machines measured: what each is, can and reached."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from nanolib.measurement import case_name, format_number, format_with_interval
+from nanolib.measurement import format_number
 from nanolib.report.overview import pick
 
 
@@ -43,26 +43,3 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 line[f"{name} ({unit})"] = value
         lines.append(line)
     return pd.DataFrame(lines).fillna("—")
-
-
-def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same timings on several machines, side by side; empty with one machine.
-
-    Returns:
-        One line per timing that at least two machines hold: `Case`, and per machine its latency with the interval, ms.
-    """
-    found = pick(rows, "latency")
-    if found.empty or found["machine_id"].nunique() < 2:
-        return pd.DataFrame()
-    key = ["experiment", "case_id", "scope", "machine_id"]
-    found = found.drop_duplicates(key, keep="last")
-    figures = found[["estimate", "low", "high"]].itertuples(index=False)
-    found = found.assign(
-        Case=[
-            f"{experiment} {case_name(factors)} {scope}".strip()
-            for experiment, factors, scope in found[["experiment", "factors", "scope"]].to_numpy()
-        ],
-        figure=[format_with_interval(*figure) for figure in figures],
-    )
-    table = found.pivot_table("figure", "Case", "machine_id", "last", sort=False)
-    return table.dropna(thresh=2).fillna("—").reset_index()

@@ -175,16 +175,12 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def flag_lines(rows: pd.DataFrame) -> list[str]:
+def flag_lines(rows: pd.DataFrame) -> list[Claim]:
     """How many timings carry which label, and what it means."""
     timed = pick(rows, "latency")
-    counts = (
-        pd.Series([flag for flags in timed["flags"] for flag in flags]).value_counts()
-        if len(timed)
-        else {}
-    )
+    counts = timed["flags"].explode().value_counts() if len(timed) else {}
     return [
-        f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT.get(flag, 'this nanolib does not know it')}"
+        Claim(f"{flag} ({count} of {len(timed)} timings)", FLAG_TEXT.get(flag, ""))
         for flag, count in counts.items()
     ]
 

@@ -96,11 +96,8 @@ def _parts(
         for at, machine in enumerate(asked):
             yield _answer(section, machine, at == 0, of.get(machine, rows))
     yield changes(*what_changed(store, runs))
-    tables = {
-        "Hardware": hardware.hardware_table(rows, machines),
-        "Latency per machine (ms): a comparison, no gate": hardware.machine_ratios(rows),
-    }
-    yield Part("hardware", "Which hardware?", tables=_shown(tables))
+    tables = _shown({"Hardware": hardware.hardware_table(rows, machines)})
+    yield Part("hardware", "Which hardware?", tables=tables)
     tables = _shown({"What failed": overview.failures(rows)})
     flags = overview.flag_lines(rows)
     if tables or flags:

@@ -135,13 +135,17 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
         best = group.sort_values("share").iloc[-1]
         counts = group["bound"].value_counts().items()
         kinds = (f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts)
-        roof = scaled(best["attainable"], "FLOP/s")
+        roof, advice = scaled(best["attainable"], "FLOP/s"), ""
         sure = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
         if best["share_low"] > 1:  # a share of more than all there is would be no share
             reached = scaled(best["achieved"], "FLOP/s")
             sure = f"{best['case']} reaches {reached}, above the roofline's {roof}: "
-            sure += "part of its data stays in a cache, or the peak rate was measured too low"
+            if best["bound"] == "memory":
+                sure += "part of its data stays in a cache"
+            else:
+                sure += "the peak rate was measured too low"
+                advice = "run nano doctor on an idle machine"
         share = Figure.of(best, "share", name=best["case"])
         answer = f"{scope.replace('_', ' ').capitalize()} is {listed(kinds)}"
-        claims.append(Claim(answer, sure, figures=(share,)))
+        claims.append(Claim(answer, sure, advice, figures=(share,)))
     return claims

@@ -87,7 +87,7 @@ class Part:
 
     name: str
     title: str
-    verdict: Sequence[Claim | str] = ()
+    verdict: Sequence[Claim] = ()
     charts: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
     tables: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict)
     machine: str = ""
@@ -97,6 +97,6 @@ class Part:
     files: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
 
     @property
-    def said(self) -> dict[str, Sequence[Claim | str]]:
+    def said(self) -> dict[str, Sequence[Claim]]:
         """Sequence length → what is said of it; of all of them at the empty text."""
         return {"": self.verdict} | {str(length): said for length, said in self.by_length.items()}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import mistune
 import pandas as pd
 
 from nanolib.report import renderer
@@ -17,7 +16,6 @@ from nanolib.report.section import Part
 from nanolib.report.theme import is_empty, variables, with_variables
 from nanolib.store import SHOWN_CASES
 
-_METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 _PAGE = Path(__file__).parent / "page_files"
 
 
@@ -62,7 +60,6 @@ def web_page(
         for one, cpu, gpus in used[["machine_id", "cpu", "gpus"]].itertuples(index=False)
     }
     lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
-    markdown = mistune.create_markdown(escape=True, plugins=["table"])
     return environment.get_template("page.html.jinja").render(
         parts=parts,
         specs=specs,
@@ -75,7 +72,6 @@ def web_page(
         shown_cases=SHOWN_CASES,
         lines=Lines,
         table=_table,
-        method=markdown(_METHOD.read_text(encoding="utf-8")) if _METHOD.is_file() else "",
         libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",
         data=as_script(with_variables({name: specs[name] for name in drawn})),
         style=variables() + (_PAGE / "style.css").read_text(encoding="utf-8"),
