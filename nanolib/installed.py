@@ -15,7 +15,7 @@ NEEDED_BY = {
     **dict.fromkeys(
         ("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS
     ),
-    **dict.fromkeys(("altair", "vl_convert", "PIL", "jinja2", "mistune"), REPORTS),
+    **dict.fromkeys(("altair", "vl_convert", "PIL", "jinja2"), REPORTS),
     "torchao": "FP8",
     "pynvml": NVIDIA,
 }

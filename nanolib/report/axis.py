@@ -10,9 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from nanolib.numbers import format_number
-
-_MOST_NAMED = 4  # points that are named when a logarithmic axis cannot show them
+_MOST_NAMED = 4  # series that are named when a logarithmic axis cannot show a point
 
 
 class Axis:
@@ -39,20 +37,15 @@ class Axis:
 
 
 def drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
-    """Take what a logarithmic axis cannot show out of the data: an end of an interval goes, a point is named too."""
+    """Take what a logarithmic axis cannot show out of the data: an end of an interval goes, a series with a point is named too."""
     columns = [name for name in (value, "low", "high", "pred") if name in data]
     numbers = data[columns].astype(float)
     fine = numbers.gt(0) & np.isfinite(numbers)
     cut = numbers.where(fine)
     if "low" in data:  # an interval that reaches zero is drawn to the axis
         cut["low"] = cut["low"].where(fine["low"] | numbers["low"].isna(), cut.min().min() / 1.5)
-    bad = data[~fine[value] & numbers[value].notna()]
-    named = [
-        f"{name} ({format_number(float(number))})"
-        for name, number in zip(bad["series"], bad[value], strict=True)
-    ]
-    more = [f"{len(named) - _MOST_NAMED} more"] if len(named) > _MOST_NAMED else []
-    return data.assign(**cut), ", ".join([*named[:_MOST_NAMED], *more])
+    lost = data.loc[~fine[value] & numbers[value].notna(), "series"].unique()
+    return data.assign(**cut), ", ".join(lost[:_MOST_NAMED])
 
 
 def domain_of(

@@ -125,13 +125,10 @@ def comparing(first: Figure, *others: Figure) -> tuple[tuple[Figure, Order, Figu
     return tuple((first, first.against(other), other) for other in others)
 
 
-def grouped(lines: Iterable[Claim | str]) -> list[tuple[str, list[Claim]]]:
+def grouped(claims: Iterable[Claim]) -> list[tuple[str, list[Claim]]]:
     """Claims under what they are about, which is said once; those about nothing in particular stay where they are."""
     groups: list[tuple[str, list[Claim]]] = []
-    for line in lines:
-        claim = (
-            Claim(*line.split(": ", 1)) if isinstance(line, str) else line
-        )  # a label, and what it means
+    for claim in claims:
         same = [group for heading, group in groups if heading == claim.about != ""]
         if not same and (claim.about or not groups or groups[-1][0]):
             groups.append((claim.about, []))

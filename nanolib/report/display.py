@@ -20,6 +20,7 @@ class Table:
 
     Args:
         frame: From `tables.readable`, or any frame of text.
+        lengths: The sequence length of each line as text, by which a page filters; empty if a line has none.
 
     Example:
         >>> Table(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))  # in a notebook it is drawn
@@ -27,30 +28,37 @@ class Table:
          dense 1.5
     """
 
-    def __init__(self, frame: pd.DataFrame) -> None:
+    def __init__(self, frame: pd.DataFrame, lengths: Iterable[str] = ()) -> None:
         self.frame = frame
+        self.lengths = [*lengths] or [""] * len(frame)
 
     def _repr_html_(self) -> str:
         if self.frame.empty:
             return "<p>Nothing was measured.</p>"
         sides = ["left" if words else "right" for _, words in aligned(self.frame)]
-        lines = [
-            ("th", self.frame.columns),
-            *(("td", line) for line in self.frame.itertuples(index=False, name=None)),
-        ]
-        rows = "".join(
-            f"<tr>{''.join(_cell(tag, side, value) for side, value in zip(sides, line, strict=True))}</tr>"
-            for tag, line in lines
-        )
-        return f'<div style="overflow-x: auto"><table>{rows}</table></div>'
+        rows = [_row("th", sides, self.frame.columns)]
+        for line, length in zip(self.frame.to_numpy(), self.lengths, strict=True):
+            rows.append(_row("td", sides, line, f" data-n={length}" if length else ""))
+        look = 'style="overflow-x: auto" tabindex="0" role="region" aria-label="Table"'
+        return f"<div {look}><table>{''.join(rows)}</table></div>"
 
     def __repr__(self) -> str:
         return "Nothing was measured." if self.frame.empty else self.frame.to_string(index=False)
 
+    def folded(self, title: str, is_open: bool) -> str:
+        """HTML of the table under its title, to be opened."""
+        text = f"{html.escape(title)} (<span class=count>{len(self.frame)}</span>)"
+        mark = " open" if is_open else ""
+        return f"<details{mark}><summary>{text}</summary>{self._repr_html_()}</details>"
 
-def _cell(tag: str, side: str, value: object) -> str:
+
+def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = "") -> str:
     # In JupyterLab each cell would wrap, whatever is around it, and in a widget touch the next.
-    return f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{html.escape(str(value))}</{tag}>'
+    cells = (
+        f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{html.escape(str(value))}</{tag}>'
+        for side, value in zip(sides, line, strict=True)
+    )
+    return f"<tr{about}>{''.join(cells)}</tr>"
 
 
 _NUMBER = re.compile(r"[-+−]?[\d—]")
@@ -77,16 +85,16 @@ class Lines:
     It says once what it is about, then each answer, how sure it is, and what to try next.
 
     Args:
-        lines: Claims, or sentences; what they hold is shown as text.
+        claims: What they hold is shown as text.
 
     Example:
-        >>> Lines(["dense is faster", "undecided: batch 2"])
+        >>> Lines([Claim("dense is faster"), Claim("undecided", "batch 2")])
         • dense is faster.
         • undecided: batch 2.
     """
 
-    def __init__(self, lines: Iterable[Claim | str]) -> None:
-        self.groups = grouped(lines)
+    def __init__(self, claims: Iterable[Claim]) -> None:
+        self.groups = grouped(claims)
 
     def _repr_html_(self) -> str:
         parts = []
@@ -125,11 +133,8 @@ class Tables:
         }
 
     def _repr_html_(self) -> str:
-        return "".join(
-            f"<details{' open' if at == 0 else ''}><summary>{html.escape(title)} · {len(table.frame)} rows</summary>"
-            f"{table._repr_html_()}</details>"
-            for at, (title, table) in enumerate(self.tables.items())
-        )
+        tables = enumerate(self.tables.items())
+        return "".join(table.folded(title, at == 0) for at, (title, table) in tables)
 
     def __repr__(self) -> str:
         return "\n\n".join(f"{title}\n{table!r}" for title, table in self.tables.items())
@@ -150,8 +155,6 @@ def show(section: Section, rows: pd.DataFrame) -> None:
 
 
 def _claim_html(claim: Claim) -> str:
-    answer, sure, advice = (
-        html.escape(part.rstrip(".")) for part in (claim.answer, claim.sure, claim.advice)
-    )
-    text = f"<b>{answer}</b>" + (f": {sure}." if sure else ".")
-    return text + (f" <i>Next: {advice}{'' if advice.endswith('?') else '.'}</i>" if advice else "")
+    answer = claim.answer.rstrip(".")
+    rest = claim.sentence.removeprefix(answer)
+    return f"<b>{html.escape(answer)}</b>{html.escape(rest)}"

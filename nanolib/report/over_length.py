@@ -48,10 +48,11 @@ def over_length(
         if found.empty:
             return empty_chart(title, why_empty(rows, experiment))
         found, shared = short_names(found)
+        labels, alike = _series(found, others)
         data = pd.DataFrame(
             {
                 "panel": found["scope"].map(scopes),
-                "series": _series(found, others),
+                "series": labels,
                 "x": found["factor.seq_len"].astype(int),
                 "y": found["estimate"],
                 "low": found["low"],
@@ -62,21 +63,13 @@ def over_length(
                 **links(found),
             }
         )
-        if (
-            len(set(data["series"])) > 1 and found["factor.name"].nunique() == 1
-        ):  # the title says what all share
-            name = str(found["factor.name"].iloc[0])
-            data["series"], shared = (
-                data["series"].str.removesuffix(f", {name}"),
-                shared or f": {name}",
-            )
         order = {panel: at for at, panel in enumerate(scopes.values())}
         data = data.sort_values("panel", key=lambda panels: panels.map(order), kind="stable")
         unit = METRICS[metric].unit
         axis = METRICS[metric].title + ("" if unit == "1" else f" ({unit})")
         return plot(
             data,
-            title + shared,
+            title + (shared or alike),
             subtitle=subtitle,
             unit=axis,
             xunit="Sequence length (tokens)",
@@ -88,13 +81,15 @@ def over_length(
     return chart
 
 
-def _series(rows: pd.DataFrame, others: Sequence[str]) -> pd.Series:
-    """A name per series: the other factors that vary, then its own name, which may be so long that it is cut."""
-    label = rows["factor.name"].astype(str)
-    for name in [name for name in others if rows[f"factor.{name}"].astype(str).nunique() > 1]:
-        short = "batch " if name == "batch_size" else ""
-        values = rows[f"factor.{name}"].map(
-            lambda value: f"{value:g}" if isinstance(value, float) else str(value)
-        )
-        label = short + values + ", " + label
-    return label
+def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
+    """A name per series of the factors that vary, its own last; and the one that all share, for the title."""
+    names = [*others, "name"]
+    varying = [name for name in names if rows[f"factor.{name}"].astype(str).nunique() > 1]
+    parts = [_words(name, rows[f"factor.{name}"]) for name in varying or ["name"]]
+    shared = f": {rows['factor.name'].iloc[0]}" if varying and "name" not in varying else ""
+    return parts[0].str.cat(parts[1:], sep=", "), shared
+
+
+def _words(name: str, values: pd.Series) -> pd.Series:
+    words = values.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+    return "batch " + words if name == "batch_size" else words

@@ -116,14 +116,6 @@ def leaders(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.Data
     return ordered[~apart]
 
 
-def ranked(
-    cases: pd.DataFrame, column: str, ascending: bool = True
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The leaders, and what the first of them is compared with: the others, or where there are several leaders, those."""
-    first = leaders(cases, column, ascending)
-    return first, cases.drop(index=first.index) if len(first) == 1 else first.iloc[1:]
-
-
 def listed(names: Iterable[str]) -> str:
     """`a, b and c`, each once."""
     *others, last = dict.fromkeys(names)
@@ -183,16 +175,12 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def flag_lines(rows: pd.DataFrame) -> list[str]:
+def flag_lines(rows: pd.DataFrame) -> list[Claim]:
     """How many timings carry which label, and what it means."""
     timed = pick(rows, "latency")
-    counts = (
-        pd.Series([flag for flags in timed["flags"] for flag in flags]).value_counts()
-        if len(timed)
-        else {}
-    )
+    counts = timed["flags"].explode().value_counts() if len(timed) else {}
     return [
-        f"{flag} ({count} of {len(timed)} timings): {FLAG_TEXT.get(flag, 'this nanolib does not know it')}"
+        Claim(f"{flag} ({count} of {len(timed)} timings)", FLAG_TEXT.get(flag, ""))
         for flag, count in counts.items()
     ]
 

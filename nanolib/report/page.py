@@ -6,7 +6,7 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +17,11 @@ import pandas as pd
 from nanolib.compare.history import what_changed
 from nanolib.measurement import printable
 from nanolib.paths import make_folder
-from nanolib.report import overview, regressions, renderer
-from nanolib.report.section import Answer, Section, answers
-from nanolib.report.web import Facts, web_page
+from nanolib.report import hardware, overview, renderer
+from nanolib.report.claim import Claim
+from nanolib.report.regressions import changes
+from nanolib.report.section import Part, Section
+from nanolib.report.web import web_page
 from nanolib.store import Store
 from nanolib.store.export import public_rows
 
@@ -47,11 +49,6 @@ def build(
         The page.
     """
     (rows, runs), machines = store.shown(run_ids), store.machines()
-    cases = rows[["machine_id", "experiment", "case_id"]].drop_duplicates()
-    facts = Facts.of(rows, runs, machines, store.count_cases(run_ids) - len(cases))
-    answered = answers(sections, rows, runs)
-    since, histories = what_changed(store, runs)
-    changes = regressions.changes(since, histories)
     make_folder(folder)
     # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
     with (
@@ -59,47 +56,104 @@ def build(
         renderer.unchecked(),
         ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
-        made, coming = Path(beside), []
+        made, pending = Path(beside), []
+        parts: list[Part] = []
         specs: dict[str, dict[str, Any]] = {}
-
-        def draw(name: str, spec: dict[str, Any]) -> None:
-            specs[name] = spec
-            if pictures:
-                coming.append(drawing.submit(renderer.save, spec, made, name))
-
-        for name, chart in changes.charts.items():
-            draw(name, chart.to_dict(validate=False))
-        for answer in answered:
-            if not answer.newest:
-                continue
-            for name, chart in {**answer.section.charts, **answer.section.files}.items():
-                draw(name, chart(answer.rows).to_dict(validate=False))
-            _write_files(answer, runs, made)
-        shown = [answer for answer in answered if answer.newest]
-        text = _markdown(shown, changes, facts)
-        (made / "profiling_report.md").write_text(text, encoding="utf-8")
-        page = web_page(answered, changes, specs, facts)
+        for part in _parts(store, sections, rows, runs, machines):
+            parts.append(part)
+            for name, chart in {**part.charts, **part.files}.items():
+                specs[name] = chart.to_dict(validate=False)
+                if pictures and part.newest:
+                    pending.append(drawing.submit(renderer.save, specs[name], made, name))
+            if part.machine and part.newest:
+                _write_files(part, runs, made)
+        (made / "profiling_report.md").write_text(_markdown(parts), encoding="utf-8")
+        cases = rows[["machine_id", "experiment", "case_id"]].drop_duplicates()
+        left_out = store.count_cases(run_ids) - len(cases)
+        page = web_page(parts, specs, rows, runs, machines, left_out)
         (made / "index.html").write_text(page, encoding="utf-8")
-        for one in coming:
-            one.result()
+        for picture in pending:
+            picture.result()
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"
 
 
-def _write_files(answer: Answer, runs: pd.DataFrame, folder: Path) -> None:
-    experiment = answer.section.experiment
-    for at, (title, table, readable) in enumerate(answer.tables):
+def _parts(
+    store: Store,
+    sections: Iterable[Section],
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    machines: pd.DataFrame,
+) -> Iterator[Part]:
+    """Each question answered by each machine that ran it, the machine of its newest run first; then what is of all runs."""
+    ordered = runs.sort_values("started", kind="stable")[::-1]
+    places = ordered[["experiment", "machine_id"]].drop_duplicates()
+    # the numbers of two machines are never joined
+    of = {one: rows[rows["machine_id"] == one] for one in places["machine_id"] if len(rows)}
+    for section in sections:
+        asked = places.loc[places["experiment"] == section.experiment, "machine_id"]
+        for at, machine in enumerate(asked):
+            yield _answer(section, machine, at == 0, of.get(machine, rows))
+    yield changes(*what_changed(store, runs))
+    tables = _shown({"Hardware": hardware.hardware_table(rows, machines)})
+    yield Part("hardware", "Which hardware?", tables=tables)
+    tables = _shown({"What failed": overview.failures(rows)})
+    flags = overview.flag_lines(rows)
+    if tables or flags:
+        yield Part("failed", "What to know before believing a number", flags, tables=tables)
+    runs = overview.run_facts(runs, machines)
+    yield Part("runs", "Runs and machines", tables=_shown({"Runs": runs}))
+
+
+def _shown(tables: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
+    """Those with a line: people see all of their columns."""
+    return {title: (table, table) for title, table in tables.items() if len(table)}
+
+
+def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) -> Part:
+    """What one machine answers to a question."""
+    ending = "" if newest else f"-{machine[:6]}"
+    return Part(
+        section.experiment + ending,
+        section.question,
+        section.verdict(rows),
+        {name + ending: draw(rows) for name, draw in section.charts.items()},
+        {
+            title: (table.of(rows), table.readable(rows))
+            for title, table in section.shown(rows).items()
+        },
+        machine,
+        newest,
+        rows,
+        dict(_by_length(section, rows)),
+        {name: draw(rows) for name, draw in section.files.items()} if newest else {},
+    )
+
+
+def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[int, list[Claim]]]:
+    """What the rows of one sequence length say alone, where several were measured and there are figures to say it with."""
+    own = overview.of_experiment(rows, section.experiment)
+    known = own.get("factor.seq_len", pd.Series(dtype=float))
+    lengths = known.dropna().unique()
+    for length in lengths if len(lengths) > 1 else ():
+        claims = section.verdict(own[known.isna() | (known == length)])
+        if claims and (claims[0].compared or claims[0].figures):
+            yield int(length), claims
+
+
+def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
+    for at, (title, (table, readable)) in enumerate(part.tables.items()):
         name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
         for ending, text in (("csv", csv_text(table)), ("md", markdown_table(readable) + "\n")):
-            (folder / f"{experiment}_{name}.{ending}").write_text(text, encoding="utf-8")
+            (folder / f"{part.name}_{name}.{ending}").write_text(text, encoding="utf-8")
     profile = {
-        "runs": public_runs(runs[runs["experiment"] == experiment]),
-        "measurements": measurement_records(overview.of_experiment(answer.rows, experiment)),
-        "verdict": list(map(str, answer.claims)),
+        "runs": public_runs(runs[runs["experiment"] == part.name]),
+        "measurements": measurement_records(overview.of_experiment(part.rows, part.name)),
+        "verdict": list(map(str, part.verdict)),
     }
     text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / f"{experiment}_profile.json").write_text(text, encoding="utf-8")
+    (folder / f"{part.name}_profile.json").write_text(text, encoding="utf-8")
 
 
 def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
@@ -149,30 +203,17 @@ def _markdown_text(text: str) -> str:
     return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)
 
 
-def _markdown_list(lines: Iterable[Any]) -> str:
-    return "\n".join(f"- {_markdown_text(str(line))}" for line in lines)
-
-
-def _markdown(shown: list[Answer], changes: regressions.Changes, facts: Facts) -> str:
-    """The report as Markdown; an empty part has no heading."""
-    parts = ["# nanolib report", markdown_table(facts.runs)]
-    for answer in shown:
-        parts += [f"## {answer.section.question}", _markdown_list(answer.claims)]
-        parts += [f"![{name}]({name}.png)" for name in answer.section.charts]
-        for title, _, readable in answer.tables:
-            parts += [f"### {title}", markdown_table(readable)]
-    parts += ["## What changed?", _markdown_list(changes.verdict)]
-    parts += [f"![{name}]({name}.png)" for name in changes.charts]
-    for title, table in (
-        ("Changed and inconclusive cases", changes.table),
-        ("Hardware", facts.hardware),
-        ("Latency per machine (ms)", facts.across),
-        ("What failed", facts.failed),
-    ):
-        parts += [f"## {title}", markdown_table(table)] if len(table) else []
-    if facts.flags:
-        parts += ["## What to know before believing a number", _markdown_list(facts.flags)]
-    return (
-        "\n\n".join(parts if shown else [*parts, "Nothing was measured yet. Run: nano run quick"])
-        + "\n"
-    )
+def _markdown(parts: list[Part]) -> str:
+    """The report as Markdown."""
+    lines = ["# nanolib report"]
+    for part in parts:
+        if not part.newest:
+            continue
+        lines.append(f"## {part.title}")
+        lines.append("\n".join(f"- {_markdown_text(str(claim))}" for claim in part.verdict))
+        lines += [f"![{name}]({name}.png)" for name in part.charts]
+        for title, (_, readable) in part.tables.items():
+            lines += [f"### {title}", markdown_table(readable)]
+    if not any(part.machine for part in parts):
+        lines.append("Nothing was measured yet. Run: nano run quick")
+    return "\n\n".join(filter(None, lines)) + "\n"

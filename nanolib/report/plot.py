@@ -90,48 +90,45 @@ def plot(
     if kind == "line" and data["series"].nunique() == 1:  # a title says it better than a label
         title, data = f"{title}: {data['series'].iloc[0]}", data.assign(text=" ")
 
-    def draw(part: pd.DataFrame, width: int) -> alt.LayerChart:
+    if kind == "line" and len(panels) > 1:
+        width //= len(panels)
+
+    def draw(part: pd.DataFrame) -> alt.LayerChart:
         if kind == "line":
-            named = _with_named_ref(part, ref, ref_text) if ref_text and ref is not None else part
-            layers = _lines(named, axis, xunit, "x" in log, join, height)
-            size: dict[str, Any] = {"height": height}
+            part, layers = _lines(part, axis, xunit, "x" in log, join, height)
         else:
-            layers = _across(part, kind, axis)
-            size = {"height": alt.Step(26)}
-        return alt.layer(*_guides(axis, ref, band), *layers, width=width, **size)
+            part, layers = _across(part, kind, axis)
+        size = height if kind == "line" else alt.Step(26)
+        guides = _guides(axis, ref, ref_text, band)
+        return alt.layer(*guides, *layers, data=part, width=width, height=size)
 
     if len(panels) > 1:
-        stack = alt.hconcat if kind == "line" else alt.vconcat
-        wide = width // len(panels) if kind == "line" else width
         parts = [
-            draw(data[data["panel"] == name], wide).properties(
-                title=alt.Title(str(name), fontSize=13)
-            )
+            draw(data[data["panel"] == name]).properties(title=alt.Title(str(name), fontSize=13))
             for name in panels
         ]
-        chart = stack(*parts, spacing=28)
+        chart = (alt.hconcat if kind == "line" else alt.vconcat)(*parts, spacing=28)
     else:
-        chart = draw(data, width)
+        chart = draw(data)
     words = {"subtitle": under} if under else {}
     return themed(chart.properties(title=alt.Title(title, **words)))
 
 
-def _with_named_ref(data: pd.DataFrame, ref: float, name: str) -> pd.DataFrame:
-    """With the name of the line to compare with among those at the ends of lines."""
-    row = {"series": name, "x": data["x"].max(), "pred": ref, "hue": "rest", "sure": True}
-    return pd.concat([data, pd.DataFrame([row | {"text": name, "note": ""}])], ignore_index=True)
-
-
-def _guides(axis: Axis, ref: float | None, band: tuple[float, float] | None) -> list[alt.Chart]:
-    """The band in which a difference does not count, and the line to compare with."""
+def _guides(
+    axis: Axis, ref: float | None, name: str, band: tuple[float, float] | None
+) -> list[alt.Chart]:
+    """The band in which a difference does not count, and the line to compare with, by its name."""
     found = []
     if band is not None:
         ends = alt.Chart(pd.DataFrame({"from": [band[0]], "to": [band[1]]}))
         mark = ends.mark_rect(color=COLOURS["c3"], opacity=0.14)
         found.append(mark.encode(**axis.on("from"), **{f"{axis.value}2": "to:Q"}))
     if ref is not None:
-        line = alt.Chart(pd.DataFrame({"at": [ref]})).mark_rule(strokeWidth=1.2)
-        found.append(line.encode(**axis.on("at")))
+        at = alt.Chart(pd.DataFrame({"at": [ref]})).encode(**axis.on("at"))
+        found.append(at.mark_rule(strokeWidth=1.2))
+        if name:
+            words = at.mark_text(text=name, align="left", dx=9)
+            found.append(words.encode(x=alt.value("width")))
     return found
 
 
@@ -173,29 +170,23 @@ def _marks(
 
 def _lines(
     data: pd.DataFrame, axis: Axis, xunit: str, log: bool, join: bool, height: int
-) -> list[alt.Chart]:
+) -> tuple[pd.DataFrame, list[alt.Chart]]:
     places = sorted(float(x) for x in data["x"].unique())
-    first, last = places[0], places[-1]
-    if log:
-        room = (last / first) ** 0.04
-        reach = [first / room, last * room**0.2]
-    else:
-        room = (last - first) * 0.03
-        reach = [first - room, last + 0.2 * room]
-    ticks: dict[str, Any] = {"values": log_ticks(*reach)} if log else {"tickCount": 6}
+    ends = [places[0], places[-1]]
+    ticks: dict[str, Any] = {"values": log_ticks(*ends)} if log else {"tickCount": 6}
     if join and len(places) <= 12:
         ticks = {"values": places}
     x = alt.X(
         "x:Q",
         title=xunit,
-        scale=alt.Scale(type="log" if log else "linear", domain=reach, nice=False),
+        scale=alt.Scale(type="log" if log else "linear", domain=ends, padding=8, nice=False),
         axis=alt.Axis(grid=False, labelExpr=_SHORT_COUNT, labelOverlap=True, **ticks),
     )
     label = data["text"].where(data["text"] != "", data["series"]).astype(str)
     data = data.assign(label=label, end=_label_heights(data, axis, height))
     # points of two runs are not joined
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
-    base = alt.Chart(data).encode(x=x)
+    base = alt.Chart().encode(x=x)
     lines = base.encode(color=_colour(), detail=apart)
     ends, points = _marks(base, data, axis, 14 if len(data) > 200 else 46, xunit)
     layers = list(ends)
@@ -211,7 +202,8 @@ def _lines(
     names = names.transform_filter("datum.x == datum.last").mark_text(align="left", dx=9)
     # the grey of a line is too pale for words
     ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _colour())
-    return [*layers, points, names.encode(**axis.on("end"), text="label:N", color=ink)]
+    named = names.encode(**axis.on("end"), text="label:N", color=ink)
+    return data, [*layers, points, named]
 
 
 def _label_heights(data: pd.DataFrame, axis: Axis, height: int) -> pd.Series:
@@ -222,17 +214,15 @@ def _label_heights(data: pd.DataFrame, axis: Axis, height: int) -> pd.Series:
     found = pd.Series(np.nan, index=data.index)
     for _, group in shown.dropna().groupby(data["x"]):
         at = (group.map(turn) * px).sort_values()
-        heights = at.to_numpy(copy=True)
-        for _ in range(40):
-            for lower in range(len(heights) - 1):
-                lack = _LABEL_GAP - (heights[lower + 1] - heights[lower])
-                if lack > 0.01:
-                    heights[lower : lower + 2] += (-lack / 2, lack / 2)
-        found[at.index] = [back(one / px) for one in heights]
+        steps = _LABEL_GAP * np.arange(len(at))
+        free = at.to_numpy() - steps
+        # halfway between pushing names up and pushing them down, both of which keep the gap
+        both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
+        found[at.index] = [back(one / px) for one in both / 2 + steps]
     return found
 
 
-def _across(data: pd.DataFrame, kind: str, axis: Axis) -> list[alt.Chart]:
+def _across(data: pd.DataFrame, kind: str, axis: Axis) -> tuple[pd.DataFrame, list[alt.Chart]]:
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
     y = alt.Y("series:N", title=None, sort=list(dict.fromkeys(data["series"])), axis=ink)
     if kind == "bars":
@@ -243,7 +233,7 @@ def _across(data: pd.DataFrame, kind: str, axis: Axis) -> list[alt.Chart]:
         )
         colours = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
         part = alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colours))
-    base = alt.Chart(data).encode(y=y)
+    base = alt.Chart().encode(y=y)
     if kind == "bars":
         bars = base.mark_bar(stroke=COLOURS["paper"], strokeWidth=1)
         tooltip = _tooltip(data, axis)
@@ -256,4 +246,4 @@ def _across(data: pd.DataFrame, kind: str, axis: Axis) -> list[alt.Chart]:
         ticks = base.mark_tick(thickness=2, size=15).transform_filter("isValid(datum.pred)")
         layers.insert(-1, ticks.encode(**axis.on("pred"), color=_colour()))
     words = base.transform_filter("datum.text != ''").mark_text(align="left", dx=8)
-    return [*layers, words.encode(x=alt.value("width"), text="text:N")]
+    return data, [*layers, words.encode(x=alt.value("width"), text="text:N")]

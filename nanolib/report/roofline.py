@@ -11,13 +11,20 @@ import pandas as pd
 
 from nanolib.numbers import scaled
 from nanolib.report.claim import Claim, Figure
-from nanolib.report.linking import link_columns, links
+from nanolib.report.linking import links
 from nanolib.report.overview import listed, of_experiment, pick
 from nanolib.report.plot import plot
 from nanolib.report.tables import Column, filled, percent, ratios, short_names
 from nanolib.report.theme import Chart, empty_chart, hues
 
 _CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
+_TIMED = (
+    Column("achieved", "", "flops_per_second", interval=True),
+    Column("flops", "", "flops"),
+    Column("moved", "", "bytes"),
+)
+_PEAK = Column("peak", "", "ceiling_flops", interval=True)
+_BANDWIDTH = Column("bandwidth", "", "ceiling_bytes", interval=True)
 
 
 def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
@@ -34,15 +41,12 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     if achieved.empty or "factor.dtype" not in rows:
         return pd.DataFrame()
     key = ["run_id", "case_id", "scope"]
-    factors = {name: achieved[f"factor.{name}"] for name in _CASE if f"factor.{name}" in achieved}
-    rate = Column("achieved", "", "flops_per_second", interval=True).of(achieved)
-    table = achieved[key].assign(**factors, **links(achieved), **rate)
-    peaks = rows.assign(dtype=rows["scope"])  # a ceiling is of a type, or of the copy
-    peak = Column("peak", "", "ceiling_flops", interval=True)
-    bandwidth = Column("bandwidth", "", "ceiling_bytes", interval=True)
-    table = filled(table, rows, (Column("flops", "", "flops"), Column("moved", "", "bytes")), key)
-    table = filled(table, peaks, (peak,), ["run_id", "dtype"])
-    table = filled(table, rows, (bandwidth,), ["run_id"])
+    factors = [f"factor.{name}" for name in _CASE if f"factor.{name}" in achieved]
+    table = achieved[[*key, *factors]].rename(columns=lambda name: name.removeprefix("factor."))
+    table = filled(table, rows, _TIMED, key)
+    # a ceiling is of a type, or of the copy
+    table = filled(table, rows.assign(dtype=rows["scope"]), [_PEAK], ["run_id", "dtype"])
+    table = filled(table, rows, [_BANDWIDTH], ["run_id"])
     table = table.dropna(subset=["flops", "moved", "peak", "bandwidth"]).reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
@@ -78,13 +82,11 @@ def roofline_chart(experiment: str) -> Chart:
                 "y": table["achieved"],
                 "low": table["achieved_low"],
                 "high": table["achieved_high"],
-                "note": table["case"]
-                + ", "
-                + table["share"].map("{:.0%}".format)
-                + " of its peak, "
-                + table["bound"]
-                + "-bound",
-                **table[link_columns(table)],
+                "note": [
+                    f"{case}, {share:.0%} of its peak, {bound}-bound"
+                    for case, share, bound in table[["case", "share", "bound"]].to_numpy()
+                ],
+                **links(table),
             }
         )
         points["hue"] = points["series"].map(hues(points["series"]))
@@ -132,11 +134,9 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
     for scope, group in table.groupby("scope", sort=False):
         best = group.sort_values("share").iloc[-1]
         counts = group["bound"].value_counts().items()
-        answer = f"{scope.replace('_', ' ').capitalize()} is "
-        answer += listed(
-            f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts
-        )
+        kinds = (f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts)
         roof, advice = scaled(best["attainable"], "FLOP/s"), ""
+        sure = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
         if best["share_low"] > 1:  # a share of more than all there is would be no share
             reached = scaled(best["achieved"], "FLOP/s")
             sure = f"{best['case']} reaches {reached}, above the roofline's {roof}: "
@@ -145,8 +145,7 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
             else:
                 sure += "the peak rate was measured too low"
                 advice = "run nano doctor on an idle machine"
-        else:
-            sure = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
         share = Figure.of(best, "share", name=best["case"])
+        answer = f"{scope.replace('_', ' ').capitalize()} is {listed(kinds)}"
         claims.append(Claim(answer, sure, advice, figures=(share,)))
     return claims

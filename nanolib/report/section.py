@@ -1,10 +1,9 @@
-"""What the report is made of: sections that experiments hand to it, and the answers that rows of one machine give."""
+"""What the report is made of: sections that experiments hand to it, and the parts that come of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import altair as alt
 import pandas as pd
@@ -13,8 +12,6 @@ from nanolib.report import tables
 from nanolib.report.claim import Claim
 from nanolib.report.theme import Chart, is_empty
 
-MOST_COLUMNS = 10  # of a table; its file has all of them
-
 
 @dataclass(frozen=True)
 class CaseTable:
@@ -22,17 +19,11 @@ class CaseTable:
 
     Attributes:
         of: Makes it of rows of any experiments.
-        columns: Column → title, of those that people see.
+        columns: Column → title, of those that people see: at most ten. Its file has all of them.
     """
 
     of: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        if len(self.columns) > MOST_COLUMNS:
-            raise ValueError(
-                f"a table shows at most {MOST_COLUMNS} columns, not {', '.join(self.columns)}"
-            )
 
     def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The table for people."""
@@ -61,11 +52,11 @@ class Section:
 
     def main_chart(self, rows: pd.DataFrame) -> alt.TopLevelMixin:
         """The first chart that can be drawn of the rows, or the one that says why none can."""
-        first, *others = {**self.charts, **self.files}.values()
-        chart = first(rows)
-        if not is_empty(chart):
-            return chart
-        return next((other for draw in others if not is_empty(other := draw(rows))), chart)
+        drawings = [*self.charts.values(), *self.files.values()]
+        for draw in drawings:
+            if not is_empty(chart := draw(rows)):
+                return chart
+        return drawings[0](rows)
 
     def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
         """The main table, which says where nothing was measured, and the others that have a line."""
@@ -78,54 +69,34 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What one machine answers to a question.
+class Part:
+    """One heading of the report, and all that is under it.
 
     Attributes:
-        section: The question.
-        machine_id: The machine.
+        name: Tells it from others.
+        title: The heading: a question.
+        verdict: What is said first.
+        charts: File name → chart.
+        tables: Title → the table with all columns, and as people read it.
+        machine: Which machine answers; empty for what is of all of them.
         newest: Whether the question's newest run is of this machine.
-        rows: All rows of the machine.
+        rows: What a machine answers by.
+        by_length: Sequence length → what is said of it alone, first.
+        files: File name → chart that is written and not shown.
     """
 
-    section: Section
-    machine_id: str
-    newest: bool
-    rows: pd.DataFrame
+    name: str
+    title: str
+    verdict: Sequence[Claim] = ()
+    charts: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
+    tables: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict)
+    machine: str = ""
+    newest: bool = True
+    rows: pd.DataFrame = field(default_factory=pd.DataFrame)
+    by_length: Mapping[int, Sequence[Claim]] = field(default_factory=dict)
+    files: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
-        """Tells the answers of a page apart."""
-        return self.section.experiment + ("" if self.newest else f"-{self.machine_id[:6]}")
-
-    @cached_property
-    def claims(self) -> list[Claim]:
-        """The conclusions."""
-        return self.section.verdict(self.rows)
-
-    @cached_property
-    def tables(self) -> list[tuple[str, pd.DataFrame, pd.DataFrame]]:
-        """The title of each table, the table with all columns, and as people read it."""
-        return [
-            (title, table.of(self.rows), table.readable(self.rows))
-            for title, table in self.section.shown(self.rows).items()
-        ]
-
-
-def answers(sections: Iterable[Section], rows: pd.DataFrame, runs: pd.DataFrame) -> list[Answer]:
-    """Answer each question by each machine that ran it, the machine of its newest run first.
-
-    Args:
-        sections: The questions.
-        rows: Measurements of any machines; the numbers of two are never joined.
-        runs: Their runs, with `experiment`, `machine_id` and `started`.
-    """
-    ordered = runs.sort_values("started", kind="stable")[::-1]
-    places = ordered[["experiment", "machine_id"]].drop_duplicates()
-    of = {one: rows[rows["machine_id"] == one] for one in places["machine_id"] if len(rows)}
-    found = []
-    for section in sections:
-        machines = places.loc[places["experiment"] == section.experiment, "machine_id"]
-        for at, machine in enumerate(machines):
-            found.append(Answer(section, machine, at == 0, of.get(machine, rows)))
-    return found
+    def said(self) -> dict[str, Sequence[Claim]]:
+        """Sequence length → what is said of it; of all of them at the empty text."""
+        return {"": self.verdict} | {str(length): said for length, said in self.by_length.items()}

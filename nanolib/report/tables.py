@@ -65,29 +65,18 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         table: From this module.
         names: Column → title; a column with `_low` and `_high` siblings gets its interval.
     """
+    unknown = [None] * len(table)
     result = pd.DataFrame(index=table.index)
     for column, title in names.items():
         if column not in table:
             continue
-        low, high = (table.get(f"{column}_{end}") for end in ("low", "high"))
+        values = table[column]
         if column in _IN_WORDS:
-            result[title] = [_cell(_spoken(value)) for value in table[column]]
-        elif low is None or high is None:
-            result[title] = [_cell(value) for value in table[column]]
-        else:
-            result[title] = [
-                _cell(*values) for values in zip(table[column], low, high, strict=True)
-            ]
+            values = values.replace("forward_backward", "forward + backward")
+            values = values.replace("_", " ", regex=True)
+        ends = (table.get(f"{column}_{end}", unknown) for end in ("low", "high"))
+        result[title] = [_cell(*cell) for cell in zip(values, *ends, strict=True)]
     return result
-
-
-def _spoken(name: Any) -> Any:
-    """A name such as `pass_q` in words; what is no text is left as it is."""
-    return (
-        name.replace("forward_backward", "forward + backward").replace("_", " ")
-        if isinstance(name, str)
-        else name
-    )
 
 
 def compact(
@@ -136,18 +125,16 @@ def _shortened(text: str, most: int) -> str:
     )
 
 
-def _cell(value: Any, low: float | None = None, high: float | None = None) -> str:
+def _cell(value: Any, low: float | None, high: float | None) -> str:
     if isinstance(value, list):
         return ", ".join(value)
-    if isinstance(value, bool | str) or value is None:
-        return "" if value is None else str(value)
+    if value is None or isinstance(value, bool | str):
+        return str(value or "")
     if pd.isna(value):
         return "—"
-    return (
-        format_number(value)
-        if low == value == high
-        else format_with_interval(float(value), low, high)
-    )
+    if low == value == high:
+        return format_number(value)
+    return format_with_interval(float(value), low, high)
 
 
 CASE = ("run_id", "case_id")  # tells cases apart
@@ -243,8 +230,7 @@ def with_state(table: pd.DataFrame) -> pd.DataFrame:
 
 def worst(statuses: pd.Series) -> str:
     """The first status that is not `ok`, or `ok`."""
-    bad = [status for status in statuses if status != "ok"]
-    return bad[0] if bad else "ok"
+    return next(iter(statuses[statuses != "ok"]), "ok")
 
 
 def joined(messages: pd.Series) -> str:
@@ -252,18 +238,21 @@ def joined(messages: pd.Series) -> str:
     return "; ".join(dict.fromkeys(message for message in messages if message))
 
 
-def with_ends(row: pd.Series, column: str) -> str:
-    """A figure of a table's line with its interval."""
-    return format_with_interval(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
+def with_ends(row: pd.Series, column: str, unit: str = "") -> str:
+    """A figure of a table's line with its unit and its interval: `4.06× [3.98 … 4.10]`."""
+    figure = format_with_interval(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
+    number, space, ends = figure.partition(" ")
+    return f"{number}{unit}{space}{ends}"
 
 
 def in_ms(row: pd.Series, column: str) -> str:
     """A time of a table's line with its interval."""
-    low, high = row[f"{column}_low"], row[f"{column}_high"]
-    if pd.isna(low) or pd.isna(high):
-        return f"{format_number(row[column])} ms"
-    ends = f"{format_number(low, low, high)} … {format_number(high, low, high)}"
-    return f"{format_number(row[column], low, high)} ms [{ends}]"
+    return with_ends(row, column, " ms")
+
+
+def times(row: pd.Series, column: str) -> str:
+    """A ratio of a table's line with its interval."""
+    return with_ends(row, column, "×")
 
 
 def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
@@ -272,12 +261,6 @@ def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
     return (
         f"{share:.0%}" if pd.isna(low) or pd.isna(high) else f"{share:.0%} [{low:.0%} … {high:.0%}]"
     )
-
-
-def times(row: pd.Series, column: str) -> str:
-    """A ratio of a table's line with its interval: `4.06× [3.98 … 4.10]`."""
-    ratio, space, ends = with_ends(row, column).partition(" ")
-    return f"{ratio}×{space}{ends}"
 
 
 def short_names(

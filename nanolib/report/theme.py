@@ -13,6 +13,7 @@ Chart = Callable[[pd.DataFrame], alt.TopLevelMixin]
 
 COLOURS = {
     "paper": "#FFFFFF",
+    "wash": "#F5F7F9",  # behind words
     "line": "#DEE3E8",  # the grid
     "ink": "#191D22",
     "muted": "#58626D",  # labels
@@ -25,6 +26,7 @@ COLOURS = {
 }
 DARK = {
     "paper": "#15181C",
+    "wash": "#1D2126",
     "line": "#333A42",
     "ink": "#EDF0F3",
     "muted": "#A9B2BC",
@@ -36,17 +38,13 @@ DARK = {
     "rest": "#7C8692",
 }
 HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
-_SERIES_HUES = HUES[:4]
 _TEXT = 12  # px
 
 
 def hues(names: Iterable[Any]) -> dict[Any, str]:
     """A colour for each of the first four names, in order; the further ones are grey."""
-    distinct = list(dict.fromkeys(names))
-    return {
-        name: _SERIES_HUES[at] if at < len(_SERIES_HUES) else "rest"
-        for at, name in enumerate(distinct)
-    }
+    distinct = dict.fromkeys(names)
+    return {name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(distinct, 1)}
 
 
 def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
@@ -56,7 +54,7 @@ def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
     )
     return themed(
         text.encode(text="why:N").properties(
-            width=640, height=40, title=title, usermeta={"empty": why}
+            width=640, height=40, title=alt.Title(title), usermeta={"empty": why}
         )
     )
 
@@ -114,18 +112,13 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 def variables() -> str:
     """The colours as CSS variables, which follow what the reader's system prefers."""
-    light, dark = (
-        "".join(f"--chart-{name}: {colour};" for name, colour in of.items())
-        for of in (COLOURS, DARK)
-    )
-    return (
-        f":root {{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root {{{dark}}}}}\n"
-    )
+    colours = "".join(f"--{name}: light-dark({COLOURS[name]}, {DARK[name]}); " for name in COLOURS)
+    return f":root {{ color-scheme: light dark; {colours}}}\n"
 
 
 def with_variables(specs: Any) -> Any:
     """Charts for a page that declares `variables`: one drawing for light, dark and print."""
     text = json.dumps(specs)
     for name, colour in COLOURS.items():
-        text = text.replace(f'"{colour}"', f'"var(--chart-{name})"')
+        text = text.replace(f'"{colour}"', f'"var(--{name})"')
     return json.loads(text)

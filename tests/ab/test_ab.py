@@ -64,7 +64,7 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     with Store(tmp_path / "out" / "results.sqlite") as store:
         rows = store.measurements(samples=True)
     (table,) = ab_table(rows).to_dict("records")
-    assert (table["verdict"], table["processes"]) == ("regressed", 20) and table["a"].startswith(
+    assert (table["finding"], table["processes"]) == ("regressed", 20) and table["a"].startswith(
         "base ("
     )
     assert any("regressed, work:run" in said.answer for said in ab_verdict(rows))

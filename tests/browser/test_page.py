@@ -75,9 +75,7 @@ def test_it_opens_from_the_file_system_and_complains_of_nothing(opened):
 
 
 def test_a_point_tells_its_interval_and_what_it_is_compared_with(opened):
-    opened.page.locator("[id='attention_speed_up/0'] .mark-symbol.role-mark path").first.hover(
-        force=True
-    )
+    opened.page.locator("#attention_speed_up .mark-symbol.role-mark path").first.hover(force=True)
     tip = opened.page.locator("#vg-tooltip-element")
     tip.wait_for(state="visible", timeout=5000)
     said = tip.inner_text()

@@ -69,6 +69,7 @@ def _pick(page, option):
 def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, drawn):
     lengths = still.locator("#length option").evaluate_all("some => some.map(one => one.value)")
     assert lengths[0] == "" and len(lengths) > 3
+    alone = set()
     for length in lengths[1:4]:
         _pick(still, length)
         found = still.evaluate(
@@ -77,7 +78,7 @@ def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, dra
                 figures: all('section:not([hidden]) figure').map(figure => ({
                     title: figure.innerText,
                     none: getComputedStyle(figure.querySelector('.none')).display !== 'none',
-                    plots: all('.plot:not([hidden])', figure).map(plot => all(
+                    plots: all('.plot', figure).map(plot => all(
                         '.mark-symbol.role-mark path, .mark-rect.role-mark path, .mark-line.role-mark path', plot).length),
                 })),
             })"""
@@ -86,7 +87,14 @@ def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, dra
         for figure in found["figures"]:
             assert figure["none"] if not figure["plots"] else all(figure["plots"]), figure
         assert any(figure["plots"] for figure in found["figures"])
+        cards = still.locator(".card:visible [data-only]:visible").evaluate_all(
+            "some => some.map(one => one.dataset.only)"
+        )
+        assert set(cards) <= {"", length}
+        alone |= {*cards} - {""}
+    assert alone  # a card answers for a length by what was measured there
     _pick(still, "")
+    assert still.locator(".card:visible .mini svg.marks").count() >= 3
     assert drawn.complaints == []
 
 
@@ -112,7 +120,7 @@ def test_it_fits_the_screen(still, width):
     still.wait_for_selector(DRAWN, timeout=60_000)
     root = "document.documentElement"
     assert still.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
-    plots = "all('.plot').filter(e => e.id.startsWith('model_performance/')).map(e => e.getBoundingClientRect()"
+    plots = "all('#model_performance .plot').map(e => e.getBoundingClientRect()"
     assert still.evaluate(f"new Set({plots}.left)).size") == (1 if width < 800 else 3)
     narrower = "svg.getBoundingClientRect().width <= svg.closest('.plot').clientWidth + 1"
     assert still.evaluate(f"all('.plot svg.marks').every(svg => {narrower})")
@@ -154,6 +162,6 @@ def test_it_can_be_read_aloud_and_seen(still):
         [(one["id"], one["nodes"][0]["html"][:300]) for one in found], indent=1
     )
     described = still.evaluate(
-        "() => all('.plot').filter(e => e.offsetParent).map(e => e.getAttribute('aria-label'))"
+        "() => all('.panels .plot').filter(e => e.offsetParent).map(e => e.getAttribute('aria-label'))"
     )
     assert described and all(len(text) > 20 for text in described)

@@ -83,42 +83,6 @@ ATTENTION = attention_rows(
 )
 
 
-def model_rows():
-    rows = {}
-    for seq_len in (64, 128, 256, 512):
-        shape = {"name": "tiny", "attention_type": "dense", "seq_len": seq_len, "batch_size": 1}
-        shape |= {"dtype": "float32", "device": "cpu"}
-        weights = [
-            exact("parameters", 1000, method="count"),
-            exact("footprint", 4.0, method="count"),
-        ]
-        inference = [
-            latency("inference", seq_len / 10, predicted=seq_len / 20),
-            exact("flops", 1e6, scope="inference"),
-        ]
-        inference += [
-            Measurement("tokens_per_second", 1e4, scope="inference"),
-            exact("peak_memory", 8.0, scope="inference"),
-        ]
-        phases = [latency("forward", 10), latency("backward", 25), latency("optimizer_step", 5)]
-        training = [
-            *phases,
-            latency("training_step", 40),
-            exact("peak_memory", 20.0, scope="training_step"),
-        ]
-        rows[f"i{seq_len}"] = (
-            shape | {"mode": "inference", "optimisation": "eager"},
-            [ended(), *weights, *inference],
-        )
-        rows[f"t{seq_len}"] = (
-            shape | {"mode": "training", "optimisation": "eager"},
-            [ended(), *weights, *training],
-        )
-    loss = Measurement("loss", 2.0, samples=(5.0, 3.0, 2.0), scope="training")
-    rows["loss"] = ({k: v for k, v in shape.items() if k != "mode"}, [ended(), loss])
-    return rows
-
-
 def warmup_process(direction, process, steps, times, needed=2.0, message=""):
     """One fresh process: its curve, and of each setting (steps → low, ms, high, mean) what it would report."""
     factors = {
@@ -137,14 +101,6 @@ def warmup_process(direction, process, steps, times, needed=2.0, message=""):
         row = latency(f"{direction} after {count}", ms)
         rows.append(replace(row, details={"mean": mean, "sd": 3.0, "cv": 0.33}))
     return factors, rows
-
-
-def warmup_rows():
-    rows = {}
-    for process in range(1, 6):
-        factors, found = warmup_process("forward", process, 10, {0: (20.0, 20.0), 5: (10.0, 10.0)})
-        rows[f"w{process}"] = (factors, [ended(), *found])
-    return rows
 
 
 def ceilings_of():

@@ -24,4 +24,5 @@ def test_a_page_says_what_became_of_the_cases(tmp_path, status):
         page = build(store, store.resolve("all"), tmp_path / "report", SECTIONS, pictures=False)
     text = page.read_text(encoding="utf-8")
     assert "out of luck" in text or status is Status.STARTED
+    assert "no case gave a number" in text
     assert "gains no time" not in text or status is Status.UNSUPPORTED

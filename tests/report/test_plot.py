@@ -33,10 +33,10 @@ def _points(**columns):
     return pd.DataFrame(given)
 
 
-@pytest.mark.parametrize(("bad", "said"), zip(BAD, ["0", "-1", "inf"], strict=True))
-def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_named(bad, said):
+@pytest.mark.parametrize("bad", BAD)
+def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_named(bad):
     spec, rows = _drawn(plot(_points(y=[2.0, bad, 5.0]), "Made", log="y", subtitle=["As it was."]))
-    assert _subtitle(spec) == f"As it was. Not on the logarithmic axis: <odd> ({said})."
+    assert _subtitle(spec) == "As it was. Not on the logarithmic axis: <odd>."
     assert [row["y"] for row in rows if "series" in row] == [2.0, None, 5.0]
 
 
@@ -107,10 +107,8 @@ def test_words_in_each_colour_can_be_read(colours, name):
 def test_a_page_takes_its_colours_from_its_style():
     specs = charts.with_variables({"made": plot(_points(), "Made").to_dict()})
     text = str(specs)
-    assert "var(--chart-c1)" in text and not any(
-        colour in text for colour in charts.COLOURS.values()
-    )
-    assert all(f"--chart-{name}:" in charts.variables() for name in charts.COLOURS)
+    assert "var(--c1)" in text and not any(colour in text for colour in charts.COLOURS.values())
+    assert all(f"--{name}:" in charts.variables() for name in charts.COLOURS)
 
 
 @pytest.fixture(scope="module")

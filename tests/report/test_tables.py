@@ -129,7 +129,7 @@ def test_cases_that_did_not_end_well_and_flags_are_counted(measured):
         ("odd", "oom", "full")
     ]
     (line,) = overview.flag_lines(rows)
-    assert line.startswith(f"{Flag.SLOWDOWN} (1 of 2 timings): ")
+    assert str(line).startswith(f"{Flag.SLOWDOWN} (1 of 2 timings): ")
 
 
 def test_the_first_and_what_cannot_be_told_from_it():

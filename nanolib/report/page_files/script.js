@@ -1,34 +1,54 @@
-// What is picked at the top, every section, chart and table follows; the choice is in the address.
+// What is picked at the top, every answer, chart and table follows; the choice is in the address.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
 const asked = new URLSearchParams(location.search), picks = all('#picks select'), drawn = new Map(), narrow = matchMedia('(max-width: 720px)');
 const chosen = name => document.getElementById(name)?.value ?? '';
-const wanted = plot => (plot.dataset.n ? chosen('length') : '') + narrow.matches;
-let turn = 0;
+let turn = 0, queue = Promise.resolve();
 
-async function draw(plot) {
-  const length = chosen('length'), [name, at] = plot.id.split('/'), {datasets, ...spec} = specs[name][at];
+// The panels of a chart as the page shows them: as wide as there is room, with what was measured at the length.
+function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length) {
   const kept = rows => rows.filter(row => !length || row.link_n == null || row.link_n == length);
-  spec.datasets = Object.fromEntries(Object.entries(datasets).map(([one, rows]) => [one, kept(rows)]));
-  if (narrow.matches) spec.config = {...spec.config, legend: {...spec.config.legend, columns: 2, labelLimit: 110}, axisY: {labelLimit: 130}};
-  spec.description = plot.closest('figure').querySelector('figcaption').innerText;
-  drawn.get(plot)?.finalize();
-  const result = await vegaEmbed(plot, spec, {mode: 'vega-lite', renderer: 'svg', actions: false, logLevel: 1});
-  drawn.set(plot, {of: wanted(plot), finalize: result.finalize});
-  for (const group of all('[role=graphics-symbol]:not([aria-label])', plot)) group.removeAttribute('role');
+  const shown = Object.fromEntries(Object.entries(datasets).map(([name, rows]) => [name, kept(rows)]));
+  if (narrow.matches) config = {...config, legend: {...config.legend, columns: 2, labelLimit: 110}, axisY: {labelLimit: 130}};
+  return (hconcat ?? vconcat ?? [whole]).filter(({data}) => {
+    const known = rows => rows.some(row => row.link_n != null);
+    return known(shown[data.name]) || !known(datasets[data.name]);
+  }).map(panel => ({...panel, config, datasets: shown, width: 'container', autosize: {type: 'fit-x', contains: 'padding'}}));
 }
-async function follow() {
-  const machine = chosen('machine'), length = chosen('length'), mine = ++turn;
-  const of = one => one.dataset.n ? one.dataset.n.split(' ') : [length];  // what knows no length stays
-  for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
-  for (const one of all('[data-n]')) one.hidden = length && !of(one).includes(length);
-  for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr[data-n]:not([hidden])', one).length;
-  document.getElementById('note').hidden = !length;
-  document.body.dataset.drawn = '';
-  for (const plot of all('.plot')) {
-    if (plot.offsetParent && drawn.get(plot)?.of !== wanted(plot)) await draw(plot);
+// A chart of a card: its first panel without axes and words.
+function smallOf(panel) {
+  const layer = panel.layer.filter(one => one.mark.type !== 'text'), encoding = JSON.stringify(layer, (key, value) => key === 'axis' ? null : value);
+  return {...panel, layer: JSON.parse(encoding), title: null, height: 64, config: {...panel.config, legend: {disable: true}}};
+}
+async function draw(place) {
+  const small = place.className === 'mini', caption = place.previousElementSibling;
+  const panels = panelsOf(specs[place.dataset.chart], chosen('length')), shown = small ? panels.slice(0, 1).map(smallOf) : panels;
+  drawn.get(place)?.forEach(view => view.finalize());
+  place.replaceChildren(...shown.map(() => Object.assign(document.createElement('div'), {className: 'plot'})));
+  const look = {mode: 'vega-lite', renderer: 'svg', actions: false, logLevel: 1}, views = [];
+  for (const [at, panel] of shown.entries()) views.push((await vegaEmbed(place.children[at], {...panel, description: caption.innerText}, look)).view);
+  drawn.set(place, views);
+  for (const group of all('[role=graphics-symbol]:not([aria-label])', place)) group.removeAttribute('role');
+}
+async function drawAll(mine, key) {
+  for (const place of all('[data-chart]')) {
     if (mine !== turn) return;
+    if (!place.checkVisibility() || place.dataset.key === key) continue;
+    place.dataset.key = key;
+    await draw(place);
   }
   document.body.dataset.drawn = 'yes';
+}
+function follow() {
+  const machine = chosen('machine'), length = chosen('length'), mine = ++turn;
+  document.body.dataset.drawn = '';
+  for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
+  for (const one of all('tr[data-n]')) one.hidden = length && one.dataset.n !== length;
+  for (const one of all('[data-only]')) {
+    const at = n => one.parentElement.querySelector(`:scope > [data-only="${n}"]`);
+    one.hidden = one !== (at(length) ?? at(''));
+  }
+  for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr:not([hidden])', one).length - 1;
+  queue = queue.then(() => drawAll(mine, length + narrow.matches));
 }
 for (const pick of picks) {
   if (all('option', pick).some(one => one.value === asked.get(pick.id))) pick.value = asked.get(pick.id);
