@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.steps import planned_training
+from nanolib.experiments.model.case import planned_training
 from nanolib.measurement import Measurement, exact
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.patterns import BY_TILE, DYNAMIC, WINDOWED

@@ -42,7 +42,7 @@ class LossCase(ShapedCase):
         return self.model_case.plan()
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The loss before each step, on fresh windows of text; the estimate is the mean of the last tenth of them."""
+        """The loss before each step; the estimate is the mean of the last tenth of them."""
         model = self.build(params.seed)
         check_loss(model)
         generator = torch.Generator().manual_seed(params.seed)

@@ -176,7 +176,6 @@ def test_experts_count():
     )
     attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * n
     forward = LAYERS * (attention + 2 * n * D * 8 + 2 * n * 2 * 3 * D * FF) + 2 * n * D * VOCAB
-    assert case.flops == forward
     assert case.formulas()["flops"] == 3 * forward
 
 
