@@ -30,12 +30,16 @@ class Step:
     Attributes:
         scope: What the rows of the whole call say was measured.
         compared: Which result is compared with the eager model's.
+        model: Whose calls.
+        ids: What it reads, int64 [batch, length], in training one more.
         phases: Scope → call, in order.
         tokens: How many a call reads or makes.
     """
 
     scope: ClassVar[str]
     compared: ClassVar[str]
+    model: nn.Module
+    ids: torch.Tensor
     phases: dict[str, Callable[[], object]]
     tokens: int
 
@@ -43,6 +47,22 @@ class Step:
         """All phases."""
         for phase in self.phases.values():
             phase()
+
+    def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
+        """What is there before a call: weights, tables such as those of positions, ids."""
+        return {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]}
+
+    def first(self) -> None:
+        """Leave behind what a first call does and later calls find."""
+
+    def owners(self) -> dict[int, torch.Tensor]:
+        """The `id` of an optimizer's state → the weight that it belongs to."""
+        return {}
+
+    def workloads(self) -> Iterator[Workload]:
+        """What its memory is measured of: the whole call."""
+        rest = {"first": self.first, "phases": self.phases, "owners": self.owners}
+        yield Workload.of_kinds(self.scope, self, self.kinds, **rest)
 
     def result(self) -> Any:
         """What is compared; it changes nothing that a later call finds."""
@@ -92,14 +112,6 @@ class Inferring(Step):
     def eager_result(self) -> Any:
         """Logits without the optimisation."""
         return self._eager(self.ids)
-
-    def workloads(self) -> Iterator[Workload]:
-        """The forward pass."""
-        yield Workload.of_kinds(
-            self.scope,
-            self.result,
-            lambda: {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]},
-        )
 
 
 def check_loss(model: nn.Module) -> None:
@@ -197,29 +209,22 @@ class Training(Step):
         found = torch.autograd.grad(next_token_loss(forward, self.ids), weights)
         return torch.cat([gradient.flatten() for gradient in found])
 
+    def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
+        """Also the optimizer's states."""
+        return super().kinds() | {Held.STATES: [state for _, state in self._states()]}
+
+    def first(self) -> None:
+        """The optimizer's states."""
+        if not self._optimizer.state:
+            self()
+
+    def owners(self) -> dict[int, torch.Tensor]:
+        """The weight of each state."""
+        return {id(state): weight for weight, state in self._states()}
+
     def _states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each weight with a state of its optimizer."""
         states = [(w, v) for w, state in self._optimizer.state.items() for v in state.values()]
         return [(w, v) for w, v in states if isinstance(v, torch.Tensor)]
-
-    def workloads(self) -> Iterator[Workload]:
-        """The whole step."""
-
-        def kinds() -> dict[str, Iterable[torch.Tensor]]:
-            return {
-                Held.WEIGHTS: held(self.model),
-                Held.STATES: [state for _, state in self._states()],
-                Held.INPUTS: [self.ids],
-            }
-
-        yield Workload.of_kinds(
-            self.scope,
-            self,
-            kinds,
-            first=lambda: self._optimizer.state or self(),
-            phases=self.phases,
-            owners=lambda: {id(state): weight for weight, state in self._states()},
-        )
 
 
 class Generating(Step):
@@ -237,8 +242,8 @@ class Generating(Step):
     def __init__(
         self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimisation: str = "eager"
     ) -> None:
-        self.model, captured = model.eval(), optimisation == "cuda_graph"
-        self.generation = generation_of(self.model, prompt, new_tokens, captured)
+        self.model, self.ids = model.eval(), prompt
+        self.generation = generation_of(model, prompt, new_tokens, optimisation == "cuda_graph")
         self.phases, self.tokens = {self.scope: self.generation.decode}, len(prompt)
 
     def result(self) -> torch.Tensor:
@@ -247,8 +252,8 @@ class Generating(Step):
 
     def eager_result(self) -> torch.Tensor:
         """The cache that is filled without the optimisation."""
-        known = self.generation
-        return _filled_cache(generation_of(self.model, known.prompt, known.new_tokens))
+        new_tokens = self.generation.new_tokens
+        return _filled_cache(generation_of(self.model, self.ids, new_tokens))
 
     def filled(self) -> list[torch.Tensor]:
         """Read the prompt; what its cache holds then."""
@@ -260,33 +265,34 @@ class Generating(Step):
         prefill = self.generation.prefill
         timed = yield params.timed(device, {"prefill": prefill})
         yield timed["prefill"]
-        yield rate("tokens_per_second", self.generation.prompt.numel(), timed["prefill"])
+        yield rate("tokens_per_second", self.ids.numel(), timed["prefill"])
         self.generation.all_tokens()
+
+    def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
+        """Also the cache, and the last token."""
+        *cache, prompt, token = self.generation.tensors
+        # the cache is not the last: a counter's loop would keep the tensors that a call replaces
+        return {
+            Held.WEIGHTS: held(self.model),
+            Held.CACHE: cache,
+            Held.INPUTS: [prompt, token],
+        }
+
+    def first(self) -> None:
+        """The prompt and one token: a later one's memory may depend on how full the cache is."""
+        self.generation.prefill()
+        self.generation.decode()
 
     def workloads(self) -> Iterator[Workload]:
         """Reading the prompt, and one token after it."""
-
-        def kinds() -> dict[str, list[torch.Tensor]]:
-            *cache, prompt, token = self.generation.tensors
-            return {
-                Held.WEIGHTS: [*held(self.model)],
-                Held.CACHE: cache,
-                Held.INPUTS: [prompt, token],
-            }
-
-        prefill, decode = self.generation.prefill, self.generation.decode
-        yield Workload.of_kinds("prefill", prefill, kinds, first=self._unread)
-        yield Workload.of_kinds("decode", decode, kinds, first=self._first)
+        prefill = self.generation.prefill
+        yield Workload.of_kinds("prefill", prefill, self.kinds, first=self._unread)
+        yield from super().workloads()
 
     def _unread(self) -> None:
         """What a prompt finds that is read again: masks are kept, the cache is its own to make."""
         self.generation.prefill()
         self.generation.forget()
-
-    def _first(self) -> None:
-        """The prompt and one token: a later one's memory may depend on how full the cache is."""
-        self.generation.prefill()
-        self.generation.decode()
 
 
 @torch.no_grad()
