@@ -30,7 +30,7 @@ from nanolib.run.workload import (
     trace,
 )
 
-_ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
+_ERROR_ROWS = 128  # queries compared with float64: a wrong tile is found, a long sequence soon done
 _KIND_FACTORS = ("name", "attention_type", "options")  # those of the kind, not of the shape
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -162,14 +162,11 @@ class AttentionCase(Case):
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs, without planning its memory.
-
-        Args:
-            ceilings: As `roofline_ms` takes them; without them no time is predicted.
+        """What formulas say before anything runs, without planning its memory; see `Case.formulas`.
 
         Returns:
-            `bytes` (q, k, v and out once); unless the input or your code decides, `flops` (FLOP, forward), `sparsity`,
-            `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
+            `bytes` (q, k, v and out once); unless the input or your code decides, `flops` (FLOP,
+            forward), `sparsity`, `block_sparsity`, and `latency` (ms) if the ceilings are known.
         """
         predicted: dict[str, float | str] = {"bytes": self.moved}
         if (work := self.work) is None:

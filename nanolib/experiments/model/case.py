@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator
@@ -20,62 +19,22 @@ from nanolib.experiments.model.look import (
     elements_moved,
     look_at,
 )
+from nanolib.experiments.model.shaped_case import ShapedCase
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.memory import MIB
-from nanolib.models import attention, create_model, text
+from nanolib.models import attention, text
 from nanolib.models.optimise import is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
-from nanolib.models.user import build_model, context_length, hugging_face_config, missing, runs_code
+from nanolib.models.user import context_length, hugging_face_config, missing
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.ceilings import rate_rows, roofline_ms
 from nanolib.run.holding_rows import holding_rows, unattributed_rows
 from nanolib.run.workload import UNCOUNTED, Workload, memory_rows, trace
 
 Mode = Literal["inference", "training", "generation"]
-
-
-@dataclass(frozen=True)
-class ShapedCase(Case):
-    """A model at one shape; `name` is what charts call the model."""
-
-    name: str
-    preset: str
-    overrides: dict[str, Any]
-    attention_type: str
-    seq_len: int
-    batch_size: int
-    dtype: str
-
-    @property
-    def own(self) -> bool:
-        """Whether it is the user's own model: `preset` names it, and `overrides` are its options."""
-        return self.preset not in PRESETS
-
-    @property
-    def runs_code(self) -> bool:
-        """Whether to build the model is to run code of the user's."""
-        return self.own and runs_code(self.preset)
-
-    @property
-    def config(self) -> NanoConfig:
-        """The configuration of a preset's model."""
-        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
-        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
-
-    def build(self, seed: int | None = None) -> nn.Module:
-        """The model, in training mode."""
-        if self.own:
-            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
-        return create_model(self.config, self.device, seed)
-
-    @property
-    def model_case(self) -> ModelCase:
-        """The training step of the same model at the same shape."""
-        shape = {field.name: getattr(self, field.name) for field in dataclasses.fields(ShapedCase)}
-        return ModelCase(**shape, mode="training")
 
 
 @dataclass(frozen=True)

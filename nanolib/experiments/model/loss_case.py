@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
 
-from nanolib.experiments.model.case import ShapedCase
+from nanolib.experiments.model.case import ModelCase
+from nanolib.experiments.model.shaped_case import ShapedCase
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Measurement
 from nanolib.models import text
@@ -36,6 +37,12 @@ class LossCase(ShapedCase):
     def unsupported(self) -> str:
         """Why it cannot be built here."""
         return missing(self.preset) if self.own and not self.runs_code else ""
+
+    @property
+    def model_case(self) -> ModelCase:
+        """The training step of the same model at the same shape."""
+        shape = (getattr(self, field.name) for field in fields(ShapedCase))
+        return ModelCase(*shape, "training")
 
     def plan(self) -> Plan:
         """The peak memory of a training step of the same model."""

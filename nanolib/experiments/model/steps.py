@@ -115,11 +115,7 @@ class Inferring(Step):
 
 
 def check_loss(model: nn.Module) -> None:
-    """Refuse a model that predicts no tokens where a loss is wanted.
-
-    Raises:
-        Unsupported: It is one.
-    """
+    """Raise Unsupported for a model that predicts no tokens, or learns nothing."""
     lacking = ""
     if not predicts_tokens(model):
         lacking = "gives no logits of tokens"
@@ -129,8 +125,7 @@ def check_loss(model: nn.Module) -> None:
         raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")
 
 
-# Name → (weights, learning rate) → the optimizer. SGD steps weight by weight, so that a plan
-# runs what a run would: its fused kernel takes no tensors without data.
+# Name → (weights, learning rate) → the optimizer. SGD's fused kernel takes no tensors without data.
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
     "adamw": lambda weights, rate: torch.optim.AdamW(weights, lr=rate, fused=True),
     "sgd": lambda weights, rate: torch.optim.SGD(weights, lr=rate, foreach=False),
@@ -271,7 +266,7 @@ class Generating(Step):
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
         """Also the cache, and the last token."""
         *cache, prompt, token = self.generation.tensors
-        # the cache is not the last: a counter's loop would keep the tensors that a call replaces
+        # the cache is not the last: a counter's loop would keep what a call replaces
         return {
             Held.WEIGHTS: held(self.model),
             Held.CACHE: cache,
