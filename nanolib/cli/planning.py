@@ -74,8 +74,9 @@ def plan(
 
     Nothing is run: it is counted on tensors without data.
 
-    MODEL: a preset, hf:LlamaForCausalLM, or package.module:build. Peaks are of live tensors, to the byte; what the process and
-    its allocator need comes on top. Exit code 1 where nothing fits.
+    MODEL: a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
+    Peaks are of live tensors, to the byte; what the process and its allocator need comes on top.
+    Exit code 1 where nothing fits.
     """
     from nanolib.experiments.model import planning
     from nanolib.params import read_value

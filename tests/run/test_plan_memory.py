@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nanolib.experiments.attention import cases as attention
-from nanolib.experiments.model import shaped_case
 from nanolib.experiments.model import cases as model
+from nanolib.experiments.model import shaped_case
 from nanolib.measurement import Status
 from nanolib.params import read_yaml
 from nanolib.paths import checkout

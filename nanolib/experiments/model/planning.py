@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -14,6 +16,7 @@ from nanolib.experiments.model.own_model import check_hugging_face, valid_model
 from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, lengthened, uses_of
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, Held, shown
+from nanolib.models.user import cause
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
 from nanolib.run.helper import answers_of
@@ -22,6 +25,8 @@ MIB, GIB = 2**20, 2**30
 _UNITS = {"B": 1}
 for _power, _prefix in enumerate("KMGT", 1):
     _UNITS |= {f"{_prefix}iB": 1024**_power, f"{_prefix}B": 1000**_power}
+_NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
+_NO_FIELDS |= {"transformers_version", "_name_or_path"}  # of a config file: they build nothing
 _LIMIT_S = 120.0  # of one use of a model that is code of the user's
 
 
@@ -176,7 +181,8 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     For inference, decoding and training, on tensors without data.
 
     Args:
-        model: A preset; `package.module:build`; or `hf:` and a class of transformers.
+        model: A preset; `package.module:build`; `hf:` and a class of transformers; or the path of a
+            `config.json` of transformers.
         memory: Such as `80GiB`; of one rank.
         **rest: `seq_len` (1024 tokens); `batch_size` (1), over all ranks; `dtype` (float32) of weights and activations;
             `optimizer` (adamw, sgd or momentum); `attention_type` (dense) of a preset; `ranks` (1), over which FSDP shares
@@ -194,7 +200,11 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
         >>> [use.name for use in found.uses if use.fits]
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """
-    asked = Request(model=model, memory=memory, **rest)
+    name = model
+    if isinstance(model, str) and model.endswith(".json"):
+        name, fields = _read_config(model)
+        rest["options"] = fields | rest.get("options", {})
+    asked = Request(model=name, memory=memory, **rest)
     source, reason = asked.case, ""
     arguments = (source, asked.optimizer, asked.ranks, asked.memory)
     if source.runs_code:
@@ -209,6 +219,19 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     shape = f"{model} in {asked.dtype}, {asked.batch_size} × {asked.seq_len} tokens{ranks}"
     each = " each" if ranks else ""
     return MemoryPlan(f"{shape}, {asked.optimizer}, into {_size(asked.memory)}{each}", tuple(uses))
+
+
+def _read_config(path: str) -> tuple[str, dict[str, Any]]:
+    """Read the name of a model, and its options, from a config file of transformers."""
+    try:
+        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        known = {name: fields[name] for name in fields.keys() - _NO_FIELDS}
+        return f"hf:{fields['architectures'][0]}", known
+    except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
+        raise BadInput(
+            f"model: {shown(path)} is no config file of transformers ({cause(error)}); "
+            "give a config.json that names its architectures"
+        ) from None
 
 
 def _remedy(use: Use) -> str:

@@ -134,6 +134,17 @@ def test_it_is_public_and_says_what_is_missing():
     assert json.dumps(found.to_dict())
 
 
+def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path):
+    path, options = tmp_path / "config.json", LLAMA | {"num_hidden_layers": 1}
+    unused = {"model_type": "llama", "torch_dtype": "bfloat16", "transformers_version": "5.0.0"}
+    path.write_text(json.dumps(options | unused | {"architectures": ["LlamaForCausalLM"]}))
+    shape = {"memory": "1GiB", "seq_len": 16}
+    more = {"num_hidden_layers": 2}
+    found = plan(str(path), **shape, options=more)
+    wanted = plan("hf:LlamaForCausalLM", **shape, options=options | more)
+    assert found.uses == wanted.uses and str(path) in found.title
+
+
 OWN = """
 import torch
 class Fails(torch.nn.Linear):
@@ -244,6 +255,7 @@ BAD = [
         ["hf:LlamaForCausalLM", "-p", "attn_implementation=flex_attention"],
         "cannot be planned; use sdpa or eager",
     ),
+    (["nowhere.json"], "model: 'nowhere.json' is no config file of transformers (FileNotFound"),
     (["own:fails"], "model: 'own:fails' cannot be planned: AssertionError: never"),
     (["hf:Nope"], "transformers has no model class 'Nope'"),
     (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),
