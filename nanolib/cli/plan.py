@@ -49,8 +49,9 @@ def plan(
 
     MODEL is a preset, hf:LlamaForCausalLM, or package.module:build.
 
-    nanolib counts tensors without data, and runs nothing. Peaks are of live tensors, to the byte; the process and its allocator
-    need more. Exit code 1 means that nothing fits.
+    MODEL: a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
+    Peaks are of live tensors, to the byte; what the process and its allocator need comes on top.
+    Exit code 1 where nothing fits.
     """
     from nanolib.experiments.model import planning
     from nanolib.params import read_value

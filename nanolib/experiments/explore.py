@@ -10,12 +10,14 @@ import html
 import json
 import shlex
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args, get_origin
 
 import pandas as pd
 
+from nanolib.experiments import ALL, sections
 from nanolib.measurement import BadInput, Status
 from nanolib.meters.machine import this_machine
 from nanolib.report import renderer
@@ -25,7 +27,6 @@ from nanolib.report.section import Section
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
-from nanolib.run.dry_run import predictions, table_of
 from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks_case import CeilingCase, ceilings_of
 from nanolib.run.worker import Cancelled
@@ -53,7 +54,7 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
 
 
 class Explore:
-    """Controls over a prediction, buttons, a bar, a chart and a table; arguments as of `explore`.
+    """Controls over a prediction, buttons, a chart and a table; arguments as of `explore`.
 
     Attributes:
         controls: Parameter → its control, for those that only this notebook has, and the time for one timing.
@@ -67,6 +68,11 @@ class Explore:
 
         from nanolib.report.command_line import CommandLine
 
+        def button(text: str, icon: str, act: Callable[[Any], None], **rest: Any) -> Any:
+            made = widgets.Button(description=text, icon=icon, **rest)
+            made.on_click(act)
+            return made
+
         self._experiment, self._params = experiment, params
         self._section = _section(params.NAME)
         self._before = pd.DataFrame() if rows is None else rows
@@ -75,40 +81,23 @@ class Explore:
         self._stop, self._busy = threading.Event(), False
         own = [name for name in type(params).model_fields if name not in shared.Params.model_fields]
         self.controls = {name: _control(params, name) for name in [*own, "budget_s"]}
-        self.predicted, self.measured, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
-        self.predict = widgets.Button(description="Predict", icon="calculator")
-        self.measure = widgets.Button(description="Measure", button_style="primary", icon="play")
-        self.cancel = widgets.Button(description="Cancel", icon="stop", disabled=True)
-        self.keep = widgets.Button(
-            description="Keep in database", icon="save", disabled=True, layout={"width": "160px"}
-        )
-        self.bar = widgets.IntProgress(min=0, max=1, layout={"display": "none"})
-        self.command = CommandLine()
-        self.chart = renderer.live_chart(self._drawn())
         for control in self.controls.values():
             control.observe(self._moved, names="value")
-        for button, act in {
-            self.predict: self._predict,
-            self.measure: self._begin,
-            self.cancel: self._end,
-            self.keep: self._keep,
-        }.items():
-            button.on_click(act)
+        self.predicted, self.measured, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
+        self.predict = button("Predict", "calculator", self._predict)
+        self.measure = button("Measure", "play", self._begin, button_style="primary")
+        self.cancel = button("Cancel", "stop", self._end, disabled=True)
+        wide = {"width": "160px"}
+        self.keep = button("Keep in database", "save", self._keep, disabled=True, layout=wide)
+        self.command = CommandLine()
+        self.chart = renderer.live_chart(self._drawn())
         self._moved()
-        wrapped = {"flex_flow": "row wrap"}
-        buttons = widgets.HBox(
-            [self.predict, self.measure, self.cancel, self.keep, self.bar, self.said],
-            layout=wrapped,
-        )
-        wide = {name for name in own if isinstance(getattr(params, name), list | dict)}
-        lines = widgets.VBox([self.controls[name] for name in self.controls if name in wide])
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(220px, 1fr))"}
-        boxes = widgets.GridBox(
-            [self.controls[name] for name in self.controls if name not in wide], layout=grid
-        )
-        self.widget = widgets.VBox(
-            [lines, boxes, buttons, self.predicted, self.chart, self.measured, self.command]
-        )
+        boxes = widgets.GridBox([*self.controls.values()], layout=grid)
+        buttons = [self.predict, self.measure, self.cancel, self.keep, self.said]
+        row = widgets.HBox(buttons, layout={"flex_flow": "row wrap"})
+        parts = [boxes, row, self.predicted, self.chart, self.measured, self.command]
+        self.widget = widgets.VBox(parts)
 
     def params(self) -> shared.Params:
         """The parameters that the controls stand for.
@@ -121,9 +110,9 @@ class Explore:
 
     def _moved(self, _: Any = None) -> None:
         """Say what does not fit; the command line follows."""
+        self.predicted.value = ""
         try:
             self.command.text = command_of(self.params())
-            self.predicted.value = ""
         except BadInput as error:
             self.predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
         self.predict.disabled = bool(self.predicted.value)
@@ -132,60 +121,45 @@ class Explore:
     def _predict(self, _: Any) -> None:
         with Store() as store:
             ceilings = ceilings_of(store, this_machine().machine_id)
-        unknown = (
-            ""
-            if ceilings
-            else "; times need this machine's ceilings: keep a measurement, or run nano doctor"
-        )
+        lacking = "; times need this machine's ceilings: keep a measurement, or run nano doctor"
         known = table_of(predictions(self._experiment, self.params(), ceilings))
-        table = f"<i>Predicted{unknown}</i>{Table(known)._repr_html_()}"
-        self.predicted.value = table if len(known) else "<i>No formula predicts these cases</i>"
+        self.predicted.value = "<i>No formula predicts these cases</i>"
+        if len(known):
+            title = f"<i>Predicted{'' if ceilings else lacking}</i>"
+            self.predicted.value = title + Table(known)._repr_html_()
 
     def _begin(self, _: Any) -> None:
         params = self.params()
         self._busy = True
         self._stop.clear()
         self.measure.disabled, self.cancel.disabled = True, False
-        self.bar.value, self.bar.layout.display = 0, ""
-        count = sum(not isinstance(case, CeilingCase) for case in self._experiment.cases(params))
-        self.said.value = f"Starting {count} case(s) …"
-        threading.Thread(
-            target=self._run, args=(params,), name="nanolib-explore", daemon=True
-        ).start()
+        self.said.value = "Starting …"
+        threading.Thread(target=self._run, args=(params,), daemon=True).start()
 
     def _end(self, _: Any) -> None:
         self.cancel.disabled, self.said.value = True, "Cancelling …"
         self._stop.set()
 
     def _run(self, params: shared.Params) -> None:
+        options = {"progress": False, "stop": self._stop, "on_progress": self._tell}
         try:
             with Store(self._path) as store:
-                run = sweep.measure(
-                    self._experiment,
-                    params,
-                    store=store,
-                    progress=False,
-                    stop=self._stop,
-                    on_progress=self._tell,
-                )
+                run = sweep.measure(self._experiment, params, store=store, **options)
                 run.finish()
                 failed = failures(run.measurements()).drop(columns="experiment")
-            told = "; ".join(
-                f"{case}: {status}: {why}" for case, status, why in failed.itertuples(index=False)
-            )
-            self.said.value = html.escape(f"{told or 'Measured'}; not kept yet.")
+            told = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
+            self.said.value = html.escape(f"{'; '.join(told)}; not kept yet.")
             self.keep.disabled = False
         except Cancelled:
             self.said.value = "Cancelled."
         except Exception as error:  # told where the person looks; a thread's traceback goes nowhere
             self.said.value = html.escape(str(error) or type(error).__name__)
         finally:
-            self._busy, self.cancel.disabled, self.bar.layout.display = False, True, "none"
+            self._busy, self.cancel.disabled = False, True
             self._show()
             self._moved()
 
     def _tell(self, done: int, total: int, case: str) -> None:
-        self.bar.max, self.bar.value = total, done
         self.said.value = f"{done} of {total}: {html.escape(case)}"
         self._show()
 
@@ -195,9 +169,8 @@ class Explore:
             return pd.DataFrame()
         with Store(self._path) as store:
             rows = store.measurements(samples=True)
-        return rows[
-            (rows["status"] != Status.STARTED) & (rows["run_id"] == rows["run_id"].iloc[-1:].max())
-        ]
+        last = rows["run_id"].iloc[-1:].max()
+        return rows[(rows["status"] != Status.STARTED) & (rows["run_id"] == last)]
 
     def _drawn(self) -> Any:
         new = self._new()
@@ -231,24 +204,18 @@ def command_of(params: shared.Params) -> str:
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():
         if value != usual[name]:
-            words += [
-                "-p",
-                f"{name}={value if isinstance(value, str) and value else json.dumps(value)}",
-            ]
+            text = value if isinstance(value, str) and value else json.dumps(value)
+            words += ["-p", f"{name}={text}"]
     return shlex.join(words)
 
 
 @functools.cache
 def _usual(experiment: str) -> dict[str, Any]:
-    from nanolib.experiments import ALL
-
     (job,) = plan(ALL, [DEFAULT_SUITE, experiment], {}, {})
     return job.params.defining()
 
 
 def _section(experiment: str) -> Section:
-    from nanolib.experiments import sections
-
     return next(section for section in sections() if section.experiment == experiment)
 
 
@@ -263,5 +230,6 @@ def _control(params: shared.Params, name: str) -> Any:
     if get_origin(kind) is Literal:
         return widgets.Dropdown(value=value, options=get_args(kind), **look)
     text = value if isinstance(value, str) else json.dumps(value)
-    width = "98%" if isinstance(value, list | dict) else "auto"
-    return widgets.Text(value=text, continuous_update=False, layout={"width": width}, **look)
+    # a list gets a line of its own
+    wide = {"grid_column": "1 / -1", "width": "98%"} if isinstance(value, list | dict) else {}
+    return widgets.Text(value=text, continuous_update=False, layout=wide, **look)

@@ -75,7 +75,7 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
 def test_parts_of_memory_are_the_models_own(rows):
     table = speed_table(rows).set_index("precision")
     case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase))
-    weights = 4 * case.model_case.parameter_count / 2**20
+    weights = 4 * case.model_case.counted.parameters / 2**20
     row = table.loc["float32"]
     assert row["weights"] == pytest.approx(weights, rel=1e-3) and row["gradients"] == pytest.approx(
         weights, rel=1e-3

@@ -10,7 +10,6 @@ from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
-from nanolib.meters.time.turns import Timing
 from nanolib.models.optimise import OPTIMISATIONS
 from nanolib.run.rows import first_call_ms
 
@@ -94,10 +93,10 @@ def test_compiling_helps_after_a_counter_has_seen_the_model(monkeypatch, model, 
     from nanolib.meters.flops import count_flops
 
     first = Inferring(model, ids[:, :-1], "compile")
-    count_flops(first.forward)
+    count_flops(first)
     again = Inferring(model, ids[:, :-1], "compile")
     counters.clear()
-    again.forward()
+    again()
     assert counters["stats"]["unique_graphs"] >= 1
 
 
@@ -137,16 +136,16 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(
     step = Inferring(_Broken(), torch.zeros(1, 4, dtype=torch.int64), "compile")
     with torch._dynamo.config.patch(recompile_limit=limit):
         if compiles:
-            assert first_call_ms(step.forward) > 0
+            assert first_call_ms(step) > 0
         else:
             for _ in range(2):
                 with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-                    step.forward()
+                    step()
             with pytest.raises(
                 Unsupported,
                 match=r"^call: torch would run part of it uncompiled, beyond .* \(4\); raise",
             ):
-                first_call_ms(step.forward)
+                first_call_ms(step)
     torch._dynamo.reset()
 
 
@@ -158,10 +157,10 @@ def test_models_compiled_beside_each_other_are_compiled_once_each(monkeypatch, m
     torch._dynamo.reset()
     steps = [Inferring(model, ids[:, :-1], "compile") for _ in range(2)]
     for step in steps:
-        step.forward()
+        step()
     graphs = counters["stats"]["unique_graphs"]
     for step in steps:
-        step.forward()
+        step()
     assert counters["stats"]["unique_graphs"] == graphs
 
 
@@ -172,11 +171,7 @@ def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch, 
     monkeypatch.setattr(
         type(step.generation), "decode", lambda self: met.append(self.cache.length) or decode(self)
     )
-    case = next(
-        case for case in cases(Params(presets=["decoder_tiny"])) if isinstance(case, GenerationCase)
-    )
-    rows = step.measure(case, Params(budget_s=1e-9), {"flops": 1, "bytes": 1}, {})
-    (prefill,) = (row for row in [next(rows)] if "prefill" in row.phases)
-    rows.send({"prefill": measure_phases(prefill.phases, budget_s=1e-9)["prefill"]})
-    timed = next(row for row in rows if isinstance(row, Timing))
-    assert "decode" in timed.phases and met == [8, 9, 10, 11]
+    rows = step.measure_prompt(Params(budget_s=1e-9), "cpu")
+    prefill = next(rows)
+    rows.send(measure_phases(prefill.phases, budget_s=1e-9))
+    assert len(list(rows)) == 1 and met == [8, 9, 10, 11]

@@ -5,7 +5,7 @@ import itertools
 import pandas as pd
 import pytest
 
-from nanolib.experiments.attention.view import tables as attention_tables
+from nanolib.experiments.attention.tables import attention_table
 from nanolib.experiments.energy.view import energy_table
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Measurement, exact
@@ -31,7 +31,7 @@ def test_the_baseline_is_of_the_same_run_and_shape(measured):
     times = itertools.count(10)
     cases = [[_attention_case(name, (at - 1, at, at + 1), **shape) for shape in shapes for name, at in
               (("dense (math)", next(times)), ("dense (flash)", next(times)), ("a", 10))] for _ in range(2)]  # fmt: skip
-    table = attention_tables.attention_table(measured("attention", *cases))
+    table = attention_table(measured("attention", *cases))
     sparse = table[table["name"] == "a"]
     assert list(sparse["speed_up"]) == pytest.approx([at / 10 for at in range(10, 33, 2)])
     assert set(sparse["speed_up_baseline"]) == {"dense (math)"}  # the faster of the two

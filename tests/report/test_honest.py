@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.experiments.attention.view.tables import attention_table
+from nanolib.experiments.attention.tables import attention_table
 from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
 from nanolib.report.claim import Figure
 from nanolib.run import sweep

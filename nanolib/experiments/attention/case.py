@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,8 @@ from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 from nanolib.run.rows import UNCOUNTED, compile_row, first_call_ms, memory_rows, trace
 
-_ERROR_ROWS = 128  # queries compared with float64: enough to find a wrong tile, few enough for a long sequence
+_ERROR_ROWS = 128  # queries compared with float64: a wrong tile is found, a long sequence soon done
+_KIND_FACTORS = ("name", "attention_type", "options")  # those of the kind, not of the shape
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
@@ -94,8 +95,8 @@ class AttentionCase(Case):
     @property
     def group(self) -> str:
         """See `Case.group`: all kinds on one shape."""
-        sizes = self.seq_len, self.batch_size, self.dtype, self.num_heads, self.num_kv_heads
-        return " ".join(map(str, (self.device, *sizes, self.head_dim, self.causal, self.backward)))
+        factors = self.factors.items()
+        return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
 
     @property
     def title(self) -> str:
@@ -114,13 +115,11 @@ class AttentionCase(Case):
     def inputs(self, seed: int) -> _Inputs:
         """Random q, k, v, drawn afresh for the case."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
-        shapes = self._shapes()
-        q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
-        return tuple(x.to(self.device, self._torch_dtype) for x in (q, k, v))
-
-    def _shapes(self) -> list[tuple[int, ...]]:
-        heads = self.num_heads, self.num_kv_heads, self.num_kv_heads
-        return [(self.batch_size, count, self.seq_len, self.head_dim) for count in heads]
+        drawn = (
+            torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
+            for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        )
+        return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
         """One forward pass, by torch's own flash kernels unless the options say otherwise."""
@@ -153,31 +152,21 @@ class AttentionCase(Case):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
             return Plan(reason="how much is kept depends on the input, or on code of yours")
-        like = {"dtype": self._torch_dtype, "device": self.device}
-        return planned(
-            self,
-            lambda: list(self.workloads(*(torch.empty(s, **like) for s in self._shapes()))),
-        )
+        return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs, without planning its memory.
-
-        Args:
-            ceilings: As `roofline_ms` takes them; without them no time is predicted.
+        """What formulas say before anything runs, without planning its memory; see `Case.formulas`.
 
         Returns:
-            `bytes` (q, k, v and out once); unless the input or your code decides, `flops` (FLOP, forward), `sparsity`,
-            `block_sparsity`, and `latency` (ms, roofline) where the ceilings are known.
+            `bytes` (q, k, v and out once); unless the input or your code decides, `flops` (FLOP,
+            forward), `sparsity`, `block_sparsity`, and `latency` (ms) if the ceilings are known.
         """
         predicted: dict[str, float | str] = {"bytes": self.moved}
         if (work := self.work) is None:
             return predicted
         flops = self._flops(work)
-        predicted |= {
-            "flops": flops,
-            "sparsity": work.sparsity,
-            "block_sparsity": work.block_sparsity,
-        }
+        predicted |= {"flops": flops, "sparsity": work.sparsity}
+        predicted["block_sparsity"] = work.block_sparsity
         latency = roofline_ms(flops, self.moved, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
 
@@ -202,31 +191,39 @@ class AttentionCase(Case):
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Its work, memory and error, and in turns with the other kinds on its shape its latency, with its rates."""
         inputs = self.inputs(params.seed)
-        forward, *both = self.workloads(*inputs)
-        mask = None
+        forward, *_ = self.workloads(*inputs)
+        work, mask = self.work, None
         if self.masked:
             mask = choose_mask(*inputs[:2], causal=self.causal, options=self._parsed)
+            work = mask.work
             yield self._build_mask(inputs, params)
-        work = self.work if mask is None else mask.work
         first_ms = first_call_ms(forward.call) if self.compiles else 0.0
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
             yield from self._counts(work, forward)
-        yield exact("bytes", self.moved, scope="forward")
-        yield from self._peaks(forward, params)
-        flops = None if work is None else self._flops(work)
-        timed = yield params.timed(self.device, {"forward": forward.call})
-        latency, *rates = self._with_rates(timed["forward"], flops, self.moved, ceilings)
-        yield latency
-        yield from rates
-        if self.compiles:
-            yield compile_row(first_ms, latency.estimate)
-        if params.cold:
-            cold = params.timing(self.device) | {"scope": "forward, cold", "cold": True}
-            yield measure(forward.call, predicted=latency.predicted, **cold)
-        for workload in both:
+        for workload in self.workloads(*inputs):
             yield from self._peaks(workload, params)
-            yield from self._measure_backward(params, inputs, flops, ceilings)
+            scope, call, moved, factor = "forward", workload.call, self.moved, 1.0
+            if workload.scope != "forward":  # reads q, k, v, out, dout and writes dq, dk, dv
+                scope, call, moved = "backward", self._backward_call(inputs), 2 * self.moved
+                # the math backend keeps the weights; all others compute the scores again
+                keeps = self.options.get("backend") == "math"
+                factor = BACKWARD_FACTOR if keeps else RECOMPUTING_BACKWARD_FACTOR
+            yield exact("bytes", moved, scope=scope)
+            timed = yield params.timed(self.device, {scope: call})
+            latency = timed[scope]
+            if work is not None:
+                flops = round(factor * self._flops(work))
+                yield exact("flops", flops, scope=scope)
+                roofline = roofline_ms(flops, moved, self.dtype, ceilings)
+                latency = replace(latency, predicted=roofline)
+                yield from rate_rows(latency, flops, self.dtype, ceilings)
+            yield latency
+            if scope == "forward" and self.compiles:
+                yield compile_row(first_ms, latency.estimate)
+            if scope == "forward" and params.cold:
+                cold = params.timing(self.device) | {"scope": "forward, cold", "cold": True}
+                yield measure(call, predicted=latency.predicted, **cold)
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
         """How long making the mask takes; `kept` says whether it is made once, or anew in each forward pass."""
@@ -242,8 +239,8 @@ class AttentionCase(Case):
         return replace(built, details=built.details | {"kept": kept})
 
     def _counts(self, work: attention.Work, forward: Workload) -> Iterator[Measurement]:
-        """What the mask keeps, beside what was requested, and the FLOPs that follow."""
-        flops, dense_mask = self._flops(work), self.masked and not work.sparsity
+        """What the mask keeps, beside what was requested, and what torch's counter says of it."""
+        dense_mask = self.masked and not work.sparsity
         yield exact(
             "sparsity",
             work.sparsity,
@@ -253,11 +250,10 @@ class AttentionCase(Case):
             message=FLAG_TEXT[Flag.NOT_SPARSE] if dense_mask else "",
         )
         yield exact("block_sparsity", work.block_sparsity, method="mask")
-        yield exact("flops", flops, scope="forward")
         # the counter knows torch's own operations, not what others compile
         if not self.compiles and self.attention_type != "flash_attn":
-            counted = count_flops(forward.call)
-            yield exact("flops", counted, scope="forward", method="flop_counter", predicted=flops)
+            counted = {"method": "flop_counter", "predicted": self._flops(work)}
+            yield exact("flops", count_flops(forward.call), scope="forward", **counted)
 
     def _peaks(self, work: Workload, params: Any) -> Iterator[Measurement]:
         """Its peak memory, after a first call of what compiles."""
@@ -267,19 +263,8 @@ class AttentionCase(Case):
         counted = not self.by_flex or self.device.startswith("cuda")
         yield from memory_rows(work, self.device, self.plan(), counted)
 
-    def _with_rates(
-        self, timed: Measurement, flops: int | None, moved: int, ceilings: dict[str, float]
-    ) -> list[Measurement]:
-        """A latency beside its roofline, and its rates, if its work is known."""
-        if flops is None:
-            return [timed]
-        roofline = roofline_ms(flops, moved, self.dtype, ceilings)
-        latency = replace(timed, predicted=roofline)
-        return [latency, *rate_rows(latency, flops, self.dtype, ceilings)]
-
-    def _measure_backward(
-        self, params: Any, inputs: _Inputs, flops: int | None, ceilings: dict[str, float]
-    ) -> Measuring:
+    def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
+        """The backward pass of one forward pass, over and over."""
         if self.by_flex:
             flex.allow_repeated_backward()
         for x in inputs:
@@ -291,17 +276,7 @@ class AttentionCase(Case):
             dense.activate(self.options.get("impl", ""))
             return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
-        # the math backend keeps the weights for the backward pass; all others compute the scores again
-        keeps_scores = self.options.get("backend") == "math"
-        if flops is not None:
-            factor = BACKWARD_FACTOR if keeps_scores else RECOMPUTING_BACKWARD_FACTOR
-            flops = round(factor * flops)
-            yield exact("flops", flops, scope="backward")
-        # read q, k, v, out, dout; write dq, dk, dv
-        moved = 2 * sum(x.nbytes for x in inputs) + 2 * out.nbytes
-        yield exact("bytes", moved, scope="backward")
-        timed = yield params.timed(self.device, {"backward": backward})
-        yield from self._with_rates(timed["backward"], flops, moved, ceilings)
+        return backward
 
     def _error(self, out: Tensor, inputs: _Inputs, block_mask: BlockMask | None) -> Measurement:
         """The kernel against float64 with the same mask, on evenly spread queries of the first sequence."""
@@ -315,21 +290,3 @@ class AttentionCase(Case):
         error = relative_error(out[:, :, rows], masked_attention(q[:, :, rows], k, v, mask))
         method = f"float64 on {len(rows)} queries"
         return exact("relative_error", error, scope="forward", method=method)
-
-
-_UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")  # of patterns
-
-
-def kind_name(attention_type: str, options: dict[str, Any]) -> str:
-    """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `flex window s=0.9`."""
-    if attention_type not in ("sparse", "flex"):
-        values = " ".join(map(str, options.values()))
-        return f"{attention_type} ({values})" if values else attention_type
-    words = [attention_type, options.get("backend", "")]
-    words = [word for word in words if word not in ("sparse", "auto", "")]
-    words.append(attention.parse_options(attention_type, options).pattern)
-    if (sparsity := options.get("sparsity")) is not None:
-        return " ".join([*words, f"s={sparsity:g}"])
-    values = [value for name, value in options.items() if name not in _UNNAMED]
-    sizes = (size for value in values for size in (value if isinstance(value, list) else [value]))
-    return " ".join([*words, "+".join(map(str, sizes))]).strip()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 
-from nanolib.experiments.attention.case import AttentionCase, kind_name
+from nanolib.experiments.attention.case import AttentionCase
 from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
 from nanolib.measurement import BadInput, shown
 from nanolib.meters.machine import resolve_device
@@ -155,42 +156,49 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def cases(params: Params) -> list[Case]:
     """The ceilings, then every kind at every shape, short sequences first, then what patterns do to a trained model."""
     device = resolve_device(params.device)
+    kv_heads = params.num_kv_heads or params.num_heads
+    heads = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
+    found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = [_kind(value) for value in params.attention_types]
-    grid = [
-        AttentionCase(
-            device,
-            kind_name(kind, options),
-            kind,
-            options,
-            seq_len,
-            batch_size,
-            dtype,
-            params.num_heads,
-            params.num_kv_heads or params.num_heads,
-            params.head_dim,
-            params.causal,
-            params.backward,
+    shapes = itertools.product(params.seq_lens, params.batch_sizes, params.dtypes, kinds)
+    for seq_len, batch_size, dtype, (kind, options) in shapes:
+        name = kind_name(kind, options)
+        shape = (seq_len, batch_size, dtype, *heads)
+        found.append(AttentionCase(device, name, kind, options, *shape))
+    for pattern, target in itertools.product(params.quality_patterns, params.quality_sparsities):
+        found.append(
+            QualityCase(
+                device,
+                f"{pattern} s={target:g}",
+                pattern,
+                target,
+                params.quality_seq_len,
+                params.quality_block_size,
+                params.quality_seeds,
+                params.quality_steps,
+                params.quality_tuning_steps,
+                params.quality_d_model,
+                params.quality_layers,
+            )
         )
-        for seq_len in params.seq_lens
-        for batch_size in params.batch_sizes
-        for dtype in params.dtypes
-        for kind, options in kinds
-    ]
-    quality = [
-        QualityCase(
-            device,
-            f"{pattern} s={target:g}",
-            pattern,
-            target,
-            params.quality_seq_len,
-            params.quality_block_size,
-            params.quality_seeds,
-            params.quality_steps,
-            params.quality_tuning_steps,
-            params.quality_d_model,
-            params.quality_layers,
-        )
-        for pattern in params.quality_patterns
-        for target in params.quality_sparsities
-    ]
-    return [*ceiling_cases(device, params.dtypes, params.budget_s), *grid, *quality]
+    return found
+
+
+_UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")  # of patterns
+
+
+def kind_name(attention_type: str, options: dict[str, Any]) -> str:
+    """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `flex window s=0.9`."""
+    if attention_type not in ("sparse", "flex"):
+        values = " ".join(map(str, options.values()))
+        return f"{attention_type} ({values})" if values else attention_type
+    words = ["flex"] if attention_type == "flex" else []
+    words += [options["backend"]] if options.get("backend", "auto") != "auto" else []
+    words.append(attention.parse_options(attention_type, options).pattern)
+    if (sparsity := options.get("sparsity")) is not None:
+        return " ".join([*words, f"s={sparsity:g}"])
+    sizes = []
+    for name, value in options.items():
+        if name not in _UNNAMED:
+            sizes += value if isinstance(value, list) else [value]
+    return " ".join([*words, "+".join(map(str, sizes))]).strip()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.steps import planned_training
+from nanolib.experiments.model.case import planned_training
 from nanolib.measurement import Measurement, exact
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.patterns import BY_TILE, DYNAMIC, WINDOWED
@@ -64,14 +64,13 @@ class QualityCase(Case):
 
     def plan(self) -> Plan:
         """The peak memory of a training step of the dense model, which no pattern exceeds by much."""
-        return planned_training(self.as_dense, self.config(), _BATCH, self.seq_len)
+        return planned_training(self, self.config(), _BATCH, self.seq_len)
 
     def config(self, **changes: Any) -> NanoConfig:
         """The decoder's."""
         shape = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": 4}
-        return NanoConfig(
-            vocab_size=text.VOCAB_SIZE, context_length=self.seq_len, **shape, **changes
-        )
+        shape |= {"vocab_size": text.VOCAB_SIZE, "context_length": self.seq_len}
+        return NanoConfig(**shape | changes)
 
     def batches(self, stream: int, count: int, seed: int = 0) -> list[torch.Tensor]:
         """Windows of the text: its last tenth is for `_HELD_OUT` only."""
@@ -84,8 +83,7 @@ class QualityCase(Case):
     @torch.no_grad()
     def loss(self, model: Transformer) -> float:
         """On held-out text, nats per byte."""
-        batches = self.batches(_HELD_OUT, _HELD_OUT_BATCHES)
-        return sum(float(model.loss(ids)) for ids in batches) / len(batches)
+        return fmean(float(model.loss(ids)) for ids in self.batches(_HELD_OUT, _HELD_OUT_BATCHES))
 
     def tuned_loss(self, model: Transformer, seed: int) -> float:
         """After more training, on the same text for dense and sparse."""

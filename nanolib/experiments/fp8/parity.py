@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.model.steps import planned_training
+from nanolib.experiments.model.case import planned_training
 from nanolib.measurement import Measurement, Provenance
 from nanolib.models import create_model, fp8, text
 from nanolib.models.training import train

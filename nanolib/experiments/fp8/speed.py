@@ -125,9 +125,9 @@ class SpeedCase(Case):
         call = work.call
         first_call_ms(call)
         timed = yield params.timed(self.device, {self.mode: call})
-        latency, flops = timed[self.mode], int(self.model_case.work)
+        latency, flops = timed[self.mode], int(self.model_case.counted.flops)
         yield dataclasses.replace(
-            latency, details={**latency.details, "parameters": self.model_case.parameter_count}
+            latency, details={**latency.details, "parameters": self.model_case.counted.parameters}
         )
         yield exact("flops", flops, scope=self.mode)
         # of another type's ceiling a share would say nothing
@@ -139,7 +139,7 @@ class SpeedCase(Case):
     def converted_share(self, model: nn.Module) -> Measurement:
         """The share of the model's FLOPs that is in 8 bits, the layers and the bound in its details."""
         layers = fp8.audit(model)
-        forward = dataclasses.replace(self.model_case, mode="inference").flops
+        forward = dataclasses.replace(self.model_case, mode="inference").counted.flops
         tokens = self.batch_size * self.seq_len
         share = sum(layer.flops * tokens for layer in layers if layer.converted) / forward
         kept = [layer.name for layer in layers if not layer.converted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -116,49 +117,38 @@ class Params(OwnModelParams):
 def cases(params: Params) -> list[Case]:
     """The ceilings, each model's inference, training and generation at each shape, then its loss at the shortest length."""
     device = resolve_device(params.device)
-    result = ceiling_cases(device, params.dtypes, params.budget_s)
-    for preset, overrides in params.models(params.presets):
-        for kind in ["own"] if params.model else params.attention_types:
-            for dtype in params.dtypes:
-                result += _model_cases(params, device, preset, overrides, kind, dtype)
-                if params.loss_steps:
-                    model = (device, model_name(preset, overrides), preset, overrides, kind)
-                    shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
-                    result.append(
-                        LossCase(
-                            *model, *shape, params.loss_steps, params.learning_rate, params.corpus
-                        )
-                    )
-    return list({case.case_id: case for case in result}.values())
+    found = ceiling_cases(device, params.dtypes, params.budget_s)
+    models = params.models(params.presets)
+    kinds = ["own"] if params.model else params.attention_types
+    for (preset, overrides), kind, dtype in itertools.product(models, kinds, params.dtypes):
+        found += _model_cases(params, device, preset, overrides, kind, dtype)
+        if params.loss_steps:
+            model = (device, model_name(preset, overrides), preset, overrides, kind)
+            shape = (min(params.seq_lens), max(params.batch_sizes), dtype)
+            asked = (params.loss_steps, params.learning_rate, params.corpus)
+            found.append(LossCase(*model, *shape, *asked))
+    return found
 
 
 def _model_cases(
     params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
 ) -> Iterator[ModelCase]:
-    shapes = [
-        (seq_len, batch_size) for seq_len in params.seq_lens for batch_size in params.batch_sizes
-    ]
-    modes: tuple[Mode, ...] = ("inference", "training") if params.train else ("inference",)
-    for optimisation in params.optimisations:
-        model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
-        for shape in shapes:
-            for mode in modes:
-                if applies(optimisation, mode, dtype):
-                    yield ModelCase(*model, *shape, dtype, mode, optimisation)
-    others = [
-        name
-        for name in params.optimisations
-        if applies(name, "generation", dtype) and name != "eager"
-    ]
-    longest = max(params.seq_lens)
-    shapes += [
-        (longest, batch)
-        for batch in params.generation_batch_sizes
-        if batch not in params.batch_sizes
-    ]
-    for optimisation in ["eager", *others] if params.new_tokens else ():
-        model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
-        for shape in shapes:
-            yield GenerationCase(
-                *model, *shape, dtype, "generation", optimisation, new_tokens=params.new_tokens
-            )
+    shapes = [*itertools.product(params.seq_lens, params.batch_sizes)]
+    batches = [size for size in params.generation_batch_sizes if size not in params.batch_sizes]
+    uses: dict[Mode, list[tuple[int, int]]] = {"inference": shapes}
+    if params.train:
+        uses["training"] = shapes
+    if params.new_tokens:
+        uses["generation"] = [*shapes, *((max(params.seq_lens), size) for size in batches)]
+    for mode, shapes in uses.items():
+        eager = ["eager"] if mode == "generation" else []
+        for optimisation in dict.fromkeys([*eager, *params.optimisations]):
+            if not applies(optimisation, mode, dtype):
+                continue
+            model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
+            for shape in shapes:
+                fields = (*model, *shape, dtype, mode, optimisation)
+                if mode == "generation":
+                    yield GenerationCase(*fields, params.new_tokens)
+                else:
+                    yield ModelCase(*fields)

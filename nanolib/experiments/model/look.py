@@ -1,31 +1,25 @@
-"""What is known of a model's case before it runs: its memory; and, where no formula knows them, its weights, work and traffic."""
+"""What is known of a model's case before it runs: its memory, and if no formula knows them its weights, work and traffic."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from nanolib.experiments.model.steps import Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.flops import count_flops
 from nanolib.meters.holders import Holding
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.reads import BytesRead
-from nanolib.models.generation import generation_of
-from nanolib.models.user import logits_of, resolve, silent
+from nanolib.models.user import resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.helper import answers_of
 from nanolib.run.memory_plan import holdings_by_depth
 from nanolib.run.timeout import one_line, time_to_look
 
-_LIMIT_S = (
-    90.0  # of one case in the helper; where Python can be interrupted `time_to_look` ends it before
-)
+# of one case in the helper, s; if Python can be interrupted `time_to_look` ends it before
+_LIMIT_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -34,17 +28,28 @@ class Counted:
 
     Attributes:
         parameters: Weights.
-        learning: Those of them that get a gradient.
-        flops: FLOP of a forward pass; after a prompt those of one token.
-        training_flops: FLOP of a forward and a backward pass; 0 where nothing is trained.
-        read: Bytes of weights and cache that one token after a prompt reads; 0 without a prompt.
+        flops: FLOP of what is timed; in training the backward pass too, as far as weights learn.
+            Attention counts the pairs that its mask keeps.
+        bytes: Bytes that must move at least once.
     """
 
     parameters: int
-    learning: int
-    flops: int
-    training_flops: int = 0
-    read: int = 0
+    flops: float
+    bytes: int
+
+
+def elements_moved(mode: str, parameters: int, learning: int) -> int:
+    """How many elements a call must move at least once.
+
+    A forward pass reads the weights. A training step reads them twice, writes gradients, and fused
+    AdamW reads those, the weights and both states, and writes all but the gradients.
+
+    Args:
+        mode: Of the call.
+        parameters: Weights.
+        learning: Those of them that get a gradient.
+    """
+    return 2 * parameters + (1 + 4 + 3) * learning if mode == "training" else parameters
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Look:
     Attributes:
         plan: Its peaks, or why they are not planned.
         holdings: Scope → what is alive at its peak.
-        counted: Of a model of the user's own; None where it does not run without data.
+        counted: Of a model of the user's own; None if it does not run without data.
     """
 
     plan: Plan
@@ -66,7 +71,7 @@ _LOOKS: dict[str, Look] = {}
 
 
 def look_at(case: Any) -> Look:
-    """What is known of a `ModelCase`; a model that is code of the user's is looked at in a helper process.
+    """What is known of a `ModelCase`; see `look_at_code` for one whose model is code of the user's.
 
     Raises:
         BadInput: There is no such model.
@@ -80,11 +85,11 @@ def look_at(case: Any) -> Look:
 
 
 def look_at_code(name: str, cases: Sequence[Any]) -> None:
-    """Look at a model that is code of the user's, once for all its cases, in a process that is ended afterwards.
+    """Look at code of the user's once for all its cases, in a process that is ended afterwards.
 
     Args:
-        name: Where it comes from.
-        cases: Of type `ModelCase`.
+        name: Where the model comes from.
+        cases: Of type `ModelCase`; without any, only whether there is such a model is found out.
 
     Raises:
         BadInput: There is no such model.
@@ -103,24 +108,25 @@ def _looks(name: str, cases: Sequence[Any]) -> Iterator[Look]:
 
 
 def _look(case: Any) -> Look:
-    counted = None
+    if reason := case.not_planned():
+        return Look(Plan(reason=reason))
+    holdings: dict[str, Holding] = {}
     try:
         with fake_tensors(), silent(), time_to_look():
             holdings = holdings_by_depth(0 if case.own else case.config.num_layers, case.at_depth)
         plan = Plan({scope: holding.peak for scope, holding in holdings.items()})
     except Unsupported as error:
-        plan, holdings = Plan(reason=one_line(error), unsupported=one_line(error)), {}
+        return Look(Plan(reason=one_line(error), unsupported=one_line(error)))
     except (Exception, SystemExit) as error:  # the case decides by running
-        plan, holdings = Plan(reason=f"not planned: {why_not_planned(error)}"), {}
-    if case.own and not plan.unsupported:
-        try:
-            with fake_tensors(), silent(), time_to_look():
-                counted = _count(case)
-        except (Exception, SystemExit) as error:
-            plan = dataclasses.replace(
-                plan, reason=plan.reason or f"not counted: {why_not_planned(error)}"
-            )
-    return Look(plan, holdings, counted)
+        plan = Plan(reason=f"not planned: {why_not_planned(error)}")
+    if not case.own:
+        return Look(plan, holdings)
+    try:
+        with fake_tensors(), silent(), time_to_look():
+            return Look(plan, holdings, _count(case))
+    except (Exception, SystemExit) as error:
+        reason = plan.reason or f"not counted: {why_not_planned(error)}"
+        return Look(dataclasses.replace(plan, reason=reason), holdings)
 
 
 def count_by_running(case: Any) -> None:
@@ -129,25 +135,16 @@ def count_by_running(case: Any) -> None:
 
 
 def _count(case: Any) -> Counted:
-    model = case.build().eval()
-    size = sum(p.numel() for p in model.parameters())
-    learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    ids = torch.zeros(case.batch_size, case.seq_len + 1, dtype=torch.int64, device=case.device)
-    if case.position:
-        generation = generation_of(model, ids[:, :-1], 1)
-        generation.prefill()
-        *cache, _, _ = generation.tensors
-        with BytesRead([*model.parameters(), *cache]) as reads:
-            flops = count_flops(generation.decode)
-        return Counted(size, learning, flops, read=reads.bytes)
-    with torch.no_grad():
-        flops = count_flops(functools.partial(logits_of(model), ids[:, :-1]))
-    if case.mode != "training":
-        return Counted(size, learning, flops)
-    step = Training(model, ids, "eager", 1e-3)
-
-    def both() -> None:
-        step.forward()
-        step.backward()
-
-    return Counted(size, learning, flops, count_flops(both, as_model=True))
+    model = case.build()
+    weights = list(model.parameters())
+    # checkpointing computes more, and autocast counts the same
+    step = dataclasses.replace(case, optimisation="eager").step(model, case.no_ids(), 1e-3)
+    cache = step.filled() if case.position else []
+    with BytesRead([*weights, *cache]) as reads:
+        flops = count_flops(step, as_model=True)
+    count, learning = (
+        sum(weight.numel() for weight in some)
+        for some in (weights, (weight for weight in weights if weight.requires_grad))
+    )
+    moved = elements_moved(case.mode, count, learning) * case.item
+    return Counted(count, flops, reads.bytes if case.position else moved)

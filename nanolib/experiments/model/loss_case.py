@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
 
-from nanolib.experiments.model.case import ShapedCase
+from nanolib.experiments.model.case import ModelCase
+from nanolib.experiments.model.shaped_case import ShapedCase
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Measurement
 from nanolib.models import text
@@ -37,12 +38,18 @@ class LossCase(ShapedCase):
         """Why it cannot be built here."""
         return missing(self.preset) if self.own and not self.runs_code else ""
 
+    @property
+    def model_case(self) -> ModelCase:
+        """The training step of the same model at the same shape."""
+        shape = (getattr(self, field.name) for field in fields(ShapedCase))
+        return ModelCase(*shape, "training")
+
     def plan(self) -> Plan:
         """The peak memory of a training step of the same model."""
         return self.model_case.plan()
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The loss before each step, on fresh windows of text; the estimate is the mean of the last tenth of them."""
+        """The loss before each step; the estimate is the mean of the last tenth of them."""
         model = self.build(params.seed)
         check_loss(model)
         generator = torch.Generator().manual_seed(params.seed)

@@ -25,19 +25,25 @@ from nanolib.run import params as shared
 from nanolib.run.case import Case
 
 
+def valid_model(name: str) -> str:
+    """The name of a model, if it has the form of one of the user's; no code is run.
+
+    Raises:
+        ValueError: It has not.
+    """
+    try:
+        check_name(name)
+    except BadInput as error:
+        raise ValueError(error.lines[0].removeprefix("model: ")) from None
+    return name
+
+
 class OwnModelParams(shared.Params):
     """Parameters whose notebook declares `model` and `model_options`, among its own and in their order."""
 
     LENGTHS: ClassVar[str] = "seq_lens"  # the parameter that says how long its sequences are
 
-    @pydantic.field_validator("model", check_fields=False)
-    @classmethod
-    def _names_a_function(cls, value: str) -> str:
-        try:
-            check_name(value)
-        except BadInput as error:
-            raise ValueError(error.lines[0].removeprefix("model: ")) from None
-        return value
+    _model = pydantic.field_validator("model", check_fields=False)(valid_model)
 
     @property
     def reads(self) -> tuple[int, str]:
@@ -79,12 +85,18 @@ def check_own(params: Any, longest: int, field: str = "seq_lens") -> None:
         raise ValueError(
             "model_options: there is no model to take them; set model, or use overrides for presets"
         )
-    if params.model and not runs_code(params.model):
-        with contextlib.suppress(Unsupported):  # its cases will say so
-            check_hugging_face(params.model, params.model_options, longest, field)
+    if not params.model or runs_code(params.model):
+        return
+    with contextlib.suppress(Unsupported):  # its cases will say so
+        config = check_hugging_face(params.model, params.model_options, longest, field)
+        vocabulary = getattr(config.get_text_config(), "vocab_size", text.VOCAB_SIZE)
+        if vocabulary < text.VOCAB_SIZE:
+            raise BadInput(
+                f"model_options: vocab_size {vocabulary} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
+            )
 
 
-def check_hugging_face(name: str, options: Mapping[str, Any], longest: int, field: str) -> None:
+def check_hugging_face(name: str, options: Mapping[str, Any], longest: int, field: str) -> Any:
     """Look at the configuration of a model of transformers.
 
     Args:
@@ -93,20 +105,15 @@ def check_hugging_face(name: str, options: Mapping[str, Any], longest: int, fiel
         longest: The longest sequence it is given, tokens.
         field: The parameter that says so.
 
+    Returns:
+        The configuration.
+
     Raises:
-        BadInput: There is no such class, it reads two sequences, or its vocabulary or context is too small.
+        BadInput: There is no such class, it reads two sequences, or its context is too small.
         Unsupported: transformers is not installed.
     """
     config = hugging_face_config(name, options)
-    vocabulary, context, layers = (
-        getattr(config.get_text_config(), "vocab_size", None),
-        context_length(config),
-        layers_field(config),
-    )
-    if vocabulary is not None and vocabulary < text.VOCAB_SIZE:
-        raise BadInput(
-            f"model_options: vocab_size {vocabulary} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
-        )
+    context, layers = context_length(config), layers_field(config)
     if context is not None and longest > context:
         raise BadInput(
             f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "
@@ -117,11 +124,11 @@ def check_hugging_face(name: str, options: Mapping[str, Any], longest: int, fiel
             f"model_options: {layers} {getattr(config, layers)} makes no model; give 1 or more"
         )
     read = inspect.signature(resolve(name).args[0].forward).parameters
-    if "input_ids" not in read:
-        raise BadInput(
-            f"model: {name} reads no ids of tokens; use a class that does, such as LlamaForCausalLM"
-        )
+    refused = "" if "input_ids" in read else "no ids of tokens"
     if "decoder_input_ids" in read:
+        refused = "two sequences"
+    if refused:
         raise BadInput(
-            f"model: {name} reads two sequences; use a class that reads one, such as LlamaForCausalLM"
+            f"model: {name} reads {refused}; use a class that reads ids of one sequence, such as LlamaForCausalLM"
         )
+    return config

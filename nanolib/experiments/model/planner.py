@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -20,12 +18,13 @@ from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
 from nanolib.run.memory_plan import Workload, holdings_by_depth
 from nanolib.run.params import MAX_SEQ_LEN
+from nanolib.run.workload import holdings_by_depth
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens, if a mask is made: its tiles are real and grow with the square
 _BISECT_EVERY = 4  # guesses: a line may creep towards a bend
+_NOTHING = Holding({})
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
-_LEAST = {"decoding": 2}  # tokens: one in the cache, and a new one
 
 # Use → mode of the case, optimisation.
 USES = {
@@ -42,16 +41,16 @@ class Use:
 
     Attributes:
         name: One of `USES`.
-        holding: What uses the memory at its peak; of one rank if there are several.
         memory: How much there is, bytes.
+        holding: What uses the memory at its peak; of one rank if there are several.
         largest_batch: At this length; 0 if not one sequence fits.
         longest: At this batch, tokens; 0 if none fits.
         refused: Why it is not planned, in one line; then there is no holding.
     """
 
     name: str
-    holding: Holding
     memory: int
+    holding: Holding = _NOTHING
     largest_batch: int = 0
     longest: int = 0
     refused: str = ""
@@ -63,44 +62,46 @@ class Use:
 
 
 class Planner:
-    """Plans uses of one model at one shape after the other; each is counted once."""
+    """Plans uses of one model at one shape after the other; each is counted once.
+
+    Args:
+        source: The case that all others are made from.
+        optimizer: A key of `OPTIMIZERS`.
+        ranks: Over which FSDP shares the model.
+    """
 
     def __init__(self, source: ModelCase, optimizer: str = "adamw", ranks: int = 1) -> None:
         self.source, self.optimizer, self.ranks = source, optimizer, ranks
-        self._known: dict[tuple[str, int, int], Holding] = {}
+        self.holding = functools.cache(self._holding)
 
     def use(self, name: str, memory: int) -> Use:
         """What a use needs, and the largest batch and the longest sequence that fit."""
-        refused = functools.partial(Use, name, Holding({}), memory)
-        batch, length, least = self.source.batch_size, self.source.seq_len, _LEAST.get(name, 1)
-        if length < least:
-            return refused(refused=f"it takes {least} tokens or more")
+        batch, length, ranks = self.source.batch_size, self.source.seq_len, self.ranks
         try:
             holding = self.holding(name, batch, length)
         except Unsupported as error:
-            return refused(refused=str(error))
+            return Use(name, memory, refused=str(error))
         except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
-            return refused(refused=why_not_planned(error))
-        share = largest(
-            lambda n: self._peak(name, n * self.ranks, length),
-            memory,
-            batch // self.ranks,
-            MAX_BATCH // self.ranks,
-        )
-        longest = largest(
-            lambda n: self._peak(name, batch, n), memory, length, self._longest, least
-        )
-        return Use(name, holding, memory, share * self.ranks, longest)
+            return Use(name, memory, refused=why_not_planned(error))
 
-    def holding(self, name: str, batch: int, length: int) -> Holding:
+        def of_batch(each: int) -> float:
+            return self._peak(name, each * ranks, length)
+
+        def of_length(tokens: int) -> float:
+            return self._peak(name, batch, tokens)
+
+        each = largest(of_batch, memory, batch // ranks, MAX_BATCH // ranks)
+        longest = largest(of_length, memory, length, self._most_tokens)
+        return Use(name, memory, holding, each * ranks, longest)
+
+    def _holding(self, name: str, batch: int, length: int) -> Holding:
         """What uses the memory at a use's peak at a shape, on one rank."""
-        key = (name, batch, length)
-        if key not in self._known:
-            at = functools.partial(self._at, self._case(name, batch // self.ranks, length))
-            with fake_tensors(), silent():
-                scopes = holdings_by_depth(self.stack[1], at, self._shared)
-            self._known[key] = max(scopes.values(), key=lambda found: found.peak)
-        return self._known[key]
+        case = self._case(name, batch // self.ranks, length)
+        layers, depth = self.stack
+        at = functools.partial(case.at_depth, optimizer=self.optimizer, layers=layers)
+        with fake_tensors(), silent():
+            scopes = holdings_by_depth(depth, at, self._shared)
+        return max(scopes.values(), key=lambda found: found.peak)
 
     def _peak(self, name: str, batch: int, length: int) -> float:
         """Bytes at a shape; infinite if the model does not take it."""
@@ -111,28 +112,24 @@ class Planner:
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
         mode, optimisation = USES[name]
-        fields = vars(self.source) | {"mode": mode, "optimisation": optimisation}
-        fields |= {"batch_size": batch, "seq_len": length}
-        if not self.source.own:
-            overrides = self.source.overrides
-            fields["overrides"] = overrides | lengthened(self.source.preset, overrides, length)
+        case = replace(self.source, mode=mode, optimisation=optimisation, batch_size=batch)
+        if not case.own:
+            longer = lengthened(case.preset, case.overrides, length)
+            case = replace(case, overrides=case.overrides | longer)
         if mode == "generation":  # the cache holds `length` tokens in the end
-            return GenerationCase(**fields | {"seq_len": length - 1}, new_tokens=1)
-        return ModelCase(**fields)
+            return GenerationCase(**vars(case) | {"seq_len": length - 1})
+        return replace(case, seq_len=length)
 
-    def _at(self, case: ModelCase, depth: int) -> tuple[nn.Module, Iterator[Workload]]:
-        return case.at_depth(depth, self.optimizer, self.stack[0])
-
-    @cached_property
+    @functools.cached_property
     def stack(self) -> tuple[str, int]:
-        """The option that says how many equal blocks there are, and their number; 0 if they differ or nobody knows."""
+        """The option that says how many equal blocks there are, and their number; 0 if unknown."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers
         config = None if source.runs_code else hugging_face_config(source.preset, source.overrides)
         field = layers_field(config) if config else ""
-        listed = any(isinstance(value, list | tuple) for value in source.overrides.values())
-        if not field or listed or len({*(getattr(config, "layer_types", None) or ())}) > 1:
+        per_layer = any(isinstance(value, list | tuple) for value in source.overrides.values())
+        if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
             return "", 0
         depth = getattr(config, field)
         with fake_tensors():
@@ -142,57 +139,55 @@ class Planner:
         return (field, depth) if equal else ("", 0)
 
     @property
-    def _longest(self) -> int:
+    def _most_tokens(self) -> int:
         """The longest sequence that the model takes, or that is tried."""
         if self.source.own:
             return self.source.context_length or MAX_SEQ_LEN
         return MAX_SEQ_LEN if self.source.attention_type == "dense" else MAX_MASKED
 
     def _shared(self, whole: Holding) -> Holding:
-        """What one of several ranks holds under FSDP: its share, and the weights that are gathered to compute."""
+        """What one of several ranks holds under FSDP: its share, and the weights that are gathered."""
         if self.ranks == 1:
             return whole
+        depth, sizes = self.stack[1], [0, 0]
+        for (kind, module), size in whole.by_module.items():
+            if kind == Held.WEIGHTS:
+                sizes[".*" in module] += size
+        outside, block = sizes[0], sizes[1] // depth
         parts = {
             part: -(-size // self.ranks) if part.kind in _SHARDED else size
             for part, size in whole.parts.items()
         }
-        stacks: Counter[str] = Counter()
-        for (kind, module), size in whole.by_module.items():
-            if kind == Held.WEIGHTS:
-                stacks[module.partition(".*")[0] if ".*" in module else ""] += size
-        depth, outside = self.stack[1], stacks.pop("", 0)
-        block = max(stacks.values(), default=0) // depth
-        if any(part.kind == Held.GRADIENTS for part in parts):
+        if Held.GRADIENTS in whole.by_kind:
             parts[Part(Held.TEMPORARIES, "gradients before they are scattered")] = outside + block
-        gathered = outside + min(2, depth * len(stacks)) * block  # the computing block and the next
-        return Holding(parts | {Part(Held.GATHERED): gathered})
+        # the computing block and the next
+        return Holding(parts | {Part(Held.GATHERED): outside + min(2, depth) * block})
 
 
-def largest(
-    need: Callable[[int], float], memory: int, start: int, most: int, least: int = 1
-) -> int:
-    """The largest n whose need fits; 0 if not even the least does, `most` if all do.
+def largest(need: Callable[[int], float], memory: int, start: int, most: int) -> int:
+    """The largest n whose need fits; 0 if not even 1 does, `most` if all do.
 
-    The next n is where the line through the last two needs meets the memory, and now and then the middle.
+    The next n is where the line through the last two needs meets the memory, and now and then the
+    middle.
 
     Args:
         need: n → bytes, growing; infinite if n is not taken.
         memory: Bytes that there are.
         start: Where to begin.
         most: The largest n.
-        least: The smallest n that means anything.
     """
-    fits, too_many = least - 1, most + 1
-    before, at, guesses = (0, 0.0), min(max(start, least), most), 0
+    fits, too_many = 0, most + 1
+    before, at, guesses = (0, 0.0), min(start, most), 0
     while too_many - fits > 1:
         needed, guesses = need(at), guesses + 1
         fits, too_many = (at, too_many) if needed <= memory else (fits, at)
-        slope = (needed - before[1]) / (at - before[0]) if at != before[0] else math.inf
-        bisect = not 0 < slope < math.inf or guesses % _BISECT_EVERY == 0
-        line = (fits + too_many) // 2 if bisect else at + (memory - needed) / slope
+        slope = (needed - before[1]) / (at - before[0])
+        follows = (fits + too_many) // 2
+        if 0 < slope < math.inf and guesses % _BISECT_EVERY:
+            follows = min(at + (memory - needed) / slope, most)
         before = (at, needed) if needed < math.inf else before
-        at = min(max(int(min(line, most)), fits + 1), too_many - 1)
-    return fits if fits >= least else 0
+        at = min(max(int(follows), fits + 1), too_many - 1)
+    return fits
 
 
 def uses_of(source: ModelCase, optimizer: str, ranks: int, memory: int) -> Iterator[Use]:
@@ -215,4 +210,4 @@ def uses_of(source: ModelCase, optimizer: str, ranks: int, memory: int) -> Itera
 def lengthened(preset: str, options: Mapping[str, Any], seq_len: int) -> dict[str, int]:
     """A preset's context made as long as the sequence."""
     context = options.get("context_length") or PRESETS[preset].get("context_length", 0)
-    return {"context_length": seq_len} if isinstance(context, int) and context < seq_len else {}
+    return {"context_length": seq_len} if context < seq_len else {}

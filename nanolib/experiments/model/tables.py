@@ -90,8 +90,8 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     """The largest peak of each eager model whose parts are known, of training if it was trained.
 
     Returns:
-        `run_id`, `name`, `attention_type`, `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB), `parts`
-        (kind, module, operation, line, bytes of each); the largest first.
+        `run_id`, `name`, `attention_type`, `seq_len`, `batch_size`, `dtype`, `scope`, `mib`,
+        `planned` (MiB), `parts` (kind, module, operation, line, bytes of each); the largest first.
     """
     found = pick(having(rows, "model", "mode"), "peak_memory")
     if found.empty:
@@ -103,7 +103,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
         mib=found["estimate"],
         planned=found["predicted"],
     )
-    found = found[found["parts"].notna() & ~found["optimisation"].fillna("eager").ne("eager")]
+    found = found[found["parts"].notna() & found["optimisation"].isin(["eager", None])]
     found = found.sort_values(["trains", "mib"], ascending=False, kind="stable")
     return found.drop_duplicates(MODEL[1:])
 
@@ -111,25 +111,24 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
 @cached
 def part_table(rows: pd.DataFrame) -> pd.DataFrame:
     """The largest parts of each model's largest peak; columns as in `PART_COLUMNS`, and `run_id`, `seq_len`."""
-    lines = []
+    tables = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
-        whole = sum(part[4] for part in row["parts"])
-        largest = sorted(row["parts"], key=lambda part: -part[4])[:_MOST_PARTS]
-        for kind, module, operation, line, size in largest:
-            lines.append(
-                {
-                    "run_id": row["run_id"],
-                    "seq_len": row["seq_len"],
-                    "name": row["name"],
-                    "call": call_of(row),
-                    "kind": kind,
-                    "module": module or "—",
-                    "by": line or operation.removeprefix("aten::") or "—",
-                    "mib": size / MIB,
-                    "share": f"{size / whole:.0%}",
-                }
-            )
-    return pd.DataFrame(lines)
+        parts = pd.DataFrame(row["parts"], columns=["kind", "module", "operation", "line", "size"])
+        largest = parts.nlargest(_MOST_PARTS, "size")
+        operation = largest["operation"].str.removeprefix("aten::")
+        columns = {
+            "run_id": row["run_id"],
+            "seq_len": row["seq_len"],
+            "name": row["name"],
+            "call": call_of(row),
+            "kind": largest["kind"],
+            "module": largest["module"],
+            "by": largest["line"].where(largest["line"] != "", operation),
+            "mib": largest["size"] / MIB,
+            "share": (largest["size"] / parts["size"].sum()).map("{:.0%}".format),
+        }
+        tables.append(pd.DataFrame(columns).replace("", "—"))
+    return pd.concat(tables, ignore_index=True)
 
 
 def call_of(row: pd.Series) -> str:

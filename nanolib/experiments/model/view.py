@@ -38,14 +38,14 @@ from nanolib.report.tables import in_ms, known
 
 def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Memory at the largest peak of each model, by kind."""
-    lines = []
+    bars = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
-        label = {"series": f"{row['name']}, {call_of(row)}", "text": f"{row['mib']:,.0f} MiB"}
-        link = pd.DataFrame(links(row.to_frame().T)).to_dict("records")[0]
-        for kind, size in bytes_by_kind(row).items():
-            lines.append(label | {"part": kind, "x": size / MIB} | link)
+        sizes = bytes_by_kind(row)
+        named = {"series": f"{row['name']}, {call_of(row)}", "text": f"{row['mib']:,.0f} MiB"}
+        bar = {"part": sizes.index, "x": sizes.to_numpy() / MIB}
+        bars.append(pd.DataFrame(named | bar | links(row)))
     return plot(
-        pd.DataFrame(lines),
+        pd.concat(bars),
         "Memory at the peak",
         "bars",
         subtitle=["Counted, exact, at the largest peak of each model."],
@@ -56,26 +56,21 @@ def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Tokens per second of all users and of each over the batch size."""
-    table = batch_table(rows)
-    parts = []
+    table, parts = batch_table(rows), [pd.DataFrame()]
     for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
         shape = table["attention_type"] + ", " + table["dtype"]
         lengths = table["seq_len"].astype(int).astype(str)
-        parts.append(
-            pd.DataFrame(
-                {
-                    "panel": panel,
-                    "series": table["name"] + ", " + shape + ", n = " + lengths,
-                    "x": table["batch_size"].astype(int),
-                    "y": table[name],
-                    "low": table[f"{name}_low"],
-                    "high": table[f"{name}_high"],
-                    **links(table),
-                }
-            )
-        )
+        points = {
+            "panel": panel,
+            "series": table["name"] + ", " + shape + ", n = " + lengths,
+            "x": table["batch_size"].astype(int),
+            "y": table[name],
+            "low": table[f"{name}_low"],
+            "high": table[f"{name}_high"],
+        }
+        parts.append(pd.DataFrame(points | links(table)))
     return plot(
-        pd.concat(parts) if parts else None,
+        pd.concat(parts),
         "Tokens per second as the batch grows",
         unit="Tokens per second",
         xunit="Sequences in the batch",
@@ -87,18 +82,15 @@ def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Loss over real training steps; `rows` must carry samples."""
-    found = pick(having(rows, "model", "steps"), "loss")
-    lines = []
-    for _, row in found.iterrows():
+    curves, subtitle = [pd.DataFrame()], ["Before each step, on bytes of the corpus. One seed."]
+    for _, row in pick(having(rows, "model", "steps"), "loss").iterrows():
         name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
-        same = {"series": name, "run_id": row["run_id"], "name": row["factor.name"]}
-        same["seq_len"] = row["factor.seq_len"]
-        lines += [same | {"x": step, "y": y} for step, y in enumerate(row["samples"], 1)]
-    data, subtitle = pd.DataFrame(lines), ["Before each step, on bytes of the corpus. One seed."]
-    if lines:
-        data = data.assign(**links(data))
-        steps = int(data["x"].max())
-        subtitle += [f"{steps} steps: {SMOKE_TEST}."] * (steps < LEARNING_STEPS)
+        losses = pd.Series(row["samples"], range(1, 1 + len(row["samples"])))
+        curve = {"series": name, "x": losses.index, "y": losses.to_numpy()}
+        curves.append(pd.DataFrame(curve | links(row)))
+    data = pd.concat(curves)
+    if len(data) and (steps := int(data["x"].max())) < LEARNING_STEPS:
+        subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
     return plot(
         data,
         "Loss on real text",
@@ -167,28 +159,28 @@ def _cost(row: pd.Series) -> Claim:
 def _changes(table: pd.DataFrame) -> Iterator[Claim]:
     """Each optimisation and dtype against what it was timed in turns with, at its longest length."""
     words = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "no clear difference"}
-    longest = table.sort_values("seq_len", kind="stable")
-    for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows():
-        is_eager = row["optimisation"] == "eager"
-        base = f"eager {table['dtype'].iloc[0] if is_eager else row['dtype']}"
-        pairs = {scope: gains(row, row["name"], f"{scope}_speed_up", {base}) for scope in SCOPES}
-        parts = [
-            f"{CALLS[scope]} {gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast ({words[order]})"
-            for scope, found in pairs.items()
-            for gain, order, _ in found
-        ]
+    longest = table.sort_values("seq_len", kind="stable").drop_duplicates(MODEL, keep="last")
+    for _, row in longest.iterrows():
+        dtype = table["dtype"].iloc[0] if row["optimisation"] == "eager" else row["dtype"]
+        base, parts, compared = f"eager {dtype}", [], ()
+        for scope in SCOPES:
+            for pair in gains(row, row["name"], f"{scope}_speed_up", {base}):
+                gain, order, _ = pair
+                ratio = f"{gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast"
+                parts.append(f"{CALLS[scope]} {ratio} ({words[order]})")
+                compared += (pair,)
         if parts and pd.notna(row["difference"]):
             parts.append(f"logits differ by {row['difference']:.1e}")
         if parts:
             name = f"{row['name']} in {row['dtype']}, n = {int(row['seq_len'])}, against {base}"
-            compared = tuple(pair for found in pairs.values() for pair in found)
             yield Claim(name, ", ".join(parts), compared=compared)
 
 
 def _memory(rows: pd.DataFrame) -> Iterator[Claim]:
     """What uses each model's largest peak."""
     for _, row in peak_table(rows).iterrows():
-        (kind, most), *rest = (bytes_by_kind(row) / sum(part[4] for part in row["parts"])).items()
+        sizes = bytes_by_kind(row)
+        (kind, most), *rest = (sizes / sizes.sum()).items()
         evidence = ", ".join(f"{other} {share:.0%}" for other, share in rest if share >= 0.05)
         if pd.notna(row["planned"]):
             evidence += f"; planned: {row['planned']:,.0f} MiB"
@@ -198,16 +190,19 @@ def _memory(rows: pd.DataFrame) -> Iterator[Claim]:
 
 def _batches(rows: pd.DataFrame) -> Iterator[Claim]:
     """What the largest batch of a generation brings over the smallest."""
-    for _, group in batch_table(rows).groupby(SERIES, sort=False) if len(batch_table(rows)) else ():
+    table = batch_table(rows)
+    for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
         first, last = group.iloc[0], group.iloc[-1]
-        small, large = (int(line["batch_size"]) for line in (first, last))
-        more = f"{last['total'] / first['total']:#.3g}× the tokens/s of batch {small}"
-        totals = [Figure.of(line, "total", name=str(line["batch_size"])) for line in (first, last)]
-        compared = comparing(*reversed(totals))
+        less, more = (
+            Figure.of(line, "total", name=f"{line['batch_size']}") for line in (first, last)
+        )
+        compared = comparing(more, less)
+        ratio = f"{more.estimate / less.estimate:#.3g}× the tokens/s of batch {less.name}"
         if compared[0][1] is Order.ALIKE:
-            more += " (no clear difference)"
+            ratio += " (no clear difference)"
         each = f"each user gets {first['user']:,.0f} → {last['user']:,.0f} tokens/s"
-        yield Claim(f"Batch {large} gives {more}", each, about=_about(first), compared=compared)
+        answer = f"Batch {more.name} gives {ratio}"
+        yield Claim(answer, each, about=_about(first), compared=compared)
 
 
 SECTION = Section(

@@ -23,7 +23,7 @@ def against_hugging_face(budget: float) -> Iterator[str]:
         apart = (logits_of(ours.eval())(ids) - logits_of(theirs.eval())(ids)).abs().max()
     yield f"{PRESET} against Hugging Face's Llama of the same weights, float32, batch 1: logits at most {apart:.1e} apart"
     steps = [Inferring(model, ids[:, :-1], "eager") for model in (ours, theirs)]
-    yield _line(f"forward, n={LENGTH}", [step.forward for step in steps], budget)
+    yield _line(f"forward, n={LENGTH}", [step for step in steps], budget)
     steps = [Generating(model, ids[:, :PROMPT], NEW_TOKENS) for model in (ours, theirs)]
     for step in steps:
         step.generation.prefill()

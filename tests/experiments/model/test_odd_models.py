@@ -1,10 +1,7 @@
 """Models that look at their data, end themselves or diverge: measured, or told in a line."""
 
 import pytest
-from click.testing import CliRunner
 
-from nanolib.cli import main
-from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model import look
 from nanolib.experiments.model.planning import plan
@@ -192,20 +189,6 @@ def test_a_length_for_which_there_is_too_little_memory_leaves_the_shorter_theirs
     ]
 
 
-def test_its_energy_is_measured_too(store):
-    params = energy.Params(
-        model="odd_models:Looks",
-        seq_lens=[16],
-        phases=["training_step"],
-        window_s=0.05,
-        idle_s=0.1,
-        profiling=[],
-    )
-    assert set(_ends(_measured(store, energy, params.replace(device="cpu", budget_s=0.01)))) == {
-        "ok"
-    }
-
-
 def test_one_that_ends_itself_ends_its_case_alone(store):
     params = model.Params(
         model="odd_models:Ends", seq_lens=[16], train=False, device="cpu", **QUICK
@@ -249,28 +232,3 @@ def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is
         ended["status"] == "error"
         and f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            [
-                "plan",
-                "hf:LlamaForCausalLM",
-                "--memory",
-                "1GB",
-                "-p",
-                "attn_implementation=flex_attention",
-            ],
-            "cannot be planned; use sdpa or eager",
-        ),
-        (
-            ["plan", "hf:LlamaForCausalLM", "--memory", "1GB", "-p", "num_hidden_layers=-1"],
-            "num_hidden_layers -1 makes no model; give 1 or more",
-        ),
-    ],
-)
-def test_what_would_fail_in_each_case_is_refused_once(arguments, said):
-    ended = CliRunner().invoke(main, arguments)
-    assert ended.exit_code == 2 and said in ended.output and len(ended.output.splitlines()) == 1

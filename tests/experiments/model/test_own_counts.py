@@ -8,10 +8,8 @@ import torch
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import Held
-from nanolib.meters.memory import LiveBytes
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
-from nanolib.run.rows import holding_rows
 from tests.experiments.own import checked
 from tests.measuring import holding
 
@@ -79,7 +77,7 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
         n - 1 if model.startswith("hf:") else n
     )  # a cache of fixed size has room for the new token too
     assert planned.by_kind[Held.CACHE] == 2 * LAYERS * KV_HEADS * HEAD_DIM * cached * item
-    case = GenerationCase(*(getattr(case, name) for name in _SHAPE), "generation", new_tokens=1)
+    case = dataclasses.replace(case, new_tokens=1)
     built = case.build(0)
     found = {w.scope: holding(w, built) for w in case.step(built, case.no_ids(), 1e-3).workloads()}
     assert {scope: held.peak for scope, held in found.items()} == pytest.approx(
@@ -93,16 +91,6 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
 _WINDOWS = (
     8 * LAYERS
 )  # bytes: the size of each layer's window as a tensor, which a run makes out of the counter's sight
-_SHAPE = (
-    "device",
-    "name",
-    "preset",
-    "overrides",
-    "attention_type",
-    "seq_len",
-    "batch_size",
-    "dtype",
-)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -117,30 +105,6 @@ def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_lay
     )
     assert high[Held.TEMPORARIES] == pytest.approx(low[Held.TEMPORARIES], abs=2 * _WINDOWS)
     assert high[Held.CACHE] == 3 * low[Held.CACHE]
-
-
-@pytest.mark.parametrize(
-    ("model", "options"), [("hf:LlamaForCausalLM", HF), ("decoder_tiny", MINE | {"num_layers": 9})]
-)
-def test_a_prompt_that_was_read_before_peaks_as_high_as_the_first_one(model, options):
-    kind = "own" if ":" in model else "dense"
-    case = dataclasses.replace(_generation(model, options, 128), attention_type=kind)
-    built = case.build(0)
-    first = generation_of(built, case.no_ids()[:, :-1], 4)
-    with LiveBytes() as counter:
-        counter.watch(*built.parameters(), *built.buffers(), case.no_ids(), *first.tensors)
-        first.prefill()
-    prefill = next(case.step(built, case.no_ids(), 1e-3).workloads())
-    for _ in range(2):
-        rows = {
-            (row.metric, row.scope): row
-            for row in holding_rows(prefill, built, "cpu", case.plan(), None)
-        }
-        measured = rows["peak_memory", "prefill"]
-        assert measured.estimate == measured.predicted
-        assert (
-            measured.estimate * 2**20 == counter.peak + 8
-        )  # the token that it gave, apart from the prompt
 
 
 PLANNED = [
@@ -176,7 +140,6 @@ def test_experts_count():
     )
     attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * n
     forward = LAYERS * (attention + 2 * n * D * 8 + 2 * n * 2 * 3 * D * FF) + 2 * n * D * VOCAB
-    assert case.flops == forward
     assert case.formulas()["flops"] == 3 * forward
 
 

@@ -3,7 +3,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,10 +73,6 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
         assert planner.holding(name, use.largest_batch + 1, 32).peak > memory
         assert planner.holding(name, 4, use.longest).peak <= memory
         assert use.longest == 512 or planner.holding(name, 4, use.longest + 1).peak > memory
-        alone = Planner(planner.source, "adamw", 1).holding(name, 4, use.longest)
-        assert (
-            planner.holding(name, 4, use.longest).parts == alone.parts
-        )  # whatever was planned before it
 
 
 @pytest.mark.parametrize(
@@ -102,21 +97,19 @@ def test_blocks_that_differ_are_planned_one_by_one():
     assert Planner(source).stack[1] == 0  # every second one sees a window alone
 
 
-def test_ranks_share_weights_gradients_and_states_out():
-    source = checked("decoder_tiny", 32, 4, SMALL)
-    alone, shared = (
-        Planner(source, "adamw", ranks).holding("training", 4, 32).by_kind for ranks in (1, 4)
-    )
-    assert shared[Held.WEIGHTS] == pytest.approx(alone[Held.WEIGHTS] / 4, rel=0.02)
-    assert shared[Held.STATES] == pytest.approx(alone[Held.STATES] / 4, rel=0.02)
-    assert 0 < shared[Held.GATHERED] < alone[Held.WEIGHTS]
-    few = SMALL | {"num_layers": 2}
-    found = plan(
-        "decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, optimizer="momentum", options=few
-    )
-    assert "4 ranks (FSDP, modelled)" in found.title and all(
-        use.largest_batch % 4 == 0 for use in found.uses
-    )
+def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
+    source = checked("decoder_tiny", 32, 4, SMALL | {"context_length": 32})
+    alone, shared = (Planner(source, "adamw", ranks).holding("training", 4, 32) for ranks in (1, 4))
+    for kind in (Held.WEIGHTS, Held.STATES):
+        assert shared.by_kind[kind] == pytest.approx(alone.by_kind[kind] / 4, rel=0.02)
+    model = source.build()
+    block, whole = (sum(p.nbytes for p in m.parameters()) for m in (model.blocks[0], model))
+    gathered = whole - SMALL["num_layers"] * block + 2 * block
+    tables = sum(table.nbytes for table in model.buffers())  # of positions count as weights
+    assert 0 <= shared.by_kind[Held.GATHERED] - gathered <= tables
+    found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, options=SMALL)
+    assert "4 ranks (FSDP, modelled)" in found.title
+    assert all(use.largest_batch % 4 == 0 for use in found.uses)
 
 
 @pytest.mark.parametrize("model", ["decoder_tiny", "hf:LlamaForCausalLM"])
@@ -125,8 +118,6 @@ def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_
     source = checked(model, 16, 2, options)
     assert source.overrides["vocab_size"] == 65
     assert Planner(source).use("inference", 2**30).fits
-    with pytest.raises(BadInput):
-        plan(model, "1GiB", seq_len=16, options=options | {"vocab_size": 0})
 
 
 def test_checkpointing_keeps_less_and_sgd_has_no_states():
@@ -141,6 +132,17 @@ def test_it_is_public_and_says_what_is_missing():
         found
     ) and "a smaller model, or more ranks, each with a sequence" in str(found)
     assert json.dumps(found.to_dict())
+
+
+def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path):
+    path, options = tmp_path / "config.json", LLAMA | {"num_hidden_layers": 1}
+    unused = {"model_type": "llama", "torch_dtype": "bfloat16", "transformers_version": "5.0.0"}
+    path.write_text(json.dumps(options | unused | {"architectures": ["LlamaForCausalLM"]}))
+    shape = {"memory": "1GiB", "seq_len": 16}
+    more = {"num_hidden_layers": 2}
+    found = plan(str(path), **shape, options=more)
+    wanted = plan("hf:LlamaForCausalLM", **shape, options=options | more)
+    assert found.uses == wanted.uses and str(path) in found.title
 
 
 OWN = """
@@ -189,11 +191,6 @@ def test_what_was_not_tried_is_said():
     assert table.loc["largest batch", "inference"] == "65536+"
 
 
-def test_decoding_takes_two_tokens():
-    uses = plan("decoder_tiny", "1GiB", seq_len=1, options=SMALL | {"num_layers": 1}).uses
-    assert [use.refused for use in uses] == ["", "it takes 2 tokens or more", "", ""]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"model": 5}, {"batch_size": "four"}, {"seq_len": 1.5}, {"optimizer": []}, {"ranks": None}],
@@ -201,37 +198,6 @@ def test_decoding_takes_two_tokens():
 def test_what_is_no_number_or_name_is_told(wrong):
     with pytest.raises(BadInput, match=f"^{next(iter(wrong))}: "):
         plan(**{"model": "decoder_tiny", "memory": "1GiB"} | wrong)
-
-
-def test_a_rank_gathers_two_blocks_at_the_most_and_holds_the_gradients_of_one_and_of_what_lies_in_none():
-    sizes = {}
-    for preset, layers in (("decoder_tiny", 1), ("decoder_tiny", 4)):
-        source = checked(preset, 32, 2, SMALL | {"num_layers": layers, "context_length": 32})
-        held = Planner(source, "adamw", 2).holding("training", 2, 32)
-        model = source.build()
-        stacks = [
-            m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == layers
-        ]
-        size = lambda module: sum(p.nbytes for p in module.parameters())  # noqa: E731
-        block = max(size(stack[0]) for stack in stacks)
-        outside = size(model) - sum(map(size, stacks))
-        scattered = next(
-            (
-                size
-                for part, size in held.parts.items()
-                if part.module.startswith("gradients before")
-            ),
-            0,
-        )
-        sizes[preset, layers] = (held.by_kind[Held.GATHERED], scattered)
-        buffers = sum(b.nbytes for b in model.buffers())  # tables of positions count as weights
-        assert (
-            0
-            <= held.by_kind[Held.GATHERED] - outside - min(2, len(stacks) * layers) * block
-            <= buffers
-        )
-        assert scattered == 0 or 0 <= scattered - outside - block <= buffers
-    assert any(scattered for _, scattered in sizes.values())
 
 
 BAD = [
@@ -284,6 +250,12 @@ BAD = [
         ["hf:Gemma2ForCausalLM", "--ranks", "2", "--batch-size", "2"],
         "ranks: FSDP gathers equal blocks, which hf:Gemma2ForCausalLM",
     ),
+    (["hf:LlamaForCausalLM", "-p", "num_hidden_layers=-1"], "makes no model; give 1 or more"),
+    (
+        ["hf:LlamaForCausalLM", "-p", "attn_implementation=flex_attention"],
+        "cannot be planned; use sdpa or eager",
+    ),
+    (["nowhere.json"], "model: 'nowhere.json' is no config file of transformers (FileNotFound"),
     (["own:fails"], "model: 'own:fails' cannot be planned: AssertionError: never"),
     (["hf:Nope"], "transformers has no model class 'Nope'"),
     (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),

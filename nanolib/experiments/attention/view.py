@@ -5,14 +5,14 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.experiments.attention.view.quality import (
+from nanolib.experiments.attention.findings import verdict
+from nanolib.experiments.attention.tables import (
+    ATTENTION_COLUMNS,
     QUALITY_COLUMNS,
-    attention_quality,
+    attention_table,
     quality_table,
 )
-from nanolib.experiments.attention.view.tables import ATTENTION_COLUMNS, attention_table
-from nanolib.experiments.attention.view.words import verdict
-from nanolib.numbers import format_number
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_number
 from nanolib.report.linking import link_columns, links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.overview import listed, why_empty
@@ -25,35 +25,39 @@ from nanolib.report.theme import empty_chart
 _OTHERS = ["batch_size", "dtype", "causal"]
 _TIMED = {"forward": "forward", "backward": "backward"}
 _PARTS = ["forward", "backward", "mask"]
+_PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
 
 
 def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Smallest forward speed-up over any dense kernel, and what that one would gain by skipping the same tiles."""
-    table = known(attention_table(rows), "speed_up")
+    timed = attention_table(rows)
+    table = known(timed, "speed_up")
     table = table[~table["is_dense"] & ~table["not_sparse"]] if len(table) else table
     title = "Speed-up of sparse attention over dense"
     if table.empty:
-        timed = len(known(attention_table(rows), "forward"))
-        why = why_empty(rows, "attention")
-        return empty_chart(title, "no sparse kind was measured with a dense one" if timed else why)
+        alone = "no sparse kind was measured with a dense one"
+        reason = alone if len(known(timed, "forward")) else why_empty(rows, "attention")
+        return empty_chart(title, reason)
     dense = listed(figure.name for figures in table["speed_up_over"] for figure in figures)
-    doubtful = table["unsteady"] | table["speed_up_busy"].astype(bool)
     removed = table["sparsity"].map(", removes {:.0%}".format)
-    data = table.assign(
-        series=table["name"],
-        x=table["seq_len"].astype(int),
-        y=table["speed_up"],
-        low=table["speed_up_low"],
-        high=table["speed_up_high"],
-        pred=table["bound"],
-        sure=~doubtful,
-        text=table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
-        note="against " + table["speed_up_baseline"] + removed.where(table["sparsity"].notna(), ""),
-        **links(table),
+    data = pd.DataFrame(
+        {
+            "series": table["name"],
+            "x": table["seq_len"].astype(int),
+            "y": table["speed_up"],
+            "low": table["speed_up_low"],
+            "high": table["speed_up_high"],
+            "pred": table["bound"],
+            "sure": ~(table["unsteady"] | table["speed_up_busy"].astype(bool)),
+            "text": table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
+            "note": "against "
+            + table["speed_up_baseline"]
+            + removed.where(table["sparsity"].notna(), ""),
+            **links(table),
+        }
     )
-    drawn = ["series", "x", "y", "low", "high", "pred", "sure", "text", "note"]
     return plot(
-        data[[*drawn, *link_columns(data)]],
+        data,
         title,
         subtitle=[
             f"Forward, in turns with each dense kernel ({dense}), the smallest gain. Above the grey line sparse is faster.",
@@ -73,12 +77,9 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if len(table):
         table = table[table["seq_len"] == table["seq_len"].max()]
         total = table[_PARTS].sum(axis=1)
-        table = table.assign(
-            series=table["name"],
-            total=total,
-            text=total.map(format_number) + " ms",
-            **links(table),
-        ).sort_values("total")
+        text = total.map(format_number) + " ms"
+        table = table.assign(series=table["name"], total=total, text=text, **links(table))
+        table = table.sort_values("total")
         table = table.melt(["series", "text", *link_columns(table)], _PARTS, "part", "x")
         table = table[table["x"] > 0]
     return plot(
@@ -87,6 +88,33 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
         "bars",
         unit="Median time (ms)",
         empty="no attention case gave a time",
+    )
+
+
+def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    """Loss above dense over the share of connections removed, before and after a fine-tune."""
+    table = known(quality_table(rows), "replaced")
+    parts, subtitle = [], []
+    for scope, panel in _PANELS.items() if len(table) else ():
+        ends = {"y": table[scope], "low": table[f"{scope}_low"], "high": table[f"{scope}_high"]}
+        part = {"panel": panel, "series": table["pattern"], "x": table["sparsity"], **ends}
+        part["sure"] = ~(table["steps"] < LEARNING_STEPS)
+        parts.append(pd.DataFrame(part | links(table)))
+    if parts:
+        seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
+        subtitle.append(
+            f"Small decoders, {seeds} seeds; differences paired by seed, with 95 % intervals."
+        )
+        subtitle += [f"{steps} steps: {SMOKE_TEST}."] * (steps < LEARNING_STEPS)
+    return plot(
+        pd.concat(parts) if parts else None,
+        "Loss that sparsity adds to a trained model",
+        subtitle=subtitle,
+        unit="Loss above dense (nats per byte)",
+        xunit="Sparsity (share of connections removed)",
+        fmt="+.2~f",
+        ref=0.0,
+        empty="no pattern was tried in a trained model; set quality_patterns",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a training step must move, counted from what its operations take and change."""
+"""What a call must move, counted from what its operations take and change."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
+from nanolib.meters.reads import BytesRead
 from tests.experiments.own import TINY
 
 
@@ -79,3 +80,29 @@ def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
     )
     a_key = 2 * TINY["num_layers"] * 3 * TINY["d_model"] * 4
     assert dense.formulas()["bytes"] - window.formulas()["bytes"] == (n - keys) * a_key
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"num_kv_heads": 2, "mlp": "gelu"},
+        {"attention_options": {"pattern": "dca", "window": 8}},
+    ],
+)
+def test_its_bytes_are_those_of_the_weights_it_reads_and_of_the_cache(tied, more):
+    kind = "sparse" if "attention_options" in more else "dense"
+    overrides = TINY | {"tie_embeddings": tied} | more
+    case = GenerationCase(
+        "cpu", "x", "decoder_tiny", overrides, kind, 32, 2, "float32", "generation", new_tokens=2
+    )
+    model = case.build(0)
+    prompt = torch.arange(64).view(2, 32)
+    with torch.inference_mode():
+        cache = model.new_cache(2, 32, 2)
+        model.prefill(prompt, cache)
+        with BytesRead(model.parameters()) as read:
+            model.decode(prompt[:, 0], cache)
+    per_token = 2 * case.config.num_layers * case.config.kv_heads * case.config.head_dim
+    assert case.formulas()["bytes"] == read.bytes + 4 * prompt.numel() * per_token

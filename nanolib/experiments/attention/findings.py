@@ -1,4 +1,4 @@
-"""The verdict on attention, computed from the rows; its first sentence answers the notebook's question."""
+"""The conclusions on attention, from the rows; the first sentence answers the notebook's question."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from nanolib.experiments.attention.view.quality import quality_words
-from nanolib.experiments.attention.view.tables import attention_table
-from nanolib.report.claim import Claim, Order
+from nanolib.experiments.attention.tables import attention_table, quality_table
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
+from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import ONE, Pairs, gains, not_slower
 from nanolib.report.overview import cached, listed
 from nanolib.report.roofline import roofline_words
@@ -21,6 +21,12 @@ _ORDERS = {  # of several patterns at one length the first counts
     "slower": "dense attention is faster than sparse",
 }
 _LONGER = "raise budget_s for narrower intervals"
+_NONE = Figure.exactly(0.0, "no difference")
+_MEANING = {
+    Order.ABOVE: "costs loss",
+    Order.BELOW: "lowers the loss",
+    Order.ALIKE: "makes no clear difference to the loss",
+}
 
 
 @cached
@@ -35,7 +41,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
         said = "Only dense kernels were measured, so nothing is known of sparse attention"
         advice = "add a kind such as {kind: sparse, pattern: window} to attention_types"
         claims.append(Claim(said, advice=advice))
-    claims += quality_words(rows)
+    claims += _quality(quality_table(rows))
     for further in (_of_yours, _removes_nothing, _fastest):
         claims += [claim for about, group in groups for claim in further(group, about)]
     return [*claims, *roofline_words(rows, "attention")]
@@ -44,12 +50,12 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """What is ranked together, and what it is called; times of two runs or devices are not."""
     places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]
-    keys = ["batch_size", "dtype", "causal", *places]
-    for (batch, dtype, causal, *place), group in timed.groupby(keys, sort=False):
-        named = dict(zip(places, place, strict=True))
-        about = ["Causal" if causal else "Non-causal", f"batch {int(batch)}", dtype]
-        about += [f"run {named['run_id'][:8]}"] if "run_id" in named else []
-        about += [named["device"]] if "device" in named else []
+    for _, group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
+        first = group.iloc[0]
+        about = ["Causal" if first["causal"] else "Non-causal", f"batch {int(first['batch_size'])}"]
+        about.append(first["dtype"])
+        about += [f"run {first['run_id'][:8]}"] if "run_id" in places else []
+        about += [first["device"]] if "device" in places else []
         yield ", ".join(about), group
 
 
@@ -57,17 +63,16 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     """Whether a pattern is faster than every dense kernel, at each length that was measured."""
     sparse = group[_sparse_kinds(group) & ~group["not_sparse"]]
     lines = known(sparse, "speed_up")
+    if len(sparse) and lines.empty:
+        answer = "Sparse attention was not timed in the same rounds as a dense kernel"
+        advice = "add {kind: dense} to attention_types, or raise budget_s"
+        yield Claim(answer, advice=advice, about=about)
     if lines.empty:
-        if len(sparse):
-            answer = "Sparse attention was not timed in the same rounds as a dense kernel"
-            yield Claim(
-                answer, "", "add {kind: dense} to attention_types, or raise budget_s", about
-            )
         return
     lines = lines.assign(order=[_order(row, group) for _, row in lines.iterrows()])
-    lines = lines.assign(rank=lines["order"].map([*_ORDERS].index))
-    best = lines.sort_values(["rank", "speed_up"], ascending=[True, False])
-    best = best.drop_duplicates("seq_len").sort_values("seq_len")
+    lines["rank"] = lines["order"].map([*_ORDERS].index)
+    best = lines.sort_values(["seq_len", "rank", "speed_up"], ascending=[True, True, False])
+    best = best.drop_duplicates("seq_len")
     said = {
         order: f"{_ORDERS[order]} at {_tokens(part['seq_len'])}"
         for order, part in best.groupby("order")
@@ -111,7 +116,8 @@ def _of_yours(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     lines = known(group[group["name"].str.startswith("own ")], "speed_up")
     for _, row in lines[lines["seq_len"] == lines["seq_len"].max()].iterrows():
         answer = f"{row['name']} is {times(row, 'speed_up')} as fast as {row['speed_up_baseline']}"
-        yield Claim(f"{answer} at {_tokens([row['seq_len']])}", "", "", about, _over_dense(row))
+        answer += f" at {_tokens([row['seq_len']])}"
+        yield Claim(answer, about=about, compared=_over_dense(row))
 
 
 def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
@@ -129,16 +135,14 @@ def _fastest(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return
-    at = dense[dense["seq_len"] == dense["seq_len"].max()].sort_values("forward", kind="stable")
-    best, where = at.iloc[0], f"at {_tokens([at['seq_len'].iloc[0]])}"
-    alike = not_slower(best, at["name"])
+    dense = dense[dense["seq_len"] == dense["seq_len"].max()]
+    best, where = dense.loc[dense["forward"].idxmin()], f"at {_tokens(dense['seq_len'])}"
     answer, advice = f"{best['name']} is the fastest dense kernel {where}", ""
-    if alike:
-        names = listed([best["name"], *alike])
-        answer, advice = f"No clear difference between {names} {where}", _LONGER
-    yield Claim(
-        answer, f"{best['name']} takes {in_ms(best, 'forward')}", advice, about, _over_dense(best)
-    )
+    if alike := not_slower(best, dense["name"]):
+        answer = f"No clear difference between {listed([best['name'], *alike])} {where}"
+        advice = _LONGER
+    sure = f"{best['name']} takes {in_ms(best, 'forward')}"
+    yield Claim(answer, sure, advice, about, _over_dense(best))
 
 
 def _sparse_kinds(group: pd.DataFrame) -> pd.Series:
@@ -153,3 +157,29 @@ def _tokens(lengths: object) -> str:
 def _over_dense(row: pd.Series) -> Pairs:
     """What one line's forward gains over that of every dense kernel of its length."""
     return gains(row, f"{row['name']} at {_tokens([row['seq_len']])}")
+
+
+def _quality(table: pd.DataFrame) -> list[Claim]:
+    """What each pattern costs at its highest sparsity, and after the fine-tune."""
+    short = table["steps"] < LEARNING_STEPS
+    if len(table) and short.all():
+        tried = f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps"
+        return [Claim(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
+    tried = known(table[~short], "replaced").sort_values("sparsity", kind="stable")
+    return [_cost(row) for _, row in tried.drop_duplicates("pattern", keep="last").iterrows()]
+
+
+def _cost(row: pd.Series) -> Claim:
+    """What one pattern does to the loss, when it replaces dense attention and after the fine-tune."""
+    who = f"In a trained decoder {row['pattern']}"
+    if not row["sparsity"]:
+        return Claim(f"{who} removed nothing, so its loss says nothing of sparsity")
+    scopes = [scope for scope in ("replaced", "fine_tuned") if pd.notna(row[scope])]
+    figures = [Figure.of(row, scope, "loss_difference", scope, row["pattern"]) for scope in scopes]
+    replaced, *tuned = (_MEANING[figure.against(_NONE)] for figure in figures)
+    answer = f"{who}, which removes {row['sparsity']:.0%}, {replaced}"
+    answer += "".join(f", and after a fine-tune it {meaning}" for meaning in tuned)
+    ends = [f"{f.estimate:+.3f} [{f.low:+.3f} … {f.high:+.3f}] nats per byte" for f in figures]
+    sure = f"{', then '.join(ends)} on a loss of {row['dense_loss']:.2f}"
+    compared = tuple(pair for figure in figures for pair in comparing(figure, _NONE))
+    return Claim(answer, f"{sure}; {int(row['seeds'])} seeds", compared=compared)
