@@ -33,10 +33,7 @@ class OwnModelParams(shared.Params):
     @pydantic.field_validator("model", check_fields=False)
     @classmethod
     def _names_a_function(cls, value: str) -> str:
-        try:
-            check_name(value)
-        except BadInput as error:
-            raise ValueError(error.lines[0].removeprefix("model: ")) from None
+        check_name(value)
         return value
 
     @property

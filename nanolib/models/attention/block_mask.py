@@ -15,6 +15,7 @@ import torch
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
+    BY_CORNERS,
     DYNAMIC,
     PATTERNS,
     TABLED,
@@ -239,9 +240,9 @@ def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
 def _plan(
     keeps: MaskMod, options: Options, head: int, q_len: int, kv_len: int, causal: bool, size: int
 ) -> Plan:
-    """The kept tiles of every block of queries, found at their corners; only kept tiles are looked at in whole."""
+    """The kept tiles of every block of queries, found at their corners if the pattern allows it."""
     blocks, offset = [], kv_len - q_len
-    sides = (1,) if options.pattern == "own" else (size, options.block_size)
+    sides = (size, options.block_size) if options.pattern in BY_CORNERS else (1,)
     for start in range(0, q_len, size):
         stop = min(start + size, q_len)
         reach = stop + offset if causal else kv_len

@@ -4,8 +4,9 @@ A pattern is a function of `(options, kv_len, heads, device)` that returns a `ma
 FlexAttention takes the `mask_mod` as it is; the CPU kernel plans its tiles from it. Causality is applied on top. Patterns that look
 at the input are in `dynamic`.
 
-A tile is looked at where it begins and ends and on the diagonal. So a pattern keeps the diagonal, and within a tile it is constant,
-a band around the diagonal, whole documents, or the leading rows or columns; only `own` is evaluated for every pair.
+A pattern is evaluated for every pair to find its tiles, which takes long for long sequences. Patterns in
+`BY_CORNERS` are evaluated where tiles begin and end and on the diagonal. Such a pattern keeps the diagonal, and
+within a tile it is constant, a band around the diagonal, a part of a document, or the leading rows or columns.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pydantic
 import torch
 
 from nanolib.measurement import shown
+from nanolib.models import user
 from nanolib.models.attention import own
 from nanolib.models.attention.work import BLOCK_SIZE
 from nanolib.params import StrictModel
@@ -28,6 +30,7 @@ Device = torch.device | None  # where a mask is asked for; None: with arrays, on
 DYNAMIC = ("top_k", "threshold", "dca")
 WINDOWED = ("window", "local_global", "bigbird")  # a sparsity is reached by their window
 BY_TILE = ("strided", "block", "random", "top_k")  # and here by the number of tiles
+BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _DRAWN = ("random", "bigbird")
 TABLED = (*_DRAWN, "document")  # these look up each query in a table, so it must be at a key
 _MOST = 2**24  # tokens: no sequence is longer
@@ -90,7 +93,7 @@ class Options(StrictModel):
                 f"document_starts: {list(self.document_starts)} do not rise; sort them"
             )
         if self.pattern == "own" or self.mask_mod:
-            own.check_name("mask_mod", self.mask_mod)
+            user.check_function("mask_mod", self.mask_mod)
         return self
 
     def masked_heads(self, heads: int) -> int:
@@ -211,7 +214,7 @@ def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Mask
 
 def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
     """Your own `mask_mod`, the same for each sequence of a batch; nanolib evaluates it for every pair on the host."""
-    mask_mod = own.imported("mask_mod", options.mask_mod)
+    mask_mod = user.imported("attention_options.mask_mod", options.mask_mod)
     return mask_mod if device else own.on_arrays(mask_mod)
 
 
