@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nanolib.measurement import BadInput
-from nanolib.models.user import cause
+from nanolib.models.functions import cause
 from nanolib.run.process import Died, Late, describe_exit, received
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput
-from nanolib.models import user
+from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
 
@@ -29,7 +30,7 @@ class Options(StrictModel):
     @pydantic.field_validator("call")
     @classmethod
     def _names_a_function(cls, value: str) -> str:
-        user.check_function("call", value)
+        check_function("call", value)
         return value
 
 
@@ -43,13 +44,19 @@ def attend(
     """
     if scale is not None:  # the function has its own factor, head_dim ** -0.5
         q = q * (scale * q.shape[-1] ** 0.5)
-    out = user.imported("attention_options.call", options.call)(q, k, v, causal)
+    out = _function(options.call)(q, k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise BadInput(
             f"attention_options.call: {options.call} returned {got}; return shape {list(q.shape)}"
         )
     return out
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., Any]:
+    """What `call` names, imported once: each timed call asks for it."""
+    return imported("attention_options.call", name)
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> None:

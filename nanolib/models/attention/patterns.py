@@ -20,9 +20,9 @@ import pydantic
 import torch
 
 from nanolib.measurement import shown
-from nanolib.models import user
 from nanolib.models.attention import own
 from nanolib.models.attention.work import BLOCK_SIZE
+from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
 MaskMod = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) → whether it is seen
@@ -93,7 +93,7 @@ class Options(StrictModel):
                 f"document_starts: {list(self.document_starts)} do not rise; sort them"
             )
         if self.pattern == "own" or self.mask_mod:
-            user.check_function("mask_mod", self.mask_mod)
+            check_function("mask_mod", self.mask_mod)
         return self
 
     def masked_heads(self, heads: int) -> int:
@@ -214,7 +214,7 @@ def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Mask
 
 def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
     """Your own `mask_mod`, the same for each sequence of a batch; nanolib evaluates it for every pair on the host."""
-    mask_mod = user.imported("attention_options.mask_mod", options.mask_mod)
+    mask_mod = imported("attention_options.mask_mod", options.mask_mod)
     return mask_mod if device else own.on_arrays(mask_mod)
 
 

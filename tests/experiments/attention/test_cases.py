@@ -45,7 +45,7 @@ def test_what_a_user_brings_is_a_case_like_all_others(kind, counted, causal):
 
 
 def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
-    monkeypatch.setattr(attention.user, "imported", lambda *_: pytest.fail("it was imported"))
+    monkeypatch.setattr(attention.functions, "imported", lambda *_: pytest.fail("it was imported"))
     for kind in (
         {"kind": "own", "call": "not.there:attend"},
         {"kind": "flex", "pattern": "own", "mask_mod": "not.there:mask"},
