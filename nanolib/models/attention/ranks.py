@@ -34,7 +34,7 @@ class Ranks:
 
     def time(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Time what runs inside, if there is a timer."""
-        return self._timer.time_block(name) if self._timer else contextlib.nullcontext()
+        return contextlib.nullcontext() if self._timer is None else self._timer.time_block(name)
 
     def layout(self, layout: Sharding | None, length: int, device: torch.device) -> Sharding:
         """Check a layout against this rank's length; None means one piece each in order of rank, with gathered lengths.

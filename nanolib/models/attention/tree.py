@@ -127,7 +127,8 @@ class _Decode:
     def largest(self, lse: torch.Tensor) -> torch.Tensor:
         """The largest log-sum-exp of all ranks; 0 if no rank has a key."""
         with self.ranks.time("comm_max_lse"):
-            return finite(self.ranks.all_reduce(lse.clone(), dist.ReduceOp.MAX))
+            largest = self.ranks.all_reduce(lse.clone(), dist.ReduceOp.MAX)
+        return finite(largest)
 
     def summed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """The sum of all ranks' x, timed by that name; x is used up."""
