@@ -24,7 +24,7 @@ from nanolib.meters.time.latency import summarise
 from nanolib.meters.time.timer import Timer
 from nanolib.models import Transformer, generate_random_batch
 from nanolib.models import create_model as _create_model
-from nanolib.models.attention.ranks import world_of
+from nanolib.models.attention.ranks import Ranks
 from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.tree import tree_attention_decode
 
@@ -179,9 +179,9 @@ def profiled_tree_attn_decode(
     """
     with timer.time_block("comp_shard_kv"):
         if shard_kv_seq:
-            rank, world = world_of(group)
-            layout = Sharding.contiguous(k.shape[2], world)
-            k, v = layout.take(k, rank), layout.take(v, rank)
+            ranks = Ranks(group)
+            layout = Sharding.contiguous(k.shape[2], ranks.world)
+            k, v = layout.take(k, ranks.rank), layout.take(v, ranks.rank)
     return tree_attention_decode(q, k, v, group=group, algorithm="three_allreduce", timer=timer)
 
 

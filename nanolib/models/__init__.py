@@ -7,7 +7,7 @@ import torch
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
 from nanolib.models.transformer import Transformer
-from nanolib.models.user import default_dtype
+from nanolib.models.user import fresh_weights
 
 __all__ = ["Transformer", "create_model", "generate_random_batch"]
 
@@ -33,11 +33,8 @@ def create_model(
         >>> model(generate_random_batch(1, 64, vocab_size=256)).shape
         torch.Size([1, 64, 256])
     """
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        with torch.device(device), default_dtype(getattr(torch, config.dtype)):
-            return Transformer(config)
+    with fresh_weights(device, getattr(torch, config.dtype), seed):
+        return Transformer(config)
 
 
 def generate_random_batch(

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from torch import nn
 from torch._subclasses import FakeTensor
 
 from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
+from nanolib.models.functions import cause, check_function, imported
 
 _HF = "hf:"
 _LAYERS = (
@@ -35,29 +33,14 @@ def runs_code(name: str) -> bool:
     return bool(name) and not name.startswith(_HF)
 
 
-def is_function_name(name: str) -> bool:
-    """Whether it has the form `package.module:function`; nothing is imported."""
-    module, _, function = name.partition(":")
-    return all(part.isidentifier() for part in (*module.split("."), function))
-
-
-def imported_module(name: str) -> ModuleType:
-    """Import a module of the user's, and so run it: from the working directory or the environment."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
-
-
 def check_name(name: str) -> None:
-    """Look at the form of a model's name, without running anything of it.
+    """Check the form of a model's name, without running anything of it.
 
     Raises:
         BadInput: It names no function.
     """
-    if runs_code(name) and not is_function_name(name):
-        raise BadInput(
-            f"model: {shown(name)} names no function; write package.module:build, or hf:LlamaForCausalLM"
-        )
+    if runs_code(name):
+        check_function("model", name, ", or hf:LlamaForCausalLM")
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:
@@ -74,24 +57,9 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         BadInput: There is no such module, function or class.
         Unsupported: transformers is not installed.
     """
-    if not runs_code(name):
-        return functools.partial(_build_hugging_face, _hugging_face_class(name))
-    check_name(name)
-    module_name, _, function = name.partition(":")
-    try:
-        module = imported_module(module_name)
-    except ModuleNotFoundError as error:
-        raise BadInput(
-            f"model: {name!r}: there is no module {error.name!r}; install it or start in its folder"
-        ) from None
-    except (Exception, SystemExit) as error:
-        raise BadInput(f"model: {name!r} cannot be imported: {cause(error)}") from error
-    build = getattr(module, function, None)
-    if not callable(build) or isinstance(build, nn.Module):
-        raise BadInput(
-            f"model: {name!r}: {module_name} has no function {function!r}; name one that returns a module"
-        )
-    return build
+    if runs_code(name):
+        return imported("model", name)
+    return functools.partial(_build_hugging_face, _hugging_face_class(name))
 
 
 def build_model(
@@ -119,11 +87,8 @@ def build_model(
         TypeError: What was built is no module.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        with torch.device(device), default_dtype(wanted):
-            model = build(**copy.deepcopy(dict(options)))  # which it may use up
+    with fresh_weights(device, wanted, seed):
+        model = build(**copy.deepcopy(dict(options)))  # which it may use up
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}; return a torch.nn.Module")
     weights = list(model.parameters())
@@ -135,12 +100,17 @@ def build_model(
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Within it floating-point tensors are of this type unless they say otherwise."""
+def fresh_weights(
+    device: str | torch.device, dtype: torch.dtype, seed: int | None
+) -> Iterator[None]:
+    """Make tensors on this device and of this type by default, drawn from a generator of their own if there is a seed."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        yield
+        with torch.random.fork_rng(devices=[], enabled=seed is not None), torch.device(device):
+            if seed is not None:
+                torch.manual_seed(seed)
+            yield
     finally:
         torch.set_default_dtype(before)
 
@@ -244,15 +214,10 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             raise BadInput(
                 f"model_options: {shown(option)} is no field of {config_class.__name__}; {hint}"
             )
-        if option == "use_pretrained_backbone" or (
-            option == "attn_implementation" and "/" in str(value)
-        ):
-            raise BadInput(
-                f"model_options: {option} {shown(value)} asks for a download; leave it out"
-            )
-        if (
-            option == "attn_implementation" and value == "flex_attention"
-        ):  # its kernel crashes on tensors without data
+        refused = option == "attn_implementation" and (
+            "/" in str(value) or value == "flex_attention"
+        )
+        if refused:  # a download; and a kernel that crashes on tensors without data
             raise BadInput(
                 f"model_options: {option} {shown(value)} cannot be planned; use sdpa or eager"
             )
@@ -288,11 +253,6 @@ def context_length(config: Any) -> int | None:
     """The longest sequence of a model of transformers, tokens; None where nothing bounds it."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
-
-
-def cause(error: BaseException) -> str:
-    """The kind of an exception, and what it says, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def predicts_tokens(model: nn.Module) -> bool:

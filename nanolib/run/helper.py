@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from nanolib.measurement import BadInput
-from nanolib.models.user import cause
+from nanolib.models.functions import cause
 from nanolib.run.process import Died, Late, describe_exit, received
 
 

@@ -64,15 +64,6 @@ def test_the_loops_are_in_what_torchscript_compiles(name):
     assert block_sparse.compiled_loop(name) is block_sparse.compiled_loop(name)
 
 
-@pytest.mark.parametrize("error", [AttributeError, RuntimeError])
-def test_where_torch_compiles_no_loops_the_plain_ones_do(monkeypatch, error):
-    def script(loop):
-        raise error
-
-    monkeypatch.setattr(torch.jit, "script", script)
-    assert block_sparse.compiled_loop.__wrapped__("forward") is block_loops.forward
-
-
 @pytest.mark.parametrize(
     ("threads", "heads", "counted", "shares"),
     [(4, 3, False, 3), (2, 4, False, 2), (1, 3, False, 1), (4, 1, False, 1), (4, 3, True, 1)],

@@ -1,11 +1,15 @@
 """Options of the sparse patterns: their limits, what must be given, and the masks that they describe."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
 from nanolib.models import attention
+from nanolib.models.attention.block_mask import static_mask, static_mask_mod
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.patterns import PATTERNS
+from nanolib.models.attention.patterns import BY_CORNERS, PATTERNS
 from nanolib.models.attention.sparse import Options, choose_mask
 from tests.models.inputs import TOLD, qkv
 
@@ -96,6 +100,26 @@ def test_a_prefix_is_seen_whole_and_the_rest_is_causal(causal):
 def _elements(options, q_len, kv_len, causal):
     q, k, _ = qkv(1, 2, 2, q_len, kv_len)
     return choose_mask(q, k, causal=causal, options=options).elements().tolist()
+
+
+@pytest.mark.parametrize("pattern", BY_CORNERS)
+@given(st.integers(1, 90), st.integers(0, 60), st.integers(1, 20), st.integers(1, 3), st.data())
+def test_no_kept_pair_is_missed_at_the_corners_of_tiles(pattern, q_len, more, size, times, data):
+    """Of tiles that are those of the pattern, or some of them together."""
+    few, kv_len, causal = st.integers(0, 40), q_len + more, data.draw(st.booleans())
+    lengths = {"document_lengths": [1 + data.draw(few), 3]} if pattern == "document" else {}
+    options = Options(
+        pattern=pattern,
+        window=1 + data.draw(few),
+        global_tokens=data.draw(few),
+        random_tokens=data.draw(few),
+        block_size=size,
+        **lengths,
+    )
+    found = static_mask(options, q_len, kv_len, causal, 1, size * times).elements().numpy()
+    keeps = static_mask_mod(options, q_len, kv_len, options.hides_future(causal), 1, None)
+    expected = keeps(0, 0, np.arange(q_len)[:, None], np.arange(kv_len))
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nanolib.measurement import BadInput
 from nanolib.models.attention import ring, ulysses
 from nanolib.models.attention.partial import merge, partial_attention, plain
+from nanolib.models.attention.ranks import Ranks
 from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
 from nanolib.models.attention.sharding import Sharding
@@ -45,8 +46,8 @@ def test_with_overlap_keys_travel_while_their_rank_computes(monkeypatch, overlap
         return torch.full((1, 1, 4, 1), rank)
 
     class Hop:
-        def __init__(self, tensors, shapes, group):
-            assert shapes == [(1, 1, 4, 1)] * 2
+        def __init__(self, tensors, length):
+            assert length == 4
             self.owner = int(tensors[0][0, 0, 0, 0])
             said.append(f"send {self.owner}")
 
@@ -54,10 +55,11 @@ def test_with_overlap_keys_travel_while_their_rank_computes(monkeypatch, overlap
             said.append("wait")
             return [keys_of((self.owner - 1) % 3)] * 2
 
-    monkeypatch.setattr(ring, "Hop", Hop)
-    monkeypatch.setattr(ring, "world_of", lambda group: (0, 3))
+    ranks = Ranks()
+    monkeypatch.setattr(ranks, "hop", Hop)
+    monkeypatch.setattr(ranks, "world", 3)
     layout = SimpleNamespace(length=lambda rank: 4)
-    for owner, *held in ring._rotate(keys_of(0), keys_of(0), layout, None, overlap, ring.NO_TIMER):
+    for owner, *held in ring.rotate(keys_of(0), keys_of(0), layout, ranks, overlap):
         assert all(torch.equal(found, keys_of(owner)) for found in held)
         said.append(f"compute {owner}")
     assert said == order
@@ -162,7 +164,8 @@ def test_what_does_not_fit_is_told_by_one_rank_alone_too():
             tree_attention_decode(q, k, k, layout=layout)
     for layout in (Sharding.contiguous(4, 2), Sharding.contiguous(3, 1)):
         with pytest.raises(
-            BadInput, match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 queries"
+            BadInput,
+            match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 positions",
         ):
             ring_attention(q, k, k, layout=layout)
     with pytest.raises(BadInput, match="layout: several pieces per rank; Ulysses takes one each"):
@@ -170,7 +173,8 @@ def test_what_does_not_fit_is_told_by_one_rank_alone_too():
 
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
-    monkeypatch.setattr("nanolib.models.attention.ulysses.world_of", lambda group: (0, 3))
+    ranks = SimpleNamespace(world=3)
+    monkeypatch.setattr(ulysses, "Ranks", lambda *_: ranks)
     with pytest.raises(BadInput, match=r"4 and 2 heads do not share out over 3 ranks"):
         ulysses_attention(torch.randn(1, 4, 2, 8), *torch.randn(2, 1, 2, 2, 8).unbind())
 
@@ -219,9 +223,9 @@ def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):
     out, lse = partial_attention(q, k, v, causal=causal, scale=0.3)
     other, other_lse = plain(q, k, v, causal, None, 0.3)
     assert torch.allclose(out, other, atol=1e-6) and torch.allclose(lse, other_lse, atol=1e-6)
-    found = block_gradients(grad, q, k, v, out, lse, causal, 0.3)
+    found = block_gradients(grad, q, out, lse, k, v, causal, 0.3)
     for mine, theirs in zip(
-        found, plain_gradients(grad, q, k, v, out, lse, causal, 0.3), strict=True
+        found, plain_gradients(grad, q, out, lse, k, v, causal, 0.3), strict=True
     ):
         assert torch.allclose(mine, theirs, atol=1e-5)
 

@@ -12,8 +12,8 @@ from nanolib.experiments.attention.case import AttentionCase
 from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
 from nanolib.measurement import BadInput, shown
 from nanolib.meters.machine import resolve_device
-from nanolib.models import attention
-from nanolib.models.attention import flash_attn, own
+from nanolib.models import attention, functions
+from nanolib.models.attention import flash_attn
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.params import Batch, Length, distinct, known, known_dtypes
@@ -141,7 +141,7 @@ class Params(shared.Params):
         """Import the functions of yours that the parameters name; see the base class."""
         for value in self.attention_types:
             for field in value.keys() & {"call", "mask_mod"}:
-                own.imported(field, value[field])
+                functions.imported(f"attention_options.{field}", value[field])
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:

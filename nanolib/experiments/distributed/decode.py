@@ -27,7 +27,6 @@ from nanolib.measurement import Measurement, Provenance, Status, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
 from nanolib.meters.time.together import parts_together, time_together
-from nanolib.models.attention.ranks import NO_TIMER
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import Traffic, decode_traffic
@@ -219,7 +218,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     whole = _whole(case, seed, device) if is_checked or (alone and me == 0) else None
 
     def calling(form: str) -> Any:
-        def call(timer: Any = NO_TIMER) -> torch.Tensor:
+        def call(timer: Any = None) -> torch.Tensor:
             return tree_attention_decode(q, k, v, algorithm=form, layout=case.layout, timer=timer)
 
         return call

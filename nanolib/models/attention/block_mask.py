@@ -6,9 +6,7 @@ All in numpy, so that a plan is the same whether tensors have data or not.
 from __future__ import annotations
 
 import functools
-import itertools
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +15,19 @@ import torch
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
+    BY_CORNERS,
     DYNAMIC,
     PATTERNS,
     TABLED,
     WINDOWED,
+    Device,
     MaskMod,
     Options,
-    Pattern,
-    Run,
     tile_count,
 )
 from nanolib.models.attention.work import Work, allowed_pairs
+
+Run = tuple[int, int]  # [start, stop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class QueryBlock:
         unit: The keys in equal pieces that begin at multiples of their length, which divides the sequence's: that length.
         pieces: And which pieces, int64.
         hidden_from: From which of its keys on some query does not see them.
-        hidden: Which do not: bool [rows, keys from there], without columns where all queries see all.
+        hidden: Which do not: bool [rows, keys from there], without columns if all queries see all.
     """
 
     rows: Run
@@ -52,14 +52,27 @@ class QueryBlock:
 
     @classmethod
     def of(
-        cls, rows: Run, runs: list[Run], kv_len: int, kept: np.ndarray, begin: int = 0
+        cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0
     ) -> QueryBlock:
-        """A block; `kept` is True where a query sees a key, bool [rows, keys from `begin` on], all before are seen."""
-        unit = math.gcd(kv_len, *itertools.chain(*runs))
-        pieces = _positions([(start // unit, stop // unit) for start, stop in runs])
+        """Make a block.
+
+        Args:
+            rows: Queries [start, stop).
+            keys: The keys it attends to, in order, int64.
+            kv_len: Keys of the sequence.
+            kept: True if a query sees a key, bool [rows, keys from `begin` on].
+            begin: All queries see the keys before this one.
+        """
+        edges = np.flatnonzero(np.diff(keys) > 1) + 1
+        starts, stops = (
+            keys[np.r_[0, edges][: len(keys)]],
+            keys[np.r_[edges, 0][: len(keys)] - 1] + 1,
+        )
+        unit = int(np.gcd.reduce([kv_len, *starts, *stops]))
         columns = (~kept).any(axis=0)
         first = int(columns.argmax()) if columns.any() else kept.shape[1]
-        return cls(rows, tuple(runs), unit, pieces, begin + first, ~kept[:, first:])
+        runs = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
+        return cls(rows, runs, unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
 
     @property
     def keys(self) -> int:
@@ -81,18 +94,15 @@ class QueryBlock:
         """Whether some query sees no key."""
         return self.hidden.shape[1] == self.keys and bool(self.hidden.all(axis=1).any())
 
-    def pieces_of(self, heads: int, kv_len: int) -> np.ndarray:
-        """The pieces of several heads whose keys lie one after the other, int64."""
-        return (np.arange(heads)[:, None] * (kv_len // self.unit) + self.pieces).ravel()
-
     @property
     def positions(self) -> np.ndarray:
         """The keys, int64."""
-        return _positions(self.runs)
+        return tile_positions(self.pieces, self.unit)
 
 
-def _positions(runs: Iterable[Run]) -> np.ndarray:
-    return np.concatenate([np.arange(0), *(np.arange(*run) for run in runs)])
+def tile_positions(tiles: np.ndarray, size: int) -> np.ndarray:
+    """The positions of tiles, int64."""
+    return (tiles[:, None] * size + np.arange(size)).ravel()
 
 
 Plan = tuple[QueryBlock, ...]
@@ -150,19 +160,6 @@ class BlockMask:
         return torch.from_numpy(mask)
 
 
-def merge_runs(runs: Iterable[Run], length: int) -> list[Run]:
-    """`runs` cut to [0, length), sorted, with overlapping and touching ones joined."""
-    merged: list[Run] = []
-    for start, stop in sorted((max(0, start), min(length, stop)) for start, stop in runs):
-        if start >= stop:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
-
-
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
     """Connections and tiles that the pattern keeps, counted from its mask; None where that depends on the input."""
     if options.pattern in DYNAMIC:
@@ -188,10 +185,10 @@ def static_mask(
         BadInput: More queries than keys, for a pattern with a table.
     """
     options = with_window(options, q_len, kv_len, causal)
-    pattern = PATTERNS[options.pattern](options, kv_len, heads, None)
     causal, size = options.hides_future(causal), size or options.block_size
+    keeps = static_mask_mod(options, q_len, kv_len, causal, heads, None)
     plans = (
-        _plan(pattern, head, q_len, kv_len, causal, size)
+        _plan(keeps, options, head, q_len, kv_len, causal, size)
         for head in range(options.masked_heads(heads))
     )
     return BlockMask(tuple(plans), q_len, kv_len, causal, size)
@@ -214,11 +211,19 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
     while low < high:  # removed connections fall as the window grows
         middle = (low + high + 1) // 2
         found = options.model_copy(update={"window": middle})
-        pattern = PATTERNS[options.pattern](found, kv_len, 1, None)
-        plan = _plan(pattern, 0, q_len, kv_len, causal, options.block_size)
+        keeps = static_mask_mod(found, q_len, kv_len, causal, 1, None)
+        plan = _plan(keeps, found, 0, q_len, kv_len, causal, options.block_size)
         enough = 1 - sum(block.kept for block in plan) / allowed >= options.sparsity
         low, high = (middle, high) if enough else (low, middle - 1)
     return options.model_copy(update={"window": low})
+
+
+def static_mask_mod(
+    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
+) -> MaskMod:
+    """The mask of a pattern, of queries and keys; options as `with_window` gives them."""
+    mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
+    return at_end(mask_mod, kv_len - q_len, causal)
 
 
 def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
@@ -232,19 +237,32 @@ def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
     return keeps if offset or causal else mask_mod
 
 
-def _plan(pattern: Pattern, head: int, q_len: int, kv_len: int, causal: bool, size: int) -> Plan:
-    """The kept tiles of every block of queries; keys are looked at only where the pattern's runs are."""
+def _plan(
+    keeps: MaskMod, options: Options, head: int, q_len: int, kv_len: int, causal: bool, size: int
+) -> Plan:
+    """The kept tiles of every block of queries, found at their corners if the pattern allows it."""
     blocks, offset = [], kv_len - q_len
-    keeps = at_end(pattern.mask_mod, offset, causal)
+    sides = (size, options.block_size) if options.pattern in BY_CORNERS else (1,)
     for start in range(0, q_len, size):
-        rows = start, min(start + size, q_len)
-        last = rows[1] - 1 + offset
-        reach = last + 1 if causal else kv_len
-        runs = pattern.runs(head, start + offset, last)
-        within = [(start // size * size, tile_count(stop, size) * size) for start, stop in runs]
-        keys = _positions(merge_runs(within, reach))
-        kept = keeps(0, head, np.arange(*rows)[:, None], keys)
-        tiles = np.unique(keys[kept.any(axis=0)] // size)  # the runs may hold empty ones
-        spans = merge_runs(((tile * size, (tile + 1) * size) for tile in tiles.tolist()), reach)
-        blocks.append(QueryBlock.of(rows, spans, kv_len, kept[:, np.isin(keys // size, tiles)]))
+        stop = min(start + size, q_len)
+        reach = stop + offset if causal else kv_len
+        positions = _corners(start + offset, stop + offset, sides)
+        near = positions[(positions >= 0) & (positions < kv_len)]
+        keys = np.union1d(_corners(0, reach, sides), near)
+        kept = keeps(0, head, positions[:, None] - offset, keys)
+        tiles = np.unique(keys[kept.any(axis=0)] // size)
+        keys = tile_positions(tiles, size)
+        keys = keys[keys < reach]
+        kept = keeps(0, head, np.arange(start, stop)[:, None], keys)
+        blocks.append(QueryBlock.of((start, stop), keys, kv_len, kept))
     return tuple(blocks)
+
+
+def _corners(start: int, stop: int, sides: Sequence[int]) -> np.ndarray:
+    """Positions in [start, stop) at which a tile of one of these sides begins or ends, and both ends of the range."""
+    begins = np.unique(
+        np.concatenate(
+            [[start], *(np.arange(-(-start // side) * side, stop, side) for side in sides)]
+        )
+    )
+    return np.unique(np.concatenate([begins, begins[1:] - 1, [stop - 1]]))

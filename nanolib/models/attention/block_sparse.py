@@ -203,9 +203,9 @@ def _turn(
     taken = []
     for block in blocks:
         start = block.runs[0][0] if len(block.runs) == 1 else -1
-        pieces, hidden = (
-            torch.from_numpy(x) for x in (block.pieces_of(together, kv_len), block.hidden)
-        )
+        # of several heads whose keys lie one after the other
+        pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
+        pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
         sizes = *block.rows, block.keys, start, block.unit
         taken.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
     return block_loops.Turn(

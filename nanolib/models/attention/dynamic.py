@@ -7,7 +7,6 @@ it asks for the blocks. A new one is a function, and a name in `patterns.DYNAMIC
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,37 +15,32 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
-from torch.nn.functional import avg_pool2d
+from torch.nn.functional import avg_pool2d, pad
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock, merge_runs
-from nanolib.models.attention.patterns import (
-    DYNAMIC,
-    MaskMod,
-    Options,
-    Run,
-    is_near,
-    placed,
-    tile_count,
-)
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock, at_end, tile_positions
+from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, is_near, placed
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a chooser keeps.
+    """What a chooser keeps, in tables of cells: a block of queries and a tile of keys, or a single key.
 
     Attributes:
-        table: True where a block of queries keeps a tile of keys, bool [batch, heads, query tiles, key tiles]; or a single key,
-            bool [batch, 1, query tiles, keys]. On the device of the input; causality is applied on top.
-        key_size: Keys per column: the side of a tile, or 1.
-        window: Reach of the local part that is kept beside single keys, tokens; 0 where tiles are kept.
+        chosen: The cells that are kept, bool [batch, heads, query blocks, key cells]; 1 head stands for all. On the input's device.
+        some: The cells of which some query sees some key, with the window and causality; shape as `chosen`.
+        whole: The cells of which all queries see all keys, and which the sequence's end does not cut.
+        key_size: Keys per cell.
+        window: Reach of the local part that is kept next to `chosen`, tokens; 0 for none.
         heads: Query heads.
         q_len: Queries.
         kv_len: Keys.
         causal: Whether the future is masked.
-        block_size: Queries per row of the table.
+        block_size: Queries per cell.
     """
 
-    table: Tensor
+    chosen: Tensor
+    some: Tensor
+    whole: Tensor
     key_size: int
     window: int
     heads: int
@@ -55,118 +49,57 @@ class Choice:
     causal: bool
     block_size: int
 
-    def mask_mod(self) -> MaskMod:
-        """Whether a query sees a key, as FlexAttention asks for it."""
-        table, key_size, window, causal, size = (
-            self.table,
-            self.key_size,
-            self.window,
-            self.causal,
-            self.block_size,
-        )
-        batch, heads, offset = *table.shape[:2], self.kv_len - self.q_len
+    def mask_mod(self, chosen: Any) -> MaskMod:
+        """Whether a query sees a key; `chosen` as in the class, a tensor or an array."""
+        (batch, heads), offset = chosen.shape[:2], self.kv_len - self.q_len
+        size, key_size, window = self.block_size, self.key_size, self.window
 
-        def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-            position = q_idx + offset
-            kept = table[b % batch, h % heads, q_idx // size, kv_idx // key_size]
-            kept = kept | is_near(position, kv_idx, window) if window else kept
-            return kept & (kv_idx <= position) if causal else kept
+        def keeps(b: Any, h: Any, position: Any, kv_idx: Any) -> Any:
+            kept = chosen[b % batch, h % heads, (position - offset) // size, kv_idx // key_size]
+            return kept | is_near(position, kv_idx, window) if window else kept
 
-        return keeps
+        return at_end(keeps, offset, self.causal)
 
     def tiles(self, side: int) -> tuple[Tensor, Tensor]:
-        """Which tiles hold a kept pair, and which hold nothing else: bool [batch, heads, query tiles, key tiles].
+        """The tiles that hold a kept pair, and those that hold nothing else: bool [batch, heads, query tiles, key tiles].
 
-        All of it is done where the table is, and in no more memory than the table takes.
+        Args:
+            side: Queries and keys of a tile; a multiple of `block_size`.
         """
-        cell = self.block_size, self.key_size
-        part = math.gcd(side, cell[0]), math.gcd(side, cell[1])
-        shape = (self.q_len, self.kv_len), cell, part, side, self.window, self.causal
-        row, column, *allowed, near, all_near = _parts(
-            *shape, self.table.device, detect_fake_mode()
-        )
-        chosen = self.table[:, :, row][:, :, :, column]
+        rows, columns = side // self.block_size, side // self.key_size
+        shape = self.some.shape
+        cut = 0, -shape[3] % columns, 0, -shape[2] % rows
         some, whole = (
-            (x & y).unflatten(3, (-1, side // part[1])).unflatten(2, (-1, side // part[0]))
-            for x, y in zip((chosen | near, chosen | all_near), allowed, strict=True)
+            pad(x, cut).unflatten(3, (-1, columns)).unflatten(2, (-1, rows))
+            for x in (self.some, self.whole)
         )
         return some.any(dim=5).any(dim=3), whole.all(dim=5).all(dim=3)
 
     def blocks(self) -> BlockMask:
         """The mask in blocks, on the host, which waits for it."""
-        tables = self.table.flatten(0, 1).cpu().numpy()
-        alike = self.heads * self.table.shape[0] // len(tables)  # heads that share a table
-        plans = [
-            tuple(self._block(row, kept) for row, kept in enumerate(table)) for table in tables
-        ]
+        chosen, some, whole = (
+            x.flatten(0, 1).cpu().numpy() for x in (self.chosen, self.some, self.whole)
+        )
+        keeps, plans = self.mask_mod(chosen[None]), []
+        for head in range(len(chosen)):
+            rows = enumerate(zip(some[head], whole[head], strict=True))
+            plans.append(tuple(self._block(row, *cells, keeps, head) for row, cells in rows))
+        alike = self.heads // self.chosen.shape[1]  # heads that share a table
         shared = tuple(plan for plan in plans for _ in range(alike))
         return BlockMask(shared, self.q_len, self.kv_len, self.causal, self.block_size)
 
-    def _block(self, row: int, kept: np.ndarray) -> QueryBlock:
-        rows: Run = row * self.block_size, min((row + 1) * self.block_size, self.q_len)
-        first, last = (position + self.kv_len - self.q_len for position in (rows[0], rows[1] - 1))
-        columns, size = kept.nonzero()[0], self.key_size
-        runs = [(at * size, (at + 1) * size) for at in columns.tolist()]
-        if self.window:
-            runs.append((first - self.window + 1, last + self.window))
-        runs = merge_runs(runs, last + 1 if self.causal else self.kv_len)
-        keys = np.concatenate([np.arange(0), *(np.arange(*run) for run in runs)])
-        begin = int(
-            np.searchsorted(keys, first + 1 - self.window)
-        )  # all before are listed, and known to every query
-        i, j = np.arange(first, last + 1)[:, None], keys[begin:]
-        seen = np.broadcast_to(kept[j // size], (len(i), len(j)))
-        seen = seen | is_near(i, j, self.window) if self.window else seen
-        return QueryBlock.of(
-            rows, runs, self.kv_len, seen & (j <= i) if self.causal else seen, begin
-        )
-
-
-@functools.lru_cache(maxsize=16)
-def _parts(
-    lengths: tuple[int, int],
-    cell: tuple[int, int],
-    part: tuple[int, int],
-    side: int,
-    window: int,
-    causal: bool,
-    device: torch.device,
-    planning: object,
-) -> tuple[Tensor, ...]:
-    """Tiles in parts of which each is in one cell of a choice's table; of a shape the same in each call, so made once.
-
-    Args:
-        lengths: Queries and keys.
-        cell: Queries and keys of a cell.
-        part: Queries and keys of a part.
-        side: Of a tile.
-        window: As in `Choice`.
-        causal: As in `Choice`.
-        device: Where the table is.
-        planning: The mode in which tensors have no data, if they have none.
-
-    Returns:
-        Of each row of parts the table's row, of each column its column; and bool [rows, columns]: where the lengths and causality
-        allow a pair, and all; where the window has a pair, and all.
-    """
-    (q_len, kv_len), (height, width) = lengths, part
-    row, start = (
-        np.arange(0, tile_count(n, side) * side, step)
-        for n, step in zip(lengths, part, strict=True)
-    )
-    first = row[:, None] + kv_len - q_len  # position of a part's first query
-    last, stop = first + height - 1, start + width - 1
-    some, whole = (first < kv_len) & (start < kv_len), (last < kv_len) & (stop < kv_len)
-    last, stop = np.minimum(last, kv_len - 1), np.minimum(stop, kv_len - 1)
-    arrays = (
-        np.minimum(row, q_len - 1) // cell[0],
-        np.minimum(start, kv_len - 1) // cell[1],
-        some & (start <= last) if causal else some,
-        whole & (stop <= first) if causal else whole,
-        (start - last < window) & (first - stop < window) & (window > 0),
-        (stop - first < window) & (last - start < window),
-    )
-    return tuple(placed(x, device) for x in arrays)
+    def _block(
+        self, row: int, some: np.ndarray, whole: np.ndarray, keeps: MaskMod, head: int
+    ) -> QueryBlock:
+        start, stop = row * self.block_size, min((row + 1) * self.block_size, self.q_len)
+        reach = stop + self.kv_len - self.q_len if self.causal else self.kv_len
+        cells = some.nonzero()[0]
+        keys = tile_positions(cells, self.key_size)
+        keys = keys[keys < reach]
+        # all queries see the leading whole cells: nothing is looked up there
+        begin = int(np.append(whole[cells], False).argmin()) * self.key_size
+        kept = keeps(0, head, np.arange(start, stop)[:, None], keys[begin:])
+        return QueryBlock.of((start, stop), keys, self.kv_len, kept, begin)
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
@@ -174,14 +107,15 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 
     Without a sparsity, `window` tokens are kept.
     """
-    estimated, allowed, own = _tile_scores(q, k, causal, options.block_size)
+    cells = _Cells.of(q, k, causal, options.block_size, options.block_size)
+    estimated, allowed, own = _tile_scores(q, k, cells)
     counts = allowed.sum(dim=1, keepdim=True)
     if options.sparsity is None:
         kept = counts.clamp(max=max(1, round(options.window / options.block_size)))
     else:
         kept = ((1 - options.sparsity) * counts).round().clamp(min=1)
     rank = estimated.masked_fill(own, float("inf")).argsort(dim=-1, descending=True).argsort(dim=-1)
-    return _of_tiles((rank < kept) & allowed, q, k, causal, options)
+    return cells.choice((rank < kept) & allowed)
 
 
 def threshold(
@@ -191,42 +125,34 @@ def threshold(
 
     When causal the attention is that to earlier tiles alone: the mean of a row's own keys knows of the future.
     """
-    estimated, allowed, own = _tile_scores(q, k, causal, options.block_size)
+    cells = _Cells.of(q, k, causal, options.block_size, options.block_size)
+    estimated, allowed, own = _tile_scores(q, k, cells)
     estimated = estimated.masked_fill(own, float("-inf")) if causal else estimated
     # the first row has no earlier tile: all its weights are 0 / 0
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
     before = weights.cumsum(dim=-1) - weights  # what the better ones have gathered
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
-    return _of_tiles((kept | own) & allowed, q, k, causal, options)
+    return cells.choice((kept | own) & allowed)
 
 
-def _tile_scores(q: Tensor, k: Tensor, causal: bool, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _tile_scores(q: Tensor, k: Tensor, cells: _Cells) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of tiles by the means of their queries and keys; when causal by their first query, which knows nothing of the future.
 
     Returns:
-        Scores, shape [batch, heads, query tiles, key tiles], −inf where causality forbids the tile; which tiles it
+        Scores, shape [batch, heads, query tiles, key tiles], −inf if causality forbids the tile; which tiles it
         allows, and which is each row's own, both bool [query tiles, key tiles].
 
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
-    batch, heads, q_len, _ = q.shape
-    kv_len = k.shape[2]
-    q_means = q.detach()[:, :, ::size].float() if causal else _tile_means(q.detach(), size)
-    k_means = _tile_means(k.detach(), size)
+    size, q, k = cells.block_size, q.detach(), k.detach()
+    q_means = q[:, :, ::size].float() if cells.causal else _tile_means(q, size)
+    k_means = _tile_means(k, size)
     # query heads that share their keys, one after the other
-    q_means = q_means.reshape(batch, k.shape[1], -1, q.shape[-1])
-    scores = (q_means @ k_means.mT).view(batch, heads, -1, k_means.shape[2]) * q.shape[-1] ** -0.5
-    first = (
-        torch.arange(0, q_len, size, device=q.device)[:, None] + kv_len - q_len
-    )  # position of each row's first query
-    last = (first + size - 1).clamp(max=kv_len - 1)
-    starts = torch.arange(0, kv_len, size, device=q.device)
-    allowed = starts <= (last if causal else kv_len + 0 * last)
-    return (
-        scores.masked_fill(~allowed, float("-inf")),
-        allowed,
-        (first - size < starts) & (starts <= last),
-    )
+    grouped = q_means.reshape(*k.shape[:2], -1, q.shape[-1])
+    scores = (grouped @ k_means.mT).view(*q_means.shape[:3], -1) * q.shape[-1] ** -0.5
+    allowed = (cells.start <= cells.last) | (not cells.causal)
+    own = (cells.first - size < cells.start) & (cells.start <= cells.last)
+    return scores.masked_fill(~allowed, float("-inf")), allowed, own
 
 
 def _tile_means(x: Tensor, size: int) -> Tensor:
@@ -234,10 +160,44 @@ def _tile_means(x: Tensor, size: int) -> Tensor:
     return avg_pool2d(x.float(), (size, 1), ceil_mode=True)
 
 
-def _of_tiles(table: Tensor, q: Tensor, k: Tensor, causal: bool, options: Options) -> Choice:
-    return Choice(
-        table, options.block_size, 0, q.shape[1], q.shape[2], k.shape[2], causal, options.block_size
-    )
+@dataclass(frozen=True)
+class _Cells:
+    """Where the cells of a choice are: positions of their first and last query, int64 [rows, 1], and key, int64 [columns].
+
+    A cell that the sequence's end cuts has its last query or key beyond the end.
+    """
+
+    first: Tensor
+    last: Tensor
+    start: Tensor
+    stop: Tensor
+    heads: int
+    q_len: int
+    kv_len: int
+    causal: bool
+    block_size: int
+    key_size: int
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, causal: bool, size: int, key_size: int) -> _Cells:
+        """Cells of `size` queries and `key_size` keys."""
+        heads, q_len, kv_len = q.shape[1], q.shape[2], k.shape[2]
+        first = torch.arange(kv_len - q_len, kv_len, size, device=q.device)[:, None]
+        start = torch.arange(0, kv_len, key_size, device=q.device)
+        edges = first, first + size - 1, start, start + key_size - 1
+        return cls(*edges, heads, q_len, kv_len, causal, size, key_size)
+
+    def choice(self, chosen: Tensor, window: int = 0) -> Choice:
+        """What is kept if these cells are chosen, and a window next to them."""
+        some, whole = chosen, chosen
+        if window:
+            some = some | (self.start - self.last < window) & (self.first - self.stop < window)
+            whole = whole | (self.stop - self.first < window) & (self.last - self.start < window)
+        if self.causal:
+            some, whole = some & (self.start <= self.last), whole & (self.stop <= self.first)
+        whole = whole & (self.last < self.kv_len) & (self.stop < self.kv_len)
+        shape = self.heads, self.q_len, self.kv_len, self.causal, self.block_size
+        return Choice(chosen, some, whole, self.key_size, window, *shape)
 
 
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
@@ -262,7 +222,7 @@ def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | N
     known, drawn = _drawn(q_len, kv_len, causal, options, q.device, detect_fake_mode())
     table = _stand_out(values, known, options.global_tokens)
     table = table.scatter(-1, drawn.expand(len(table), -1, -1), True)[:, None, :, :kv_len]
-    return Choice(table, 1, options.window, q.shape[1], q_len, kv_len, causal, options.block_size)
+    return _Cells.of(q, k, causal, options.block_size, 1).choice(table, options.window)
 
 
 def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:

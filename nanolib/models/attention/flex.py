@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +18,14 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention import flash_attn
-from nanolib.models.attention.block_mask import at_end, static_mask, with_window, work
+from nanolib.models.attention.block_mask import (
+    static_mask,
+    static_mask_mod,
+    with_window,
+    work,
+)
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
-from nanolib.models.attention.patterns import PATTERNS, MaskMod, placed, tile_count
+from nanolib.models.attention.patterns import MaskMod, placed, tile_count
 from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.own_code import with_own_code
 
@@ -40,12 +46,9 @@ class Options(SparseOptions):
 
 
 def kernel_tile(device: str, block_size: int) -> int:
-    """The tile in which the kernel skips: the one asked for, or on a GPU the next larger one that it can take."""
-    return (
-        tile_count(block_size, _KERNEL_TILE) * _KERNEL_TILE
-        if torch.device(device).type == "cuda"
-        else block_size
-    )
+    """The side of a tile that the kernel skips: `block_size`, on a GPU its least multiple that the kernel can take."""
+    is_gpu = torch.device(device).type == "cuda"
+    return math.lcm(block_size, _KERNEL_TILE) if is_gpu else block_size
 
 
 def computes_sparse(
@@ -171,16 +174,17 @@ def drawn_mask(
             part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
     part[:, q_len // tile :] = part[:, :, kv_len // tile :] = True  # cut by the sequence's end
     made = with_window(options, q_len, kv_len, causal)
-    pattern = PATTERNS[options.pattern](made, kv_len, heads, device)
-    mask_mod = at_end(pattern.mask_mod, kv_len - q_len, options.hides_future(causal))
+    causal = options.hides_future(causal)
+    mask_mod = static_mask_mod(made, q_len, kv_len, causal, heads, device)
     tiles = (placed(x[None], device) for x in (some, some & ~part))
     return _listed(*tiles, tile, mask_mod, (q_len, kv_len))
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
     """Of a pattern that looks at the input: the tiles are listed where the choice is, and the host waits for nothing."""
-    tile = kernel_tile(choice.table.device.type, choice.block_size)
-    return _listed(*choice.tiles(tile), tile, choice.mask_mod(), (choice.q_len, choice.kv_len))
+    tile = kernel_tile(choice.chosen.device.type, choice.block_size)
+    mask_mod = choice.mask_mod(choice.chosen)
+    return _listed(*choice.tiles(tile), tile, mask_mod, (choice.q_len, choice.kv_len))
 
 
 def _listed(

@@ -11,8 +11,8 @@ import pydantic
 import torch
 from torch import Tensor
 
-from nanolib.measurement import BadInput, shown
-from nanolib.models.user import imported_module, is_function_name
+from nanolib.measurement import BadInput
+from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
 
@@ -30,7 +30,7 @@ class Options(StrictModel):
     @pydantic.field_validator("call")
     @classmethod
     def _names_a_function(cls, value: str) -> str:
-        check_name("call", value)
+        check_function("call", value)
         return value
 
 
@@ -44,7 +44,7 @@ def attend(
     """
     if scale is not None:  # the function has its own factor, head_dim ** -0.5
         q = q * (scale * q.shape[-1] ** 0.5)
-    out = imported("call", options.call)(q, k, v, causal)
+    out = _function(options.call)(q, k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise BadInput(
@@ -53,40 +53,14 @@ def attend(
     return out
 
 
+@functools.cache
+def _function(name: str) -> Callable[..., Any]:
+    """What `call` names, imported once: each timed call asks for it."""
+    return imported("attention_options.call", name)
+
+
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> None:
     """What a function computes is not known."""
-
-
-def check_name(field: str, name: str) -> None:
-    """Check the form of a function's name; nothing is imported.
-
-    Raises:
-        ValueError: It names no function.
-    """
-    if not is_function_name(name):
-        raise ValueError(f"{field}: {shown(name)} names no function; write package.module:function")
-
-
-@functools.cache
-def imported(field: str, name: str) -> Callable[..., Any]:
-    """The function that an option names, from the working directory or the environment.
-
-    Raises:
-        BadInput: It cannot be imported.
-    """
-    module_name, _, function = name.partition(":")
-    try:
-        found = getattr(imported_module(module_name), function, None)
-    except (Exception, SystemExit) as error:  # it is the user's code
-        raise BadInput(
-            f"attention_options.{field}: {name} cannot be imported: {type(error).__name__}: {error}; "
-            "install the module, or start in its folder"
-        ) from error
-    if not callable(found):
-        raise BadInput(
-            f"attention_options.{field}: {module_name} has no function {function}; name one that it has"
-        )
-    return found
 
 
 def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:

@@ -43,13 +43,11 @@ def partial_attention(
     wide = wide_type(q)
     if q.numel() == 0 or k.shape[2] == 0:
         return torch.zeros_like(q, dtype=wide), q.new_full(q.shape[:3], _LOWEST, dtype=wide)
-    folded, k, v, group, fold = fold_groups(q, k, v, causal)
+    folded, k, v = fold_groups(q, k, v, causal)
     if mask is not None:
-        mask = mask.repeat(fold, 1)
+        mask = mask.repeat(folded.shape[2] // q.shape[2], 1)
     out, lse = _in_pieces(folded, k, v, causal, mask, scale)
-    return unfold_groups(out, q.shape, group, fold), unfold_groups(
-        lse[..., None], q.shape, group, fold
-    )[..., 0]
+    return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
 
 def wide_type(x: torch.Tensor) -> torch.dtype:
@@ -59,25 +57,18 @@ def wide_type(x: torch.Tensor) -> torch.dtype:
 
 def fold_groups(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
-    """Queries and keys with as many heads each.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries and keys with as many heads each; what is shaped like the folded queries can be reshaped to that of `q`.
 
-    Returns:
-        q, k, v; how many queries' heads share a key's; and by how much queries were folded. A causal triangle cannot be folded:
-        there keys are repeated, and the fold is 1.
+    The queries that share a key head become rows of one head. A causal triangle cannot be folded: there keys are repeated.
     """
     batch, heads, q_len, head_dim = q.shape
-    group = heads // k.shape[1]
+    kv_heads, group = k.shape[1], heads // k.shape[1]
     if group == 1:
-        return q, k, v, 1, 1
+        return q, k, v
     if causal:
-        return q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), group, 1
-    return q.reshape(batch, heads // group, group * q_len, head_dim), k, v, group, group
-
-
-def unfold_groups(x: torch.Tensor, shape: torch.Size, group: int, fold: int) -> torch.Tensor:
-    """The heads of the queries again; x as `fold_groups` gave q, with any last dimension."""
-    return x.reshape(*shape[:3], x.shape[-1]) if fold > 1 else x
+        return q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    return q.reshape(batch, kv_heads, group * q_len, head_dim), k, v
 
 
 def _in_pieces(

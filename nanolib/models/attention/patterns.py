@@ -1,15 +1,19 @@
 """Sparse patterns that depend on positions alone, and the options of all patterns.
 
-A pattern is a function of `(options, kv_len, heads, device)` that returns a `Pattern`, and a line in `PATTERNS`. Its `mask_mod` is
-what FlexAttention takes; the CPU kernel plans its tiles from it. Causality is applied on top. Patterns that look at the input are
-in `dynamic`.
+A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of positions, and a line in `PATTERNS`.
+FlexAttention takes the `mask_mod` as it is; the CPU kernel plans its tiles from it. Causality is applied on top. Patterns that look
+at the input are in `dynamic`.
+
+A pattern is evaluated for every pair to find its tiles, which takes long for long sequences. Patterns in
+`BY_CORNERS` are evaluated where tiles begin and end and on the diagonal. Such a pattern keeps the diagonal, and
+within a tile it is constant, a band around the diagonal, a part of a document, or the leading rows or columns.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -18,14 +22,15 @@ import torch
 from nanolib.measurement import shown
 from nanolib.models.attention import own
 from nanolib.models.attention.work import BLOCK_SIZE
+from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
-Run = tuple[int, int]  # keys [start, stop)
 MaskMod = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) → whether it is seen
 Device = torch.device | None  # where a mask is asked for; None: with arrays, on the host
 DYNAMIC = ("top_k", "threshold", "dca")
 WINDOWED = ("window", "local_global", "bigbird")  # a sparsity is reached by their window
 BY_TILE = ("strided", "block", "random", "top_k")  # and here by the number of tiles
+BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _DRAWN = ("random", "bigbird")
 TABLED = (*_DRAWN, "document")  # these look up each query in a table, so it must be at a key
 _MOST = 2**24  # tokens: no sequence is longer
@@ -88,7 +93,7 @@ class Options(StrictModel):
                 f"document_starts: {list(self.document_starts)} do not rise; sort them"
             )
         if self.pattern == "own" or self.mask_mod:
-            own.check_name("mask_mod", self.mask_mod)
+            check_function("mask_mod", self.mask_mod)
         return self
 
     def masked_heads(self, heads: int) -> int:
@@ -98,19 +103,6 @@ class Options(StrictModel):
     def hides_future(self, causal: bool) -> bool:
         """Whether causality is applied on top of the pattern; `prefix_lm` has its own."""
         return causal and self.pattern != "prefix_lm"
-
-
-class Pattern(NamedTuple):
-    """Which keys a query sees.
-
-    Attributes:
-        mask_mod: On positions; arrays of numpy and tensors alike.
-        runs: (head, first and last query position) → key ranges outside which none of these queries sees a key; they may overlap,
-            and exceed the sequence's ends.
-    """
-
-    mask_mod: MaskMod
-    runs: Callable[[int, int, int], list[Run]]
 
 
 def tile_count(length: int, size: int) -> int:
@@ -131,36 +123,26 @@ def is_near(i: Any, j: Any, reach: int) -> Any:
     return (j > i - reach) & (j < i + reach)
 
 
-def window(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+def window(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
     """|i − j| < `window`: the keys around a query, its own position included.
 
     Source: the sliding window of Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
-    reach = options.window
-    return Pattern(
-        lambda b, h, q_idx, kv_idx: is_near(q_idx, kv_idx, reach),
-        lambda h, first, last: [(first - reach + 1, last + reach)],
-    )
+    return lambda b, h, q_idx, kv_idx: is_near(q_idx, kv_idx, options.window)
 
 
-def local_global(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+def local_global(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
     """The window, and the first `global_tokens` positions, which see every key and are seen by every query.
 
     Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
     near, leading = window(options, kv_len, heads, device), options.global_tokens
-    return Pattern(
-        lambda b, h, q_idx, kv_idx: (
-            near.mask_mod(b, h, q_idx, kv_idx) | (q_idx < leading) | (kv_idx < leading)
-        ),
-        lambda h, first, last: [
-            (0, kv_len if first < leading else leading),
-            *near.runs(h, first, last),
-        ],
+    return lambda b, h, q_idx, kv_idx: (
+        near(b, h, q_idx, kv_idx) | (q_idx < leading) | (kv_idx < leading)
     )
 
 
-def strided(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
     """A query's own tile and every `stride`-th from it: 1 / (1 − `sparsity`), or as many tiles as hold `window` tokens.
 
     Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; of tiles, so that they can be skipped.
@@ -168,16 +150,10 @@ def strided(options: Options, kv_len: int, heads: int, device: Device) -> Patter
     size = options.block_size
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
     stride = max(1, round(stride))
-
-    def runs(h: int, first: int, last: int) -> list[Run]:
-        residues = {row % stride for row in range(first // size, last // size + 1)}
-        tiles = range(tile_count(kv_len, size))
-        return [(tile * size, (tile + 1) * size) for tile in tiles if tile % stride in residues]
-
-    return Pattern(lambda b, h, q_idx, kv_idx: (q_idx // size - kv_idx // size) % stride == 0, runs)
+    return lambda b, h, q_idx, kv_idx: (q_idx // size - kv_idx // size) % stride == 0
 
 
-def block(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+def block(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
     """A query's own chunk: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` tokens.
 
     Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
@@ -185,14 +161,11 @@ def block(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
     size, chunk = options.block_size, options.window
     if options.sparsity is not None:
         chunk = max(1, round((1 - options.sparsity) * kv_len / size)) * size
-    return Pattern(
-        lambda b, h, q_idx, kv_idx: q_idx // chunk == kv_idx // chunk,
-        lambda h, first, last: [(first // chunk * chunk, (last // chunk + 1) * chunk)],
-    )
+    return lambda b, h, q_idx, kv_idx: q_idx // chunk == kv_idx // chunk
 
 
-def random(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
-    """A row's own tile and others drawn at random: all but `sparsity` of them, or so many that they hold `random_tokens`.
+def random(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+    """A row's own tile and others drawn at random: all but `sparsity` of them, or enough to hold `random_tokens`.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -200,19 +173,12 @@ def random(options: Options, kv_len: int, heads: int, device: Device) -> Pattern
     kept = 1 + tile_count(options.random_tokens, size)
     if options.sparsity is not None:
         kept = max(1, round((1 - options.sparsity) * tile_count(kv_len, size)))
-    drawn = _draw(options, kv_len, options.masked_heads(heads), kept)
-    tables, count = placed(drawn, device), len(drawn)
-
-    def runs(h: int, first: int, last: int) -> list[Run]:
-        rows = drawn[h % count, first // size : last // size + 1].any(axis=0)
-        return [(tile * size, (tile + 1) * size) for tile in rows.nonzero()[0].tolist()]
-
-    return Pattern(
-        lambda b, h, q_idx, kv_idx: tables[h % count, q_idx // size, kv_idx // size], runs
-    )
+    count = options.masked_heads(heads)
+    tables = placed(_draw(options, kv_len, count, kept), device)
+    return lambda b, h, q_idx, kv_idx: tables[h % count, q_idx // size, kv_idx // size]
 
 
-def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
+def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
     """`local_global`, and random tiles that hold `random_tokens`.
 
     Source: Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
@@ -221,14 +187,11 @@ def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> Patter
     if not options.random_tokens:
         return near
     drawn = random(options.model_copy(update={"sparsity": None}), kv_len, heads, device)
-    return Pattern(
-        lambda *at: near.mask_mod(*at) | drawn.mask_mod(*at),
-        lambda *rows: [*near.runs(*rows), *drawn.runs(*rows)],
-    )
+    return lambda b, h, q_idx, kv_idx: near(b, h, q_idx, kv_idx) | drawn(b, h, q_idx, kv_idx)
 
 
-def document(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
-    """The keys of a query's own document, where several are packed into one sequence.
+def document(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+    """The keys of a query's own document, if several are packed into one sequence.
 
     Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
     """
@@ -236,30 +199,23 @@ def document(options: Options, kv_len: int, heads: int, device: Device) -> Patte
     starts = options.document_starts or itertools.accumulate(lengths)
     inner = itertools.takewhile(lambda start: start < kv_len, starts)
     edges = np.array([0, *inner, kv_len])
-    number = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-    numbers = placed(number, device)
-    return Pattern(
-        lambda b, h, q_idx, kv_idx: numbers[q_idx] == numbers[kv_idx],
-        lambda h, first, last: [(int(edges[number[first]]), int(edges[number[last] + 1]))],
-    )
+    numbers = placed(np.repeat(np.arange(len(edges) - 1), np.diff(edges)), device)
+    return lambda b, h, q_idx, kv_idx: numbers[q_idx] == numbers[kv_idx]
 
 
-def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
-    """The first `global_tokens` positions see each other; later ones see all before them. It is so whatever `causal` says.
+def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+    """The first `global_tokens` positions see each other; later ones see all before them. `causal` does not change it.
 
     Source: Raffel et al. (2020), T5, arXiv 1910.10683.
     """
     prefix = options.global_tokens
-    return Pattern(
-        lambda b, h, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx),
-        lambda h, first, last: [(0, max(prefix, last + 1))],
-    )
+    return lambda b, h, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx)
 
 
-def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> Pattern:
-    """Your own `mask_mod`, the same for each sequence of a batch: asked for every pair on the host, or by FlexAttention."""
-    mask_mod = own.imported("mask_mod", options.mask_mod)
-    return Pattern(mask_mod if device else own.on_arrays(mask_mod), lambda *_: [(0, kv_len)])
+def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+    """Your own `mask_mod`, the same for each sequence of a batch; nanolib evaluates it for every pair on the host."""
+    mask_mod = imported("attention_options.mask_mod", options.mask_mod)
+    return mask_mod if device else own.on_arrays(mask_mod)
 
 
 def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
@@ -277,7 +233,7 @@ def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
     return tables
 
 
-PATTERNS: dict[str, Callable[[Options, int, int, Device], Pattern]] = {
+PATTERNS: dict[str, Callable[[Options, int, int, Device], MaskMod]] = {
     "window": window,
     "local_global": local_global,
     "strided": strided,

@@ -1,75 +1,114 @@
-"""What attention across ranks needs of `torch.distributed`; without a process group there is one rank, and nothing is sent."""
+"""The ranks that share a sequence: who they are, how they talk, and what times it."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-
-class BlockTimer(Protocol):
-    """Times named blocks: `comp_…` computes, `comm_…` sends and receives."""
-
-    def time_block(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Times what runs inside."""
-        ...
+from nanolib.measurement import BadInput
+from nanolib.models.attention.sharding import Sharding
 
 
-class NoTimer:
-    """Times nothing."""
+class Ranks:
+    """The ranks of a process group. Without a process group there is one rank, and nothing is sent.
 
-    def time_block(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """See `BlockTimer.time_block`."""
-        return contextlib.nullcontext()
+    Args:
+        group: The process group; None means all ranks.
+        timer: Its `time_block(name)` is a context that times a part: `comp_…` computes, `comm_…` sends and receives.
 
+    Attributes:
+        rank: This process's rank.
+        world: How many ranks there are.
+    """
 
-NO_TIMER = NoTimer()
+    def __init__(self, group: Any = None, timer: Any = None) -> None:
+        self._group, self._timer = group, timer
+        several = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank(group) if several else 0
+        self.world = dist.get_world_size(group) if several else 1
 
+    def time(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """Time what runs inside, if there is a timer."""
+        return contextlib.nullcontext() if self._timer is None else self._timer.time_block(name)
 
-def world_of(group: Any = None) -> tuple[int, int]:
-    """This process's rank in the group, and how many there are."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return dist.get_rank(group), dist.get_world_size(group)
+    def layout(self, layout: Sharding | None, length: int, device: torch.device) -> Sharding:
+        """Check a layout against this rank's length; None means one piece each in order of rank, with gathered lengths.
 
+        Raises:
+            BadInput: The layout has another number of ranks, or another length here.
+        """
+        if layout is None:  # one all-gather of 8 bytes
+            return Sharding.from_lengths(
+                self.all_gather(torch.tensor(length, device=device)).tolist()
+            )
+        here = layout.length(self.rank % layout.world)
+        if layout.world != self.world or here != length:
+            raise BadInput(
+                f"layout: {layout.world} ranks, {here} positions here; there are {self.world} ranks and {length} positions here"
+            )
+        return layout
 
-def all_gather(x: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """Every rank's x, of one shape: [world, *x.shape]."""
-    _, world = world_of(group)
-    if world == 1:
-        return x[None]
-    parts = x.new_empty(world, *x.shape)
-    dist.all_gather_into_tensor(parts.view(-1), x.reshape(-1), group=group)
-    return parts
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Every rank's x, of one shape: [world, *x.shape]."""
+        if self.world == 1:
+            return x[None]
+        parts = x.new_empty(self.world, *x.shape)
+        dist.all_gather_into_tensor(parts.view(-1), x.reshape(-1), group=self._group)
+        return parts
 
+    def all_reduce(self, x: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """All ranks' x as one; x is used up."""
+        # collectives add up storages: a kernel's strides are not those of an empty shard
+        x = x.contiguous()
+        if self.world > 1:
+            dist.all_reduce(x, op=operation, group=self._group)
+        return x
 
-def gather_lengths(length: int, device: torch.device, group: Any = None) -> list[int]:
-    """Every rank's length, in order of rank: one all-gather of 8 bytes."""
-    return all_gather(torch.tensor(length, device=device), group).tolist()
+    def all_to_all(
+        self, parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """Send a part to each rank, and receive parts of these shapes."""
+        sizes, coming = [part.numel() for part in parts], [math.prod(shape) for shape in shapes]
+        sent = parts[0].new_empty(sum(sizes))
+        for part, into in zip(parts, sent.split(sizes), strict=True):
+            into.view(part.shape).copy_(part)
+        received = sent.new_empty(sum(coming))
+        dist.all_to_all_single(received, sent, coming, sizes, group=self._group)
+        return [x.view(shape) for x, shape in zip(received.split(coming), shapes, strict=True)]
+
+    def hop(self, send: Sequence[torch.Tensor], length: int, dim: int = 2) -> Hop:
+        """Begin to send tensors to the next rank, and to receive those of the rank before.
+
+        Args:
+            send: Any shapes.
+            length: Of what comes in, in dimension `dim`; the other dimensions are those of `send`.
+            dim: By default the positions of [batch, heads, positions, head_dim].
+        """
+        shapes = [(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]
+        peers = [(self.rank + step) % self.world for step in (1, -1)]
+        if self._group is not None:
+            peers = [dist.get_global_rank(self._group, peer) for peer in peers]
+        return Hop(send, shapes, peers, self._group)
 
 
 class Hop:
-    """One step around the ring under way: to the next rank, from the one before.
-
-    Args:
-        send: What to send.
-        shapes: Of what comes in, one for each; of the same dtype and device.
-        group: The process group.
-    """
+    """One step around the ring under way: to the next rank, from the one before; see `Ranks.hop`."""
 
     def __init__(
-        self, send: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], group: Any = None
+        self,
+        send: Sequence[torch.Tensor],
+        shapes: Sequence[Sequence[int]],
+        peers: Sequence[int],
+        group: Any,
     ) -> None:
-        rank, world = world_of(group)
-        there, back = ((rank + step) % world for step in (1, -1))
-        to, origin = (
-            peer if group is None else dist.get_global_rank(group, peer) for peer in (there, back)
-        )
         self._received = [x.new_empty(shape) for x, shape in zip(send, shapes, strict=True)]
         self._sent = [x.contiguous() for x in send]  # alive until they have gone
+        to, origin = peers
         operations = [dist.P2POp(dist.isend, x, to, group) for x in self._sent if x.numel()]
         operations += [
             dist.P2POp(dist.irecv, x, origin, group) for x in self._received if x.numel()

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
 from nanolib.models.attention.partial import (
     few_rows,
@@ -22,10 +21,9 @@ from nanolib.models.attention.partial import (
     masked_scores,
     merge,
     partial_attention,
-    unfold_groups,
     wide_type,
 )
-from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, Hop, gather_lengths, world_of
+from nanolib.models.attention.ranks import Ranks
 from nanolib.models.attention.sharding import Piece, Sharding
 
 
@@ -39,7 +37,7 @@ def ring_attention(
     group: Any = None,
     scale: float | None = None,
     overlap: bool = True,
-    timer: BlockTimer = NO_TIMER,
+    timer: Any = None,
 ) -> torch.Tensor:
     """Attention over a sequence that is sharded across ranks, queries, keys and values alike; can be differentiated.
 
@@ -52,7 +50,7 @@ def ring_attention(
         group: The process group; None means all ranks.
         scale: Factor on the scores; None means head_dim ** -0.5.
         overlap: Whether a hop is under way while a block is computed; without it the two can be told apart in time.
-        timer: Times the parts: `comp_blocks`, `comm_hop`.
+        timer: Times the parts `comp_blocks` and `comm_hop`; see `Ranks`.
 
     Returns:
         Shape and dtype of `q`.
@@ -61,16 +59,11 @@ def ring_attention(
         BadInput: Shapes that do not fit each other or the layout.
     """
     check_shapes(q, k, v, causal=False)
-    rank, world = world_of(group)
-    if layout is None:
-        layout = Sharding.from_lengths(gather_lengths(q.shape[2], q.device, group))
-    if layout.world != world or not q.shape[2] == k.shape[2] == layout.length(rank):
-        raise BadInput(
-            f"layout: {layout.world} ranks, {layout.length(rank % layout.world)} positions here; there are {world} ranks and "
-            f"{q.shape[2]} queries, {k.shape[2]} keys here"
-        )
+    ranks = Ranks(group, timer)
+    layout = ranks.layout(layout, k.shape[2], k.device)
+    ranks.layout(layout, q.shape[2], q.device)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _Ring.apply(q, k, v, causal, layout, group, scale, overlap, timer)
+    return _Ring.apply(q, k, v, causal, layout, ranks, scale, overlap)
 
 
 class _Ring(torch.autograd.Function):
@@ -82,82 +75,70 @@ class _Ring(torch.autograd.Function):
         v: Any,
         causal: bool,
         layout: Sharding,
-        group: Any,
+        ranks: Ranks,
         scale: float,
-        *rest: Any,
+        overlap: bool,
     ):
-        overlap, timer = rest
         out = torch.zeros_like(q, dtype=wide_type(q))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
-        for owner, keys, values in _rotate(k, v, layout, group, overlap, timer):
-            with timer.time_block("comp_blocks"):
-                for mine, theirs, diagonal in _blocks(layout, world_of(group)[0], owner, causal):
+        for owner, keys, values in rotate(k, v, layout, ranks, overlap):
+            with ranks.time("comp_blocks"):
+                for mine, theirs, diagonal in _blocks(layout, ranks.rank, owner, causal):
                     seen = keys[:, :, theirs], values[:, :, theirs]
                     part = partial_attention(q[:, :, mine], *seen, causal=diagonal, scale=scale)
                     merge(out[:, :, mine], lse[:, :, mine], *part)
                     del part, seen
             del keys, values  # or the next ones would come while these are still held
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = (causal, layout, group, scale, overlap, timer)
+        ctx.rest = (causal, layout, ranks, scale, overlap)
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad_out: torch.Tensor):
         q, k, v, out, lse = ctx.saved_tensors
-        causal, layout, group, scale, overlap, timer = ctx.rest
-        rank, world = world_of(group)
+        causal, layout, ranks, scale, overlap = ctx.rest
         grad_q = torch.zeros_like(q, dtype=out.dtype)
         back = None  # the gradients of a rank's keys follow its keys around, one hop behind, and come home in the end
-        for owner, keys, values in _rotate(k, v, layout, group, overlap, timer):
-            with timer.time_block("comp_blocks"):
+        for owner, keys, values in rotate(k, v, layout, ranks, overlap):
+            with ranks.time("comp_blocks"):
                 grads = [torch.zeros_like(x, dtype=out.dtype) for x in (keys, values)]
-                for mine, theirs, diagonal in _blocks(layout, rank, owner, causal):
-                    found = block_gradients(
-                        grad_out[:, :, mine],
-                        q[:, :, mine],
-                        keys[:, :, theirs],
-                        values[:, :, theirs],
-                        out[:, :, mine],
-                        lse[:, :, mine],
-                        diagonal,
-                        scale,
-                    )
+                for mine, theirs, diagonal in _blocks(layout, ranks.rank, owner, causal):
+                    queries = [x[:, :, mine] for x in (grad_out, q, out, lse)]
+                    seen = keys[:, :, theirs], values[:, :, theirs]
+                    found = block_gradients(*queries, *seen, diagonal, scale)
                     grad_q[:, :, mine] += found[0]
                     for grad, more in zip(grads, found[1:], strict=True):
                         grad[:, :, theirs] += more
-                    del found
+                    del found, queries, seen
             if back is not None:
-                with timer.time_block("comm_hop"):
+                with ranks.time("comm_hop"):
                     for grad, more in zip(grads, back.wait(), strict=True):
                         grad += more
             del keys, values
-            if world > 1:
-                with timer.time_block("comm_hop"):
-                    coming = (*k.shape[:2], layout.length((owner - 1) % world), k.shape[3])
-                    back = Hop(grads, [coming] * 2, group)
+            if ranks.world > 1:
+                with ranks.time("comm_hop"):
+                    back = ranks.hop(grads, layout.length((owner - 1) % ranks.world))
         if back is not None:
-            with timer.time_block("comm_hop"):
+            with ranks.time("comm_hop"):
                 grads = back.wait()
-        return grad_q.to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype), *(None,) * 6
+        return grad_q.to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype), *(None,) * 5
 
 
-def _rotate(
-    k: torch.Tensor, v: torch.Tensor, layout: Sharding, group: Any, overlap: bool, timer: BlockTimer
+def rotate(
+    k: torch.Tensor, v: torch.Tensor, layout: Sharding, ranks: Ranks, overlap: bool
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Whose keys and values are here, and they."""
-    rank, world = world_of(group)
-    held = [k, v]
-    for step in range(world):
-        owner, hop = (rank - step) % world, None
-        last = step == world - 1
-        shapes = [(*k.shape[:2], layout.length((owner - 1) % world), k.shape[3])] * 2
-        if overlap and not last:
-            with timer.time_block("comm_hop"):
-                hop = Hop(held, shapes, group)
+    """Pass keys and values around the ring; yields whose they are, and they, this rank's own first."""
+    held, hop = [k, v], None
+    for step in range(ranks.world):
+        owner = (ranks.rank - step) % ranks.world
+        is_last, length = step == ranks.world - 1, layout.length((owner - 1) % ranks.world)
+        if overlap and not is_last:
+            with ranks.time("comm_hop"):
+                hop = ranks.hop(held, length)
         yield owner, *held
-        if not last:
-            with timer.time_block("comm_hop"):
-                held = (hop or Hop(held, shapes, group)).wait()
+        if not is_last:
+            with ranks.time("comm_hop"):
+                held = (hop or ranks.hop(held, length)).wait()
 
 
 def _blocks(
@@ -181,10 +162,10 @@ def _placed(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
 def block_gradients(
     grad_out: torch.Tensor,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -193,41 +174,38 @@ def block_gradients(
     Args:
         grad_out: Shape of `q`.
         q: Shape [batch, heads, q_len, head_dim].
-        k: Shape [batch, kv_heads, kv_len, head_dim].
-        v: Shape as `k`.
         out: Output over all keys, shape of `q`, float32.
         lse: Log-sum-exp over all keys, [batch, heads, q_len], float32.
+        k: Shape [batch, kv_heads, kv_len, head_dim].
+        v: Shape as `k`.
         causal: Whether queries and keys are the same positions, and a query sees no later one.
         scale: Factor on the scores.
 
     Returns:
         Gradients of q, k and v; float32.
     """
-    kv_shape = k.shape
-    folded, k, v, group, fold = fold_groups(q, k, v, causal)
-    grad, whole = (fold_groups(x, x[:, ::group], x[:, ::group], causal)[0] for x in (grad_out, out))
-    weight = lse.reshape(folded.shape[:3])
+    kv_heads = k.shape[1]
+    folded, k, v = fold_groups(q, k, v, causal)
+    grad, whole, lse = (x.reshape(folded.shape[: x.dim()]) for x in (grad_out, out, lse))
     if q.device.type == "cpu":
         wide = [x.to(out.dtype) for x in (grad, folded, k, v, whole)]
-        grad_q, grad_k, grad_v = (
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *wide, weight, 0.0, causal, scale=scale
-            )
+        grad_q, *grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *wide, lse, 0.0, causal, scale=scale
         )
     else:
-        grad_q, grad_k, grad_v = plain_gradients(grad, folded, k, v, whole, weight, causal, scale)
-    if group > 1 and fold == 1:  # keys were repeated: their gradients add up
-        grad_k, grad_v = (x.unflatten(1, (-1, group)).sum(dim=2) for x in (grad_k, grad_v))
-    return unfold_groups(grad_q, q.shape, group, fold), grad_k.view(kv_shape), grad_v.view(kv_shape)
+        grad_q, *grads = plain_gradients(grad, folded, whole, lse, k, v, causal, scale)
+    if k.shape[1] > kv_heads:  # keys were repeated: their gradients add up
+        grads = [x.unflatten(1, (kv_heads, -1)).sum(dim=2) for x in grads]
+    return grad_q.reshape(q.shape), *grads
 
 
 def plain_gradients(
     grad_out: torch.Tensor,
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

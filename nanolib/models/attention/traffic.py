@@ -72,24 +72,17 @@ def decode_traffic(
     world, rows = layout.world, batch * heads * q_len
     if world == 1:
         return Traffic(0, 0, (0.0,))
-    if algorithm == "three_allreduce":
-        parts = [4 * rows, 4 * rows, 4 * rows * head_dim]
-        return Traffic(
-            3, 6 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world
-        )
-    if algorithm == "fused":
-        parts = [4 * rows, 4 * rows * (head_dim + 1)]
-        return Traffic(
-            2, 4 * (world - 1), (sum(all_reduce_bytes(part, world) for part in parts),) * world
-        )
+    reduced = {
+        "three_allreduce": (rows, rows, rows * head_dim),
+        "fused": (rows, rows * (head_dim + 1)),
+    }
+    if parts := reduced.get(algorithm):
+        sent = sum(all_reduce_bytes(4 * part, world) for part in parts)
+        return Traffic(len(parts), 2 * len(parts) * (world - 1), (sent,) * world)
     if algorithm == "gather":
         return Traffic(1, world - 1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
-    if algorithm == "ring":  # every shard but that of the next rank passes by
-        per_key = 2 * batch * kv_heads * head_dim * itemsize
-        sent = (
-            per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world)
-        )
-        return Traffic(world - 1, world - 1, tuple(sent))
+    if algorithm == "ring":
+        return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
     # pass_q: a share of the queries with its sums at each hop; then the outputs, padded to the largest share
     group = heads // kv_heads * q_len
     edges = [batch * kv_heads * share // world for share in range(world + 1)]
@@ -119,7 +112,6 @@ def prefill_traffic(
     world = layout.world
     if world == 1:
         return Traffic(0, 0, (0.0,))
-    per_key = 2 * batch * kv_heads * head_dim * itemsize
     if algorithm == "ulysses":
         repeated = max(1, world // kv_heads)
         elements = [
@@ -132,5 +124,12 @@ def prefill_traffic(
             4 * (world - 1),
             tuple(all_to_all_bytes(count * head_dim * itemsize, world) for count in elements),
         )
-    sent = (per_key * (layout.total - layout.length((rank + 1) % world)) for rank in range(world))
-    return Traffic(world - 1, world - 1, tuple(float(part) for part in sent))
+    return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
+
+
+def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:
+    """Every shard passes by but that of the next rank; `per_key` is the bytes of a key and its value."""
+    world, total = layout.world, layout.total
+    lengths = [layout.length((rank + 1) % world) for rank in range(world)]
+    sent = tuple(float(per_key * (total - length)) for length in lengths)
+    return Traffic(world - 1, world - 1, sent)

@@ -17,15 +17,9 @@ import torch.distributed as dist
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
-from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention
-from nanolib.models.attention.ranks import (
-    NO_TIMER,
-    BlockTimer,
-    Hop,
-    all_gather,
-    gather_lengths,
-    world_of,
-)
+from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention, wide_type
+from nanolib.models.attention.ranks import Ranks
+from nanolib.models.attention.ring import rotate
 from nanolib.models.attention.sharding import Sharding
 
 TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
@@ -41,7 +35,7 @@ def tree_attention_decode(
     algorithm: str = "fused",
     scale: float | None = None,
     layout: Sharding | None = None,
-    timer: BlockTimer = NO_TIMER,
+    timer: Any = None,
 ) -> torch.Tensor:
     """Attention of the newest tokens over a sequence whose keys lie on several ranks, each holding the next stretch of it.
 
@@ -56,7 +50,7 @@ def tree_attention_decode(
         scale: Factor on the scores; None means head_dim ** -0.5.
         layout: Which positions each rank holds, one piece each in order of rank. Several queries need it, and `ring`: when None
             they gather the lengths, for which the host waits.
-        timer: Times the parts.
+        timer: Times the parts; see `Ranks`.
 
     Returns:
         Shape and dtype of `q`, the same on every rank. Zero where there is no key at all.
@@ -69,13 +63,17 @@ def tree_attention_decode(
     check_shapes(q, k, v, causal=False)
     if q.dtype != k.dtype or q.dtype != v.dtype:
         raise BadInput(f"k, v: {k.dtype} and {v.dtype}; give q's {q.dtype}, on empty shards too")
-    rank, world = world_of(group)
-    if layout is None and (q.shape[2] > 1 or algorithm == "ring"):
-        with timer.time_block("comm_lengths"):
-            layout = Sharding.from_lengths(gather_lengths(k.shape[2], k.device, group))
+    ranks = Ranks(group, timer)
     if layout is not None:
-        _check(layout, rank, world, k.shape[2])
-    return _BY_NAME[algorithm](_Decode(q, k, v, layout, scale, group, timer)).to(q.dtype)
+        lengths = [layout.length(rank) for rank in range(layout.world)]
+        if ranks.layout(layout, k.shape[2], k.device) != Sharding.from_lengths(lengths):
+            raise BadInput(
+                "layout: decoding takes one piece per rank, in order; use Sharding.contiguous or Sharding.from_lengths"
+            )
+    elif q.shape[2] > 1 or algorithm == "ring":
+        with ranks.time("comm_lengths"):
+            layout = ranks.layout(None, k.shape[2], k.device)
+    return _BY_NAME[algorithm](_Decode(q, k, v, layout, scale, ranks)).to(q.dtype)
 
 
 def attend_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -86,20 +84,8 @@ def attend_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
         k: All keys, shape [batch, kv_heads, seq_len, head_dim].
         v: Shape as `k`.
     """
-    call = _Decode(q, k, v, Sharding.from_lengths([k.shape[2]]), None, None, NO_TIMER)
-    return partial_attention(q, k, v, mask=call.visible(0))[0].to(q.dtype)
-
-
-def _check(layout: Sharding, rank: int, world: int, kv_len: int) -> None:
-    if layout.world != world or layout.length(rank) != kv_len:
-        held = layout.length(rank % layout.world)
-        raise BadInput(
-            f"layout: {layout.world} ranks, {held} positions here; there are {world} ranks and {kv_len} keys here"
-        )
-    if layout != Sharding.from_lengths([layout.length(each) for each in range(world)]):
-        raise BadInput(
-            "layout: decoding takes one piece per rank, in order; use Sharding.contiguous or Sharding.from_lengths"
-        )
+    call = _Decode(q, k, v, Sharding.from_lengths([k.shape[2]]), None, None)
+    return call.partial(0, k, v)[0].to(q.dtype)
 
 
 @dataclass(frozen=True)
@@ -111,8 +97,7 @@ class _Decode:
     v: torch.Tensor
     layout: Sharding | None
     scale: float | None
-    group: Any
-    timer: BlockTimer
+    ranks: Ranks | None
 
     def visible(self, rank: int) -> torch.Tensor | None:
         """True where a rank's key lies at or before the query, [q_len, local_len]; None where all do."""
@@ -128,58 +113,59 @@ class _Decode:
         )
         return keys <= queries[:, None]
 
+    def partial(
+        self, owner: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention over a rank's keys: output and log-sum-exp."""
+        return partial_attention(self.q, k, v, mask=self.visible(owner), scale=self.scale)
+
     def local(self) -> tuple[torch.Tensor, torch.Tensor]:
-        with self.timer.time_block("comp_local_attention"):
-            mask = self.visible(world_of(self.group)[0])
-            return partial_attention(self.q, self.k, self.v, mask=mask, scale=self.scale)
+        """Attention over this rank's keys."""
+        with self.ranks.time("comp_local_attention"):
+            return self.partial(self.ranks.rank, self.k, self.v)
 
     def largest(self, lse: torch.Tensor) -> torch.Tensor:
-        """The largest log-sum-exp of all ranks; 0 where no rank has a key."""
-        return finite(self.reduced(lse.clone(), "comm_max_lse", dist.ReduceOp.MAX))
+        """The largest log-sum-exp of all ranks; 0 if no rank has a key."""
+        with self.ranks.time("comm_max_lse"):
+            largest = self.ranks.all_reduce(lse.clone(), dist.ReduceOp.MAX)
+        return finite(largest)
 
-    def reduced(
-        self, x: torch.Tensor, name: str, operation: Any = dist.ReduceOp.SUM
-    ) -> torch.Tensor:
-        """All ranks' x as one; x is used up."""
-        with self.timer.time_block(name):
-            x = (
-                x.contiguous()
-            )  # collectives add up storages: a kernel's strides are not those of an empty shard
-            if world_of(self.group)[1] > 1:
-                dist.all_reduce(x, op=operation, group=self.group)
-            return x
+    def summed(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """The sum of all ranks' x, timed by that name; x is used up."""
+        with self.ranks.time(name):
+            return self.ranks.all_reduce(x)
 
 
 def _three_allreduce(call: _Decode) -> torch.Tensor:
     out, lse = call.local()
     top = call.largest(lse)
-    with call.timer.time_block("comp_num_den"):
+    with call.ranks.time("comp_num_den"):
         den = torch.exp(lse - top)
         num = out * den[..., None]
-    den = call.reduced(den, "comm_sum_den")
-    num = call.reduced(num, "comm_sum_num")
-    with call.timer.time_block("comp_final_output"):
+    den = call.summed(den, "comm_sum_den")
+    num = call.summed(num, "comm_sum_num")
+    with call.ranks.time("comp_final_output"):
         return num / nonzero(den)[..., None]
 
 
 def _fused(call: _Decode) -> torch.Tensor:
     out, lse = call.local()
     top = call.largest(lse)
-    with call.timer.time_block("comp_num_den"):
+    with call.ranks.time("comp_num_den"):
         weight = torch.exp(lse - top)[..., None]
         packed = torch.cat([out * weight, weight], dim=-1)
-    packed = call.reduced(packed, "comm_sum_packed")
-    with call.timer.time_block("comp_final_output"):
+    packed = call.summed(packed, "comm_sum_packed")
+    with call.ranks.time("comp_final_output"):
         return packed[..., :-1] / nonzero(packed[..., -1:])
 
 
 def _gather(call: _Decode) -> torch.Tensor:
     out, lse = call.local()
-    with call.timer.time_block("comp_num_den"):
+    with call.ranks.time("comp_num_den"):
         packed = torch.cat([out, lse[..., None]], dim=-1)
-    with call.timer.time_block("comm_gather"):
-        parts = all_gather(packed, call.group)
-    with call.timer.time_block("comp_final_output"):
+    with call.ranks.time("comm_gather"):
+        parts = call.ranks.all_gather(packed)
+    with call.ranks.time("comp_final_output"):
         out, lse = parts[..., :-1], parts[..., -1]
         weight = torch.exp(lse - finite(lse.amax(dim=0)))
         return (out * weight[..., None]).sum(dim=0) / nonzero(weight.sum(dim=0))[..., None]
@@ -187,64 +173,53 @@ def _gather(call: _Decode) -> torch.Tensor:
 
 def _ring(call: _Decode) -> torch.Tensor:
     """Every rank's keys and values pass by every rank."""
-    rank, world = world_of(call.group)
-    q, k, timer = call.q, call.k, call.timer
-    out, lse = call.local()
-    held = [k, call.v]
-    for step in range(1, world):
-        owner = (rank - step) % world
-        with timer.time_block("comm_hop"):
-            held = Hop(
-                held, [(*k.shape[:2], call.layout.length(owner), k.shape[3])] * 2, call.group
-            ).wait()
-        with timer.time_block("comp_local_attention"):
-            part = partial_attention(q, *held, mask=call.visible(owner), scale=call.scale)
-        with timer.time_block("comp_num_den"):
-            out, lse = merge(out, lse, *part)
-    return out
+    found = None
+    for owner, *held in rotate(call.k, call.v, call.layout, call.ranks, overlap=False):
+        with call.ranks.time("comp_local_attention"):
+            part = call.partial(owner, *held)
+        if found:
+            with call.ranks.time("comp_num_den"):
+                part = merge(*found, *part)
+        found = part
+    return found[0]
 
 
 def _pass_q(call: _Decode) -> torch.Tensor:
     """Each rank begins with a share of the queries; it goes around with what was found so far, and keys stay where they are."""
-    rank, world = world_of(call.group)
-    q, timer = call.q, call.timer
+    q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
-    group = q.shape[1] // kv_heads
+    rows = q.shape[1] // kv_heads * q.shape[2]
     # Queries of one key head stay together, so that its keys are read once; they travel with sums in the wide type.
     edges = [batch * kv_heads * share // world for share in range(world + 1)]
+    shares = [slice(*edge) for edge in itertools.pairwise(edges)]
     keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
-    mask = call.visible(rank)
-    mask = None if mask is None else mask.repeat(group, 1)
-    state = None  # share of the heads × (query | output | log-sum-exp)
+    mask = call.visible(ranks.rank)
+    mask = None if mask is None else mask.repeat(rows // q.shape[2], 1)
+    with ranks.time("comp_num_den"):
+        mine = q.reshape(1, batch * kv_heads, rows, head_dim)[:, shares[ranks.rank]]
+        # share of the heads × (query | output | log-sum-exp)
+        state = mine.new_zeros(*mine.shape[:3], 2 * head_dim + 1, dtype=wide_type(q))
+        state[..., :head_dim] = mine
+        state[..., -1] = -torch.inf
     for step in range(world):
-        share = slice(edges[(rank - step) % world], edges[(rank - step) % world + 1])
+        share = shares[(ranks.rank - step) % world]
         if step:
-            with timer.time_block("comm_hop"):
-                shape = (1, share.stop - share.start, group * q.shape[2], 2 * head_dim + 1)
-                (state,) = Hop([state], [shape], call.group).wait()
-        with timer.time_block("comp_local_attention"):
-            asked = (
-                q.reshape(1, -1, group * q.shape[2], head_dim)[:, share]
-                if step == 0
-                else state[..., :head_dim]
-            )
-            found = partial_attention(
-                asked.to(q.dtype), keys[:, share], values[:, share], mask=mask, scale=call.scale
-            )
-        with timer.time_block("comp_num_den"):
-            if step:
-                found = merge(state[..., head_dim:-1], state[..., -1], *found)
-            state = torch.cat([asked.to(found[0].dtype), found[0], found[1][..., None]], dim=-1)
-    with timer.time_block("comm_gather"):
+            with ranks.time("comm_hop"):
+                (state,) = ranks.hop([state], share.stop - share.start, dim=1).wait()
+        with ranks.time("comp_local_attention"):
+            queries, seen = state[..., :head_dim].to(q.dtype), (keys[:, share], values[:, share])
+            found = partial_attention(queries, *seen, mask=mask, scale=call.scale)
+        with ranks.time("comp_num_den"):
+            merge(state[..., head_dim:-1], state[..., -1], *found)
+    with ranks.time("comm_gather"):
         # Rank r ends with share r + 1; shares differ by a head at most, and go padded to the largest.
-        sizes = [stop - start for start, stop in itertools.pairwise(edges)]
-        padded = state.new_zeros(1, max(sizes), *state.shape[2:3], head_dim)
+        sizes = [share.stop - share.start for share in shares]
+        padded = state.new_zeros(1, max(sizes), rows, head_dim)
         padded[:, : state.shape[1]] = state[..., head_dim:-1]
-        parts = all_gather(padded, call.group).roll(1, dims=0)
-    with timer.time_block("comp_final_output"):
-        return torch.cat(
-            [part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1
-        ).reshape(q.shape)
+        parts = ranks.all_gather(padded).roll(1, dims=0)
+    with ranks.time("comp_final_output"):
+        heads = [part[:, :size] for part, size in zip(parts, sizes, strict=True)]
+        return torch.cat(heads, dim=1).reshape(q.shape)
 
 
 _BY_NAME = {

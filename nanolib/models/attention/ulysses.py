@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, check_shapes
 from nanolib.models.attention.partial import wide_type
-from nanolib.models.attention.ranks import NO_TIMER, BlockTimer, gather_lengths, world_of
+from nanolib.models.attention.ranks import Ranks
 from nanolib.models.attention.sharding import Sharding
 
 
@@ -28,7 +27,7 @@ def ulysses_attention(
     scale: float | None = None,
     kind: str = "dense",
     options: Any = None,
-    timer: BlockTimer = NO_TIMER,
+    timer: Any = None,
 ) -> torch.Tensor:
     """Attention over a sequence that is sharded across ranks, one piece each; can be differentiated.
 
@@ -43,7 +42,7 @@ def ulysses_attention(
         scale: Factor on the scores; None means head_dim ** -0.5.
         kind: The attention kind of the whole sequences.
         options: Its options.
-        timer: Times the parts: `comm_all_to_all`, `comp_attention`.
+        timer: Times the parts `comm_all_to_all` and `comp_attention`; see `Ranks`.
 
     Returns:
         Shape and dtype of `q`.
@@ -52,7 +51,8 @@ def ulysses_attention(
         BadInput: Shapes, or numbers of heads that do not fit the ranks.
     """
     check_shapes(q, k, v, causal=False)
-    _, world = world_of(group)
+    ranks = Ranks(group, timer)
+    world = ranks.world
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
         raise BadInput(
@@ -60,66 +60,20 @@ def ulysses_attention(
         )
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
-    if layout is None:
-        layout = Sharding.from_lengths(gather_lengths(q.shape[2], q.device, group))
+    layout = ranks.layout(layout, q.shape[2], q.device)
     lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(
             "layout: several pieces per rank; Ulysses takes one each (whole sequences need no zigzag)"
         )
-    with timer.time_block("comm_all_to_all"):
-        whole = [_AllToAll.apply(x, True, lengths, group) for x in (q, k, v)]
-    with timer.time_block("comp_attention"):
+    with ranks.time("comm_all_to_all"):
+        whole = [_AllToAll.apply(x, True, lengths, ranks) for x in (q, k, v)]
+    with ranks.time("comp_attention"):
         if q.device.type == "cpu":  # as all that is merged across ranks
             whole = [x.to(wide_type(x)) for x in whole]
         out = attend(kind, *whole, causal=causal, scale=scale, options=options).to(q.dtype)
-    with timer.time_block("comm_all_to_all"):
-        return _AllToAll.apply(out, False, lengths, group)
-
-
-def _to_heads(x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tensor:
-    """[batch, heads, local_len, head_dim] → [batch, heads / world, total_len, head_dim]."""
-    rank, world = world_of(group)
-    if world == 1:
-        return x
-    batch, heads, local, head_dim = x.shape
-    rows = batch * heads // world * head_dim  # elements per position and rank
-    sent = (
-        x.view(batch, world, heads // world, local, head_dim).transpose(0, 1).contiguous().flatten()
-    )
-    received = x.new_empty(rows * sum(lengths))
-    dist.all_to_all_single(
-        received,
-        sent,
-        [rows * length for length in lengths],
-        [rows * lengths[rank]] * world,
-        group=group,
-    )
-    parts = received.split([rows * length for length in lengths])
-    shaped = [
-        part.view(batch, heads // world, length, head_dim)
-        for part, length in zip(parts, lengths, strict=True)
-    ]
-    return torch.cat(shaped, dim=2)
-
-
-def _to_sequence(x: torch.Tensor, lengths: list[int], group: Any) -> torch.Tensor:
-    """The inverse of `_to_heads`."""
-    rank, world = world_of(group)
-    if world == 1:
-        return x
-    batch, heads, _, head_dim = x.shape  # heads of this rank
-    rows, local = batch * heads * head_dim, lengths[rank]
-    sent = torch.cat([part.flatten() for part in x.split(lengths, dim=2)])
-    received = x.new_empty(rows * local * world)
-    dist.all_to_all_single(
-        received, sent, [rows * local] * world, [rows * length for length in lengths], group=group
-    )
-    return (
-        received.view(world, batch, heads, local, head_dim)
-        .transpose(0, 1)
-        .reshape(batch, world * heads, local, head_dim)
-    )
+    with ranks.time("comm_all_to_all"):
+        return _AllToAll.apply(out, False, lengths, ranks)
 
 
 class _AllToAll(torch.autograd.Function):
@@ -127,12 +81,25 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, to_heads: bool, lengths: list[int], group: Any
+        ctx: Any, x: torch.Tensor, to_heads: bool, lengths: list[int], ranks: Ranks
     ) -> torch.Tensor:
-        ctx.rest = (to_heads, lengths, group)
-        return (_to_heads if to_heads else _to_sequence)(x, lengths, group)
+        ctx.rest = (to_heads, lengths, ranks)
+        return _exchanged(x, to_heads, lengths, ranks)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor):
         to_heads, *rest = ctx.rest
-        return (_to_sequence if to_heads else _to_heads)(grad, *rest), None, None, None
+        return _exchanged(grad, not to_heads, *rest), None, None, None
+
+
+def _exchanged(x: torch.Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> torch.Tensor:
+    """[batch, heads, local_len, head_dim] → [batch, heads / world, total_len, head_dim] if `to_heads`, else the inverse."""
+    if ranks.world == 1:
+        return x
+    batch, heads, _, head_dim = x.shape
+    if to_heads:
+        parts, heads, coming = x.chunk(ranks.world, dim=1), heads // ranks.world, lengths
+    else:
+        parts, coming = x.split(lengths, dim=2), [lengths[ranks.rank]] * ranks.world
+    shapes = [(batch, heads, length, head_dim) for length in coming]
+    return torch.cat(ranks.all_to_all(parts, shapes), dim=2 if to_heads else 1)

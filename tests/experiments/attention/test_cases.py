@@ -44,7 +44,7 @@ def test_what_a_user_brings_is_a_case_like_all_others(kind, counted, causal):
 
 
 def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
-    monkeypatch.setattr(attention.own, "imported", lambda *_: pytest.fail("it was imported"))
+    monkeypatch.setattr(attention.functions, "imported", lambda *_: pytest.fail("it was imported"))
     for kind in (
         {"kind": "own", "call": "not.there:attend"},
         {"kind": "flex", "pattern": "own", "mask_mod": "not.there:mask"},
@@ -59,8 +59,8 @@ def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
         ({"kind": "own"}, "attention_options.call: is missing; give a value"),
         ({"kind": "own", "call": "attend"}, "call: 'attend' names no function"),
         ({"kind": "sparse", "pattern": "own"}, "mask_mod: '' names no function"),
-        ({"kind": "own", "call": "not.there:f"}, "call: not.there:f cannot be imported: Module"),
-        ({"kind": "own", "call": "tests.models.inputs:f"}, "inputs has no function f; name one"),
+        ({"kind": "own", "call": "not.there:f"}, "call: 'not.there:f': there is no module 'not'"),
+        ({"kind": "own", "call": "tests.models.inputs:f"}, "inputs has no function 'f'; name one"),
     ],
 )
 def test_a_bad_name_is_refused_in_one_line(kind, said):

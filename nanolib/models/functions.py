@@ -1,0 +1,61 @@
+"""Functions that a parameter names: `package.module:function`, your own model, attention or mask."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nanolib.measurement import BadInput, shown
+
+
+def check_function(field: str, name: str, other: str = "") -> None:
+    """Check the form of a function's name; nothing is imported.
+
+    Args:
+        field: The parameter or option that names it.
+        name: `package.module:function`.
+        other: What could be given instead, for the message.
+
+    Raises:
+        BadInput: It has another form.
+    """
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise BadInput(
+            f"{field}: {shown(name)} names no function; write package.module:function{other}"
+        )
+
+
+def imported(field: str, name: str) -> Callable[..., Any]:
+    """Import a function that a parameter names, from the working directory or the environment; this runs its module.
+
+    Raises:
+        BadInput: It has another form, or cannot be imported.
+    """
+    check_function(field, name)
+    module_name, _, function = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), function, None)
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"{field}: {name!r}: there is no module {error.name!r}; install it or start in its folder"
+        ) from None
+    except (Exception, SystemExit) as error:  # it is the user's code
+        raise BadInput(f"{field}: {name!r} cannot be imported: {cause(error)}") from error
+    if not callable(found) or isinstance(found, nn.Module):
+        raise BadInput(
+            f"{field}: {name!r}: {module_name} has no function {function!r}; name one that it has"
+        )
+    return found
+
+
+def cause(error: BaseException) -> str:
+    """The kind of an exception, and what it says, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
