@@ -62,6 +62,13 @@ class SequenceCase(RanksCase):
         return f"{what} {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
 
+def random_heads(case: Any, generator: torch.Generator, heads: int, length: int) -> torch.Tensor:
+    """Draw a case's queries, keys or values, shape [batch, heads, length, head_dim]."""
+    like = {"dtype": getattr(torch, case.dtype), "device": generator.device}
+    shape = (case.batch_size, heads, length, case.head_dim)
+    return torch.randn(shape, generator=generator, **like)
+
+
 @dataclass(frozen=True)
 class DecodeCase(SequenceCase):
     """A few new tokens over a sequence, by every algorithm."""
@@ -226,15 +233,14 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
 def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Make the queries, the same on every rank, and a rank's keys and values."""
-    dtype = getattr(torch, case.dtype)
 
-    def random(number: int, *shape: int) -> torch.Tensor:
+    def random(number: int, heads: int, length: int) -> torch.Tensor:
         generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
-        return torch.randn(*shape, generator=generator, dtype=dtype, device=device)
+        return random_heads(case, generator, heads, length)
 
-    q = random(0, case.batch_size, case.num_heads, case.q_len, case.head_dim)
-    shape = (case.batch_size, case.num_kv_heads, case.layout.length(me), case.head_dim)
-    return q, random(2 * me + 1, *shape), random(2 * me + 2, *shape)
+    size = (case.num_kv_heads, case.layout.length(me))
+    queries = random(0, case.num_heads, case.q_len)
+    return queries, random(2 * me + 1, *size), random(2 * me + 2, *size)
 
 
 def _whole(case: DecodeCase, seed: int, device: torch.device) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.decode import SequenceCase
+from nanolib.experiments.distributed.decode import SequenceCase, random_heads
 from nanolib.experiments.distributed.launch import Launch, time_calls, traffic_words
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
@@ -160,11 +160,9 @@ class MemoryCase(Case):
         return PrefillCase(**shape, threads=1, prefill_forms=forms, backward=False).rank_plan()
 
     def _dense(self) -> Workload:
+        generator = torch.Generator(self.device)
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        like = {"dtype": getattr(torch, self.dtype), "device": self.device}
-        tensors = [
-            torch.randn(self.batch_size, n, self.seq_len, self.head_dim, **like) for n in heads
-        ]
+        tensors = [random_heads(self, generator, count, self.seq_len) for count in heads]
         options = {"backend": self.memory_form}
 
         @torch.no_grad()
@@ -251,10 +249,8 @@ class _Share:
     def _whole(self) -> Iterator[torch.Tensor]:
         """Make the tensors of the whole sequence, the same on every rank."""
         case, generator = self._case, torch.Generator(self._device).manual_seed(self._seed)
-        like = {"dtype": getattr(torch, case.dtype), "device": self._device}
-        for heads in (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads):
-            shape = (case.batch_size, heads, case.seq_len, case.head_dim)
-            yield torch.randn(*shape, generator=generator, **like)
+        heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads)
+        return (random_heads(case, generator, count, case.seq_len) for count in heads)
 
     def calls(self) -> dict[str, Callable[[], object]]:
         """Scope → call: without gradients, and with them."""
