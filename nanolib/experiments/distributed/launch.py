@@ -1,4 +1,7 @@
-"""Time calls on all ranks of a case, and make rows of their answers: a call takes as long as on its slowest rank."""
+"""Time calls on all ranks of a case, and make rows of their answers.
+
+A call takes as long as on its slowest rank.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,8 @@ def time_calls(
         seed: Of the order of the turns.
 
     Returns:
-        `blocks` (ms per scope and round), `busy` (of each round) and `parts` (ms per algorithm, run and part).
+        `blocks` (ms per scope and round), `busy` (of each round) and `parts` (ms per algorithm, run
+        and part).
     """
     blocks = time_together(calls, budget_s, device=device, seed=seed)
     timed = parts_together(parts, budget_s, device=device) if parts else {}
@@ -134,7 +138,7 @@ class Launch:
             )
 
     def _parts(self, form: str, predicted_ms: float | None) -> Iterator[Measurement]:
-        """Make `part_time` of each part and of compute, wait and communication, and `time_share`."""
+        """Make `part_time` of each part and each kind of part, and `time_share` of each kind."""
         ranks = {rank: pd.DataFrame(one["parts"][form]) for rank, one in enumerate(self.answers)}
         parts = pd.concat(ranks).fillna(0.0)  # a line per rank and run
         kinds = parts.T.groupby(lambda part: KINDS.get(part.split("_")[0])).sum().T

@@ -131,8 +131,8 @@ def _lines(
         baseline: How the name of the call on one rank begins, which is timed in the same rounds.
 
     Returns:
-        The columns, `ranks`, `call` (the scope of its time), what `with_speed_ups` gives, `gain` over one rank, and `efficiency`:
-        its share of perfect scaling.
+        The columns, `ranks`, `call` (the scope of its time), what `with_speed_ups` gives, `gain`
+        over one rank, and `efficiency`: its share of perfect scaling.
     """
     called = [name for name in names if f"factor.{name}" not in rows]
     factors = [name for name in names if name not in called]

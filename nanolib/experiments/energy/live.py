@@ -1,4 +1,4 @@
-"""Power and tokens per second while a model generates, for a live notebook; nothing of it is stored."""
+"""Show power and tokens per second while a model generates, in a live notebook; nothing is stored."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class LivePower:
 
 
 def _chart(points: deque[dict[str, Any]]) -> alt.TopLevelMixin:
-    """Power and throughput of the last minute; the marks of power are hollow unless it is measured."""
+    """Draw power and throughput of the last minute; power is hollow unless it is measured."""
     look = {"xunit": "Seconds", "join": False, "width": 320, "height": 150}
     look["empty"] = "no call was made yet"
     shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])

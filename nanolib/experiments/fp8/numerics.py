@@ -1,4 +1,4 @@
-"""What 8 bits do to the products of a model, layer by layer: error, what vanishes and what saturates."""
+"""What 8 bits do to the products of a model, layer by layer: error, underflow and overflow."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ class NumericsCase(SmallDecoderCase):
         return f"numerics {self.variant}"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Per layer and product the error of the product in float32, and per operand what its cast loses.
+        """Measure each product's error in float32, and what the cast of each operand loses.
 
         Returns:
-            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`.
+            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow`
+            with scope `LAYER OPERAND`.
         """
         for name, seen in _trained(replace(self, variant=""), params.corpus).items():
             yield from _error_rows(name, seen, VARIANTS[self.variant])
