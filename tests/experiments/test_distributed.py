@@ -6,13 +6,9 @@ import pytest
 from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed import tables
 from nanolib.experiments.distributed.decode import link_rows
-from nanolib.experiments.distributed.rank_rows import (
-    bytes_rows,
-    part_rows,
-    rounds_of,
-    speed_up_rows,
-)
+from nanolib.experiments.distributed.launch import Launch
 from nanolib.measurement import BadInput, Flag, Unsupported
+from nanolib.models.attention.traffic import Traffic
 from nanolib.run import ranks, sweep
 from nanolib.run.ranks import oversubscribed
 from nanolib.store import Store
@@ -54,24 +50,16 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
 def _rows_of_a_real_case_hold(rows):
     """Of two ranks over 32 keys in the form `gather`."""
     shares = rows[rows["metric"] == "time_share"]
-    assert (
-        shares["estimate"].sum() == pytest.approx(1, abs=1e-9)
-        and shares["details"].map(lambda d: d["rank"]).nunique() == 1
-    )
-    parts = rows[rows["metric"] == "part_time"].set_index("scope")["estimate"]
-    assert set(parts.index) == {
-        *(f"gather: {kind}" for kind in tables.KINDS),
-        *(
-            f"gather: {part}"
-            for part in (
-                "comp_shard_kv",
-                "comp_local_attention",
-                "comp_num_den",
-                "comm_gather",
-                "comp_final_output",
-            )
-        ),
-    }
+    assert shares["estimate"].sum() == pytest.approx(1, abs=1e-9)
+    named = [
+        "comp_shard_kv",
+        "comp_local_attention",
+        "comp_num_den",
+        "comm_gather",
+        "comp_final_output",
+    ]
+    scopes = {f"gather: {part}" for part in (*tables.KINDS, *named)}
+    assert set(rows[rows["metric"] == "part_time"]["scope"]) == scopes
     rounds = rows[rows["metric"] == "rounds"]
     assert list(rounds["estimate"]) == [1]
     sent = rows[(rows["metric"] == "wire_bytes") & (rows["method"] == "formula")]
@@ -140,61 +128,72 @@ def test_bad_parameters_get_one_line(values, said):
 # rows from what ranks saw
 
 
+def _parts(*ranks, form="f", flags=(), predicted=None):
+    """The rows of an algorithm's parts: each rank's runs, ms by part."""
+    answers = [{"parts": {form: runs}, "errors": {}} for runs in ranks]
+    return list(Launch(answers, flags).algorithm(form, None, predicted))
+
+
 def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
     fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
-    rows = {
-        row.scope + row.metric: row
-        for row in part_rows([[fast] * 9, [slow] * 9], "f", (Flag.OVERSUBSCRIBED,), 0.8)
-    }
-    assert rows["f: comp_apart_time"].estimate == 4 and rows["f: waitpart_time"].estimate == 3
-    assert rows["f: communicationpart_time"].predicted == 0.8
-    shares = [row for row in rows.values() if row.metric == "time_share"]
-    assert sum(row.estimate for row in shares) == pytest.approx(1) and all(
-        row.details == {"rank": 1} for row in shares
-    )
-    assert all(row.flags == (Flag.OVERSUBSCRIBED,) for row in rows.values())
+    crowded = (Flag.OVERSUBSCRIBED,)
+    rows = _parts([fast] * 9, [slow] * 9, flags=crowded, predicted=0.8)
+    times = {row.scope: row for row in rows if row.metric == "part_time"}
+    assert times["f: comp_a"].estimate == 4 and times["f: wait"].estimate == 3
+    assert times["f: communication"].predicted == 0.8
+    shares = [row for row in rows if row.metric == "time_share"]
+    assert {row.scope for row in shares} == {f"f: {kind}" for kind in tables.KINDS}
+    assert sum(row.estimate for row in shares) == pytest.approx(1)
+    assert all(row.details == {"rank": 1} for row in shares)
+    assert {(row.flags, row.confidence) for row in rows} == {(crowded, 0.95)}
+    few = [row.confidence for row in _parts([fast] * 3) if row.metric == "part_time"]
+    assert set(few) == {0.75}  # the confidence that the range of three calls has
+
+
+def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
+    waits = [0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 9.0, 0.0]
+    runs = [{"comp_local": 9.0, "wait": ms, "comm_sum": 0.0} for ms in waits]
+    found = [row for row in _parts(runs) if row.metric == "time_share"]
+    assert all(0 <= row.low <= row.estimate <= row.high <= 1 for row in found)
+    assert any(row.low == 0 < row.estimate for row in found)
+    assert any(row.high == 1 > row.estimate for row in found)
 
 
 def test_forms_are_compared_block_by_block():
     rng = np.random.default_rng(0)
     base = rng.lognormal(0, 0.5, 40)
     ranks = [{"a": base, "b": base * 0.8}, {"a": base * 0.5, "b": base * 0.1}]
-    rounds = rounds_of(
-        [{"blocks": blocks, "busy": [False] * 39 + [at == 1]} for at, blocks in enumerate(ranks)]
-    )
-    (against,) = speed_up_rows(rounds, "b", ("a", "b"), (Flag.OVERSUBSCRIBED,))
+    busy = [[False] * 40, [False] * 39 + [True]]
+    answers = [{"blocks": blocks, "busy": one} for blocks, one in zip(ranks, busy, strict=True)]
+    (against,) = Launch(answers, (Flag.OVERSUBSCRIBED,)).speed_ups("b", ("a", "b"))
     assert against.low <= 1.25 <= against.high and against.high - against.low < 0.01
     assert (against.scope, against.n, against.flags) == ("b over a", 39, (Flag.OVERSUBSCRIBED,))
 
 
 def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
     alpha, beta = 2e-4, 1e-9
-    links = []
+    links, blocks = [], {}
     for payload in (1024, 65_536, 1_048_576):
-        for name, messages, sent in (("all_reduce", 2, payload), ("all_gather", 1, payload)):
-            ms = 1e3 * (alpha * messages + beta * sent)
-            links.append(
-                {
-                    "collective": name,
-                    "payload": payload,
-                    "messages": messages,
-                    "sent": sent,
-                    "blocks": [ms] * 8,
-                }
-            )
-    fitted, rows = link_rows([{"links": links}, {"links": links}], 2, ())
+        for name, messages in (("all_reduce", 2), ("all_gather", 1)):
+            scope = f"{name} of {payload} B"
+            links.append({"scope": scope, "messages": messages, "sent": payload})
+            blocks[scope] = [1e3 * (alpha * messages + beta * payload)] * 8
+    fitted, rows = link_rows(Launch([{"links": links, "blocks": blocks}] * 2), "2 ranks")
     assert fitted.alpha == pytest.approx(alpha) and fitted.beta == pytest.approx(beta)
     found = {row.metric: row.estimate for row in rows}
-    assert found["link_latency"] == pytest.approx(0.2) and found["link_bandwidth"] == pytest.approx(
-        1e9
-    )
+    assert found["link_latency"] == pytest.approx(0.2)
+    assert found["link_bandwidth"] == pytest.approx(1e9)
     timed = [row for row in rows if row.metric == "latency"]
     assert all(row.predicted == pytest.approx(row.estimate) for row in timed)
     assert max(map(abs, fitted.residuals)) < 1e-6
 
 
 def test_bytes_that_were_counted_stand_beside_the_formula():
-    formula, counted = bytes_rows("ring", (100.0, 300.0), 440.0, ())
+    runs = [{"comp_a": 1.0, "wait": 1.0}] * 6
+    answer = {"parts": {"ring": runs}, "errors": {"ring": 1e-7}, "bytes": {"ring": 440.0}}
+    rows = list(Launch([answer] * 2).algorithm("ring", Traffic(3, 3, (100.0, 300.0))))
+    formula, counted = (row for row in rows if row.metric == "wire_bytes")
     assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
     assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
+    assert {row.metric: row.estimate for row in rows}["rounds"] == 3

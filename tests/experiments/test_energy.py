@@ -3,7 +3,6 @@ import pytest
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.energy.view import verdict as energy_words
-from nanolib.measurement import BadInput
 from nanolib.run import sweep
 
 SMALL = {
@@ -62,16 +61,3 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(rows):
     assert any("most of the time goes to" in line for line in words) and any(
         "profiling costs" in line for line in words
     )
-
-
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        ({"profiling": ["deep", "deep"]}, "energy.profiling: 'deep' is given twice"),
-        ({"profiling": ["deeper"]}, "energy.profiling"),
-        ({"every_kth_token": 0}, "energy.every_kth_token"),
-    ],
-)
-def test_bad_settings_of_profiling_are_one_line(field, words):
-    with pytest.raises(BadInput, match=words):
-        energy.Params(**SMALL, **field)

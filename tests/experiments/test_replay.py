@@ -3,11 +3,13 @@
 import pytest
 
 from nanolib.experiments import ALL
+from nanolib.experiments.energy.live import LivePower
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.replay import ReplaySource, read_trace
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.shown import CHARTS, VERDICTS
+from tests.waiting import until
 
 TINY = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
 
@@ -90,3 +92,23 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
     for name in ("energy_per_token", "power_over_time"):
         text = str(CHARTS[name](rows).to_dict())
         assert "replayed from a recording" in text and "Read from a sensor" not in text
+
+
+def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    lines = "\n".join(f"{at / 20},{40 + at % 2}" for at in range(60))
+    trace = str(_trace(tmp_path, f"t_s,power_w\n{lines}\n"))
+    shape = {"overrides": TINY, "seq_lens": [32], "new_tokens": 8}
+    params = ALL["energy"]().Params(**shape, power_trace=trace, idle_s=0.5, window_s=0.5)
+    live = LivePower(params)
+    live.start.click()
+    until(lambda: "no power: the recording has ended" in live.said.value)
+    live.stop.click()
+    live._thread.join(timeout=60)
+    points = [row for rows in live.chart.chart.to_dict()["datasets"].values() for row in rows]
+    power = [row for row in points if "low" in row]
+    assert [row["series"] for row in power[:2]] == ["idle", "prefill"]
+    read = [row for row in power if row["y"]]
+    assert all(39 <= row["y"] <= 42 and not row["sure"] for row in read)  # none of this machine
+    speed = [row for row in points if "y" in row and "low" not in row]
+    assert speed[0]["series"] == "prefill" and speed[0]["y"] > 0

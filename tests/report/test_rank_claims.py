@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanolib.experiments.distributed.rank_rows import part_rows
+from nanolib.experiments.distributed.launch import Launch
 from nanolib.experiments.distributed.tables import decode_table
 from nanolib.measurement import Measurement, exact
 from tests.report.cases import COMPUTING, CORES, decode_case, timed
@@ -158,24 +158,6 @@ def test_exposed_communication_is_a_share_of_a_step_and_compared_with_zero(say, 
     assert line.endswith("50% [35% … 60%] of perfect scaling.")
 
 
-@pytest.mark.parametrize(("runs", "confidence"), [(3, 0.75), (6, 0.95)])
-def test_a_part_of_few_calls_has_the_confidence_that_its_range_has(runs, confidence):
-    calls = [{"compute_a": 1.0 + at, "comm_b": 2.0, "wait_c": 0.5} for at in range(runs)]
-    rows = [row for row in part_rows([calls, calls], "ring", (), None) if row.metric == "part_time"]
-    assert {row.confidence for row in rows} == {confidence}
-
-
-def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
-    waits = [0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 9.0, 0.0]
-    runs = [{"comp_local": 9.0, "wait": ms, "comm_sum": 0.0} for ms in waits]
-    found = [row for row in part_rows([runs], "fused", (), None) if row.metric == "time_share"]
-    assert {row.scope for row in found} == {"fused: compute", "fused: wait", "fused: communication"}
-    assert all(0 <= row.low <= row.estimate <= row.high <= 1 for row in found)
-    assert any(row.low == 0 < row.estimate for row in found) and any(
-        row.high == 1 > row.estimate for row in found
-    )
-
-
 def test_at_most_five_findings_speak_of_the_longest_sequences(say):
     forms = {"fused": ((8, 9, 9.5), 2, COMPUTING)}
     cases = [
@@ -195,7 +177,8 @@ def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):
     names += ["comm_sum_den", "comm_sum_num", "comp_final_output", "wait"]
     ranks = [[{name: scale * (at + 1.0) for at, name in enumerate(names)}] * 6 for scale in (1, 2)]
     shape, _ = decode_case({"three_allreduce": ((8, 9, 9.5), 3, COMPUTING)}, world=2)
-    found = [ended(), *part_rows(ranks, "three_allreduce", (), None)]
+    answers = [{"parts": {"three_allreduce": runs}, "errors": {}} for runs in ranks]
+    found = [ended(), *Launch(answers).algorithm("three_allreduce", None)]
     rows = measured("distributed", [(shape, found)])
     spec = CHARTS["decode_shares"](rows).to_dict()
     (drawn,) = (data for data in spec["datasets"].values() if "series" in data[0])

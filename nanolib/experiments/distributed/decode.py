@@ -8,25 +8,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.rank_rows import (
-    Answers,
-    Flags,
-    algorithm_rows,
-    latency_row,
-    rounds_of,
-    speed_up_rows,
-    traffic_words,
-)
-from nanolib.measurement import Measurement, Provenance, Status, exact
+from nanolib.experiments.distributed.launch import Launch, time_calls, traffic_words
+from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
-from nanolib.meters.time.together import parts_together, time_together
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.traffic import Traffic, decode_traffic
@@ -67,6 +59,13 @@ class SequenceCase(RanksCase):
         """Ranks, length and type."""
         what = type(self).__name__.removesuffix("Case").lower()
         return f"{what} {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+
+
+def random_heads(case: Any, generator: torch.Generator, heads: int, length: int) -> torch.Tensor:
+    """Draw a case's queries, keys or values, shape [batch, heads, length, head_dim]."""
+    like = {"dtype": getattr(torch, case.dtype), "device": generator.device}
+    shape = (case.batch_size, heads, length, case.head_dim)
+    return torch.randn(shape, generator=generator, **like)
 
 
 @dataclass(frozen=True)
@@ -115,46 +114,35 @@ class DecodeCase(SequenceCase):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure times and speed-ups, parts, bytes, errors, and the cost model."""
-        asked = {"alone": self.world_size > 1 and self._fits_one_rank}
-        answers, flags = measure_on_ranks(
-            rank, self, params, private_network=params.private_network, more=asked
-        )
-        rounds = rounds_of(answers)
-        link = None
-        if self.world_size > 1:
-            link, rows = link_rows(answers, self.world_size, flags)
-            yield from rows
-        if asked["alone"]:
-            alone = [answers[0]["blocks"][ONE_RANK]]
-            yield latency_row(alone, ONE_RANK, flags, threads=self.threads)
+        alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
+        how = {"private_network": params.private_network, "more": {"alone": bool(alone)}}
+        launch = Launch(*measure_on_ranks(rank, self, params, **how))
+        link, rows = link_rows(launch, f"{self.world_size} ranks")
+        yield from rows
+        for scope in (*alone, *self.forms):
+            yield launch.latency(scope, threads=self.threads)
         for form in self.forms:
-            blocks = [answer["blocks"][form] for answer in answers]
-            yield latency_row(blocks, form, flags, threads=self.threads)
-            yield from speed_up_rows(rounds, form, answers[0]["blocks"], flags)
+            yield from launch.speed_ups(form, (*self.forms, *alone))
             traffic = self.traffic(form, self.world_size)
-            modelled = 1e3 * link.seconds(traffic.hops, max(traffic.sent)) if link else None
-            rows = list(algorithm_rows(answers, form, flags, traffic, modelled))
+            rows = [*launch.algorithm(form, traffic, link and _sending_ms(link, traffic))]
             yield from rows
-            if link:
-                compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
-                for world in params.model_world_sizes:
-                    if world > self.world_size:
-                        yield self._modelled(form, world, compute, link, flags)
+            compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
+            for world in params.model_world_sizes if link else ():
+                if world > self.world_size:
+                    yield self._modelled(form, world, compute, link, launch.flags)
         size = self.shard_bytes(self.world_size) / MIB
         yield exact("footprint", size, scope="keys and values of a rank")
-        if None in answers[0]["bytes"].values():
+        if None in launch.answers[0]["bytes"].values():
             yield Measurement(
                 "wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=_NO_NETWORK
             )
 
     def _modelled(
-        self, form: str, world: int, compute_ms: float, link: LinkCost, flags: Flags
+        self, form: str, world: int, compute_ms: float, link: LinkCost, flags: tuple[Flag, ...]
     ) -> Measurement:
         """Model the latency on more ranks: compute shared evenly, messages and bytes by formula."""
-        traffic = self.traffic(form, world)
         compute = compute_ms * self.world_size / world
-        sending = 1e3 * link.seconds(traffic.hops, max(traffic.sent))
-        parts = {"form": form, "world_size": world, "compute": compute, "sending": sending}
+        sending = _sending_ms(link, self.traffic(form, world))
         return Measurement(
             "latency",
             compute + sending,
@@ -163,38 +151,38 @@ class DecodeCase(SequenceCase):
             method="alpha-beta",
             scope=f"{form} at {world} ranks",
             flags=flags,
-            details=parts,
+            details={"form": form, "world_size": world, "compute": compute, "sending": sending},
         )
 
 
-def link_rows(
-    answers: Answers, world_size: int, flags: Flags
-) -> tuple[LinkCost | None, list[Measurement]]:
+def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
+    return 1e3 * link.seconds(traffic.hops, max(traffic.sent))
+
+
+def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measurement]]:
     """Make rows of the collectives by size, and of the cost per message and per byte.
+
+    Args:
+        launch: Whose answers have `links`: what each collective sends, and the `scope` of its time.
+        scope: Of the cost.
 
     Returns:
         The cost; None if too few sizes were sent. The rows.
     """
-    rows = []
-    for at, link in enumerate(answers[0]["links"]):
-        blocks = [answer["links"][at]["blocks"] for answer in answers]
-        shape = {name: link[name] for name in ("collective", "payload", "messages", "sent")}
-        scope = f"{link['collective']} of {link['payload']} B"
-        rows.append(latency_row(blocks, scope, flags, **shape))
+    rows = [launch.latency(**link) for link in launch.answers[0]["links"]]
     messages, sent = ([row.details[name] for row in rows] for name in ("messages", "sent"))
-    medians = [np.median(row.samples) / 1e3 for row in rows]
     try:
-        link = link_cost(messages, sent, medians)
+        link = link_cost(messages, sent, [np.median(row.samples) / 1e3 for row in rows])
     except TooFewSamples:
         return None, rows
-    predicted = [1e3 * link.seconds(*cost) for cost in zip(messages, sent, strict=True)]
-    rows = [dataclasses.replace(row, predicted=ms) for row, ms in zip(rows, predicted, strict=True)]
+    costs = zip(rows, messages, sent, strict=True)
+    rows = [dataclasses.replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
     residuals = list(link.residuals)
     fit = {
-        "n": len(medians),
+        "n": len(rows),
         "method": "least squares over collectives",
-        "scope": f"{world_size} ranks",
-        "flags": flags,
+        "scope": scope,
+        "flags": launch.flags,
         "details": {"residuals": residuals, "largest_residual": max(map(abs, residuals))},
     }
     rows.append(Measurement("link_latency", 1e3 * link.alpha, **fit))
@@ -212,59 +200,46 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
     me, several = dist.get_rank(), case.world_size > 1
     links = time_collectives(budget_s, device=device, seed=seed) if several else []
+    for link in links:
+        link["scope"] = f"{link['collective']} of {link['payload']} B"
     q, k, v = _inputs(case, me, seed, device)
     elements = 2 * case.batch_size * case.num_kv_heads * case.seq_len * case.head_dim
     is_checked = elements <= _CHECKED_ELEMENTS
     whole = _whole(case, seed, device) if is_checked or (alone and me == 0) else None
 
-    def calling(form: str) -> Any:
-        def call(timer: Any = None) -> torch.Tensor:
-            return tree_attention_decode(q, k, v, algorithm=form, layout=case.layout, timer=timer)
+    def decode(form: str, shard: tuple[torch.Tensor, ...] = (k, v), timer: Any = None) -> Any:
+        return tree_attention_decode(q, *shard, algorithm=form, layout=case.layout, timer=timer)
 
-        return call
-
-    def timing(form: str) -> Any:
-        def call(timer: Any) -> None:
-            with timer.time_block("comp_shard_kv"):
-                mine = [case.layout.take(x, me) for x in whole] if is_checked else [k, v]
-            tree_attention_decode(q, *mine, algorithm=form, layout=case.layout, timer=timer)
-
-        return call
-
-    def one_rank() -> torch.Tensor | None:
-        return attend_alone(q, *whole) if me == 0 else None
+    def decode_in_parts(form: str, timer: Any) -> None:
+        with timer.time_block("comp_shard_kv"):
+            shard = [case.layout.take(x, me) for x in whole] if is_checked else (k, v)
+        decode(form, shard, timer)
 
     with torch.no_grad():
-        calls = {form: calling(form) for form in case.forms}
+        calls = {form: partial(decode, form) for form in case.forms}
         errors = {}
         if is_checked:
             reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
             errors = {form: relative_error(call(), reference) for form, call in calls.items()}
         counted = {form: count_bytes(call) for form, call in calls.items()} if several else {}
-        timed = calls | ({ONE_RANK: one_rank} if alone else {})
-        blocks = time_together(timed, budget_s, device=device, seed=seed)
-        parts = {form: timing(form) for form in case.forms}
-        return {
-            "links": links,
-            "blocks": blocks.ms,
-            "busy": blocks.is_busy,
-            "parts": parts_together(parts, budget_s, device=device),
-            "errors": errors,
-            "bytes": counted,
-        }
+        if alone:
+            calls[ONE_RANK] = lambda: attend_alone(q, *whole) if me == 0 else None
+        parts = {form: partial(decode_in_parts, form) for form in case.forms}
+        answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
+    answer["blocks"] |= {link["scope"]: link.pop("blocks") for link in links}
+    return answer | {"links": links, "errors": errors, "bytes": counted}
 
 
 def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """Make the queries, the same on every rank, and a rank's keys and values."""
-    dtype = getattr(torch, case.dtype)
 
-    def random(number: int, *shape: int) -> torch.Tensor:
+    def random(number: int, heads: int, length: int) -> torch.Tensor:
         generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
-        return torch.randn(*shape, generator=generator, dtype=dtype, device=device)
+        return random_heads(case, generator, heads, length)
 
-    q = random(0, case.batch_size, case.num_heads, case.q_len, case.head_dim)
-    shape = (case.batch_size, case.num_kv_heads, case.layout.length(me), case.head_dim)
-    return q, random(2 * me + 1, *shape), random(2 * me + 2, *shape)
+    size = (case.num_kv_heads, case.layout.length(me))
+    queries = random(0, case.num_heads, case.q_len)
+    return queries, random(2 * me + 1, *size), random(2 * me + 2, *size)
 
 
 def _whole(case: DecodeCase, seed: int, device: torch.device) -> list[torch.Tensor]:

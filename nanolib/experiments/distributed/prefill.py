@@ -11,18 +11,11 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.decode import SequenceCase
-from nanolib.experiments.distributed.rank_rows import (
-    algorithm_rows,
-    latency_row,
-    rounds_of,
-    speed_up_rows,
-    traffic_words,
-)
+from nanolib.experiments.distributed.decode import SequenceCase, random_heads
+from nanolib.experiments.distributed.launch import Launch, time_calls, traffic_words
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
-from nanolib.meters.time.together import parts_together, time_together
 from nanolib.models import attention
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
@@ -64,18 +57,16 @@ class PrefillCase(SequenceCase):
         """Which positions each rank holds."""
         if form == DENSE:
             return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
-        return (Sharding.zigzag if form == ZIGZAG else Sharding.contiguous)(
-            self.seq_len, self.world_size
-        )
+        split = Sharding.zigzag if form == ZIGZAG else Sharding.contiguous
+        return split(self.seq_len, self.world_size)
 
     @property
     def traffic(self) -> dict[str, Traffic]:
         """What a forward pass of each algorithm sends."""
-        forms = self.prefill_forms if self.world_size > 1 else ()
         return {
             form: prefill_traffic(form, self.layout(form), **self.shape)
-            for form in forms
-            if form != DENSE
+            for form in self.prefill_forms
+            if form != DENSE and self.world_size > 1
         }
 
     def plan(self) -> Plan:
@@ -95,35 +86,30 @@ class PrefillCase(SequenceCase):
 
         def workloads() -> Iterator[Workload]:
             for form in self.prefill_forms:
-                tensors = _shard(self, form, 0, 0, torch.device(self.device))
-                for scope, call in _calls(self, form, tensors).items():
-                    yield Workload(scope, call, lambda held=tensors: held)
+                share = _Share(self, form, 0, 0, torch.device(self.device))
+                for scope, call in share.calls().items():
+                    yield Workload(scope, call, lambda share=share: share.tensors)
 
         with _pretended_ranks(self.world_size):
             return planned(self, workloads)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure times, parts, bytes, errors, and memory next to its plan."""
-        plan = self.rank_plan()
-        answers, flags = measure_on_ranks(
-            rank, self, params, private_network=params.private_network
-        )
-        rounds = rounds_of(answers)
+        planned = self.rank_plan().peaks
+        network = params.private_network
+        launch = Launch(*measure_on_ranks(rank, self, params, private_network=network))
         for form in self.prefill_forms:
             for direction in self.directions:
                 scope = f"{form} {direction}"
-                blocks = [answer["blocks"][scope] for answer in answers]
-                yield latency_row(blocks, scope, flags, threads=self.threads)
-                yield exact(
-                    "peak_memory",
-                    max(answer["peaks"][scope] for answer in answers) / MIB,
-                    scope=scope,
-                    method=f"{answers[0]['peak method']}, largest rank",
-                    predicted=plan.peaks[scope] / MIB if scope in plan.peaks else None,
-                )
+                yield launch.latency(scope, threads=self.threads)
+                peaks = [answer["peaks"][scope] for answer in launch.answers]
+                method = f"{launch.answers[0]['peak method']}, largest rank"
+                plan = planned[scope] / MIB if scope in planned else None
+                peak = max(peaks) / MIB
+                yield exact("peak_memory", peak, scope=scope, method=method, predicted=plan)
                 others = [f"{other} {direction}" for other in self.prefill_forms]
-                yield from speed_up_rows(rounds, scope, others, flags)
-            yield from algorithm_rows(answers, form, flags, self.traffic.get(form))
+                yield from launch.speed_ups(scope, others)
+            yield from launch.algorithm(form, self.traffic.get(form))
 
 
 @dataclass(frozen=True)
@@ -167,20 +153,16 @@ class MemoryCase(Case):
     def _rank_plan(self) -> Plan:
         """The peak of a forward pass on one rank."""
         if self.memory_form not in ALGORITHMS:
-            return planned(self, lambda: [self._dense_workload()])
-        names = ("device", "world_size", "seq_len", "batch_size", "num_heads", "num_kv_heads")
-        shape = {name: getattr(self, name) for name in (*names, "head_dim", "dtype")}
-        forms = (self.memory_form,)
+            return planned(self, lambda: [self._dense()])
+        shape = self.factors
+        del shape["measured"]
+        forms = (shape.pop("memory_form"),)
         return PrefillCase(**shape, threads=1, prefill_forms=forms, backward=False).rank_plan()
 
-    def _dense_workload(self) -> Workload:
-        dtype = getattr(torch, self.dtype)
-        tensors = [
-            torch.randn(
-                self.batch_size, heads, self.seq_len, self.head_dim, dtype=dtype, device=self.device
-            )
-            for heads in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        ]
+    def _dense(self) -> Workload:
+        generator = torch.Generator(self.device)
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        tensors = [random_heads(self, generator, count, self.seq_len) for count in heads]
         options = {"backend": self.memory_form}
 
         @torch.no_grad()
@@ -191,15 +173,14 @@ class MemoryCase(Case):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure `peak_memory` if requested, on one rank and if it fits; otherwise plan it."""
-        scope, most = f"{self.memory_form} forward", self._rank_plan().most
-        predicted = None if most is None else most / MIB
+        scope, predicted = f"{self.memory_form} forward", self.predict().get("peak_memory")
         if self._is_run:
-            work = self._dense_workload()
+            work = self._dense()
             work.call()
             with peak_memory(self.device, *work.existing()) as peak:
                 work.call()
-            found, how = peak.own / MIB, {"method": peak.method, "predicted": predicted}
-            yield exact("peak_memory", found, scope=scope, **how)
+            how = {"method": peak.method, "predicted": predicted}
+            yield exact("peak_memory", peak.own / MIB, scope=scope, **how)
         elif predicted is not None:
             how = {"method": "plan", "provenance": Provenance.MODELLED}
             yield exact("peak_memory", predicted, scope=scope, **how)
@@ -228,107 +209,82 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """Measure on one rank; see the case's `measure`."""
     case, seed, budget_s, device = asked_case(PrefillCase, asked)
-    me = dist.get_rank()
-    calls: dict[str, Callable[[], object]] = {}
-    timed: dict[str, Callable[[Any], object]] = {}
-    peaks, errors, counted = {}, {}, {}
     scores = case.seq_len**2 * case.batch_size * case.num_heads
+    is_checked = scores <= _CHECKED_SCORES * case.world_size
+    calls, parts, peaks, errors, counted = {}, {}, {}, {}, {}
     for form in case.prefill_forms:
-        tensors = _shard(case, form, me, seed, device)
-        mine = _calls(case, form, tensors)
-        calls |= mine
-        for scope, call in mine.items():
+        share = _Share(case, form, dist.get_rank(), seed, device)
+        for scope, call in share.calls().items():
             call()
-            with peak_memory(device, *tensors) as peak:
+            with peak_memory(device, *share.tensors) as peak:
                 call()
-            peaks[scope] = peak.own
-        timed[form] = _timed(case, form, tensors)
-        if scores <= _CHECKED_SCORES * case.world_size:
-            errors[form] = _error(case, form, tensors, me, seed, device)
+            calls[scope], peaks[scope] = call, peak.own
+        parts[form] = share.in_parts
+        if is_checked:
+            errors[form] = share.error()
         if form in case.traffic:
-            counted[form] = count_bytes(mine[f"{form} forward"], calls=2)
-    blocks = time_together(calls, budget_s, device=device, seed=seed)
-    return {
-        "blocks": blocks.ms,
-        "busy": blocks.is_busy,
-        "parts": parts_together(timed, budget_s, device=device),
-        "errors": errors,
-        "bytes": counted,
-        "peaks": peaks,
-        "peak method": peak.method,
-    }
+            counted[form] = count_bytes(calls[f"{form} forward"], calls=2)
+    answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
+    found = {"peaks": peaks, "peak method": peak.method, "errors": errors, "bytes": counted}
+    return answer | found
 
 
-def _attend(case: PrefillCase, form: str, q: Any, k: Any, v: Any, **more: Any) -> torch.Tensor:
-    if form == DENSE:  # nothing on all ranks but the first
-        return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
-    attend = ulysses_attention if form == ULYSSES else ring_attention
-    return attend(q, k, v, layout=case.layout(form), **more)
+class _Share:
+    """What one algorithm does on a rank with its part of a sequence.
 
+    Attributes:
+        tensors: q, k, v and a gradient of the output, shape [batch, heads, local_len, head_dim].
+    """
 
-def _calls(
-    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]
-) -> dict[str, Callable[[], object]]:
-    """Scope → call: without gradients, and with them."""
-    q, k, v, grad = tensors
+    def __init__(
+        self, case: PrefillCase, form: str, rank: int, seed: int, device: torch.device
+    ) -> None:
+        self._case, self._form, self._rank = case, form, rank
+        self._seed, self._device = seed, device
+        self._layout = case.layout(form)
+        self.tensors = [self._layout.take(x, rank).clone() for x in self._whole()]
+        for x in self.tensors[:3]:
+            x.requires_grad_(case.backward)
+
+    def _whole(self) -> Iterator[torch.Tensor]:
+        """Make the tensors of the whole sequence, the same on every rank."""
+        case, generator = self._case, torch.Generator(self._device).manual_seed(self._seed)
+        heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads)
+        return (random_heads(case, generator, count, case.seq_len) for count in heads)
+
+    def calls(self) -> dict[str, Callable[[], object]]:
+        """Scope → call: without gradients, and with them."""
+        calls = {"forward": torch.no_grad()(self._attend), "training": self._train}
+        return {f"{self._form} {name}": calls[name] for name in self._case.directions}
+
+    def _attend(self, **more: Any) -> torch.Tensor:
+        q, k, v, _ = self.tensors
+        if self._form == DENSE:  # nothing on all ranks but the first
+            return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
+        attend = ulysses_attention if self._form == ULYSSES else ring_attention
+        return attend(q, k, v, layout=self._layout, **more)
+
+    def _train(self) -> Any:
+        *inputs, grad = self.tensors
+        return torch.autograd.grad(self._attend(), inputs, grad, allow_unused=True)
 
     @torch.no_grad()
-    def forward() -> torch.Tensor:
-        return _attend(case, form, q, k, v)
-
-    def training() -> Any:
-        if form == DENSE and not q.numel():
-            return None
-        return torch.autograd.grad(_attend(case, form, q, k, v), (q, k, v), grad)
-
-    both = zip(("forward", "training"), (forward, training), strict=True)
-    return {f"{form} {name}": call for name, call in both if name in case.directions}
-
-
-def _timed(
-    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...]
-) -> Callable[[Any], object]:
-    """Make a forward pass part by part; hops that overlap with blocks could not be told apart."""
-    q, k, v, _ = tensors
-
-    @torch.no_grad()
-    def call(timer: Any) -> None:
-        if form == DENSE:
+    def in_parts(self, timer: Any) -> None:
+        """Attend part by part; hops that overlap with blocks could not be told apart."""
+        if self._form == DENSE:
             with timer.time_block("comp_attention"):
-                _attend(case, form, q, k, v)
+                self._attend()
         else:
-            more = {} if form == ULYSSES else {"overlap": False}
-            _attend(case, form, q, k, v, timer=timer, **more)
+            more = {} if self._form == ULYSSES else {"overlap": False}
+            self._attend(timer=timer, **more)
 
-    return call
-
-
-def _whole(case: PrefillCase, seed: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Make q, k, v and a gradient of the output of the whole sequence; the same on every rank."""
-    generator, dtype = torch.Generator(device).manual_seed(seed), getattr(torch, case.dtype)
-    for heads in (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads):
-        shape = (case.batch_size, heads, case.seq_len, case.head_dim)
-        yield torch.randn(*shape, generator=generator, dtype=dtype, device=device)
-
-
-def _shard(
-    case: PrefillCase, form: str, me: int, seed: int, device: torch.device
-) -> tuple[torch.Tensor, ...]:
-    parts = [case.layout(form).take(x, me).clone() for x in _whole(case, seed, device)]
-    for x in parts[:3]:
-        x.requires_grad_(case.backward)
-    return tuple(parts)
-
-
-@torch.no_grad()
-def _error(
-    case: PrefillCase, form: str, tensors: tuple[torch.Tensor, ...], me: int, seed: int, device: Any
-) -> float:
-    """Compare this rank's part with float64."""
-    q, k, v, _ = tensors
-    out = _attend(case, form, q, k, v)
-    if not out.numel():
-        return 0.0
-    _, keys, values, _ = _whole(case, seed, device)
-    mask = case.layout(form).take(causal_mask(case.seq_len, case.seq_len, device), me, dim=0)
-    return relative_error(out, masked_attention(q, keys, values, mask))
+    @torch.no_grad()
+    def error(self) -> float:
+        """Compare this rank's output with float64."""
+        out = self._attend()
+        if not out.numel():
+            return 0.0
+        _, keys, values, _ = self._whole()
+        n = self._case.seq_len
+        mask = self._layout.take(causal_mask(n, n, self._device), self._rank, dim=0)
+        return relative_error(out, masked_attention(self.tensors[0], keys, values, mask))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import Flag
-from nanolib.report.claim import Figure, Order
-from nanolib.report.in_turns import over, with_speed_ups
+from nanolib.measurement import OVER, Flag
+from nanolib.report.claim import Figure, Order, comparing
+from nanolib.report.in_turns import Pairs, with_speed_ups
 from nanolib.report.overview import cached, having, pick
 from nanolib.report.tables import CASE, Column, base, filled, titles, with_state
 
@@ -77,17 +76,17 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a line per algorithm, number of ranks and length.
 
     Returns:
-        Columns of `_DECODE`, and `run_id`, `case_id`, `world_size`, `binds` (see `what_binds`),
-        `gain` over one rank that was timed in the same rounds, and what `with_speed_ups` gives.
+        Columns of `_DECODE` and those that `_lines` adds, and `binds` (see `limit_of`).
     """
-    measured = having(rows, EXPERIMENT, "forms")
-    if measured.empty:
+    rows = having(rows, EXPERIMENT, "forms")
+    if rows.empty:
         return pd.DataFrame()
-    names = measured["scope"].str.partition(": ")
-    rows = measured.assign(form=names[0], scope=names[2])
-    table = _lines(rows, "forms", ["seq_len", "dtype"], ["form"], _DECODE)
-    table["binds"] = [what_binds(line) for _, line in table.iterrows()]
-    table = _with_gain(with_speed_ups(table, measured, table["form"]), [ONE_RANK] * len(table))
+    parts = rows["scope"].str.partition(": ")
+    named = rows.assign(form=parts[0], scope=parts[2])
+    own = [form in forms for form, forms in zip(parts[0], rows["factor.forms"], strict=True)]
+    names = ["seq_len", "dtype", "form"]
+    table = _lines(rows, named[own], "forms", names, _DECODE, ONE_RANK)
+    table["binds"] = [limit_of(line)[0] for _, line in table.iterrows()]
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable", ignore_index=True)
 
 
@@ -97,12 +96,10 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = having(rows, EXPERIMENT, "prefill_forms")
     if rows.empty:
         return pd.DataFrame()
-    names = rows["scope"].str.partition(" ")  # bytes are stored for the algorithm alone
-    rows = rows.assign(form=names[0], direction=names[2].replace("", "forward"))
-    factors = ["seq_len", "dtype"]
-    table = _lines(rows, "prefill_forms", factors, ["form", "direction"], _PREFILL)
-    timed = with_speed_ups(table, rows, table["form"] + " " + table["direction"])
-    return _with_gain(timed, "dense " + table["direction"])
+    parts = rows["scope"].str.partition(" ")  # bytes are stored for the algorithm alone
+    named = rows.assign(form=parts[0], direction=parts[2].replace("", "forward"))
+    names = ["seq_len", "dtype", "form", "direction"]
+    return _lines(rows, named, "prefill_forms", names, _PREFILL, "dense ")
 
 
 @cached
@@ -111,94 +108,81 @@ def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = having(rows, EXPERIMENT, "strategies")
     if rows.empty:
         return pd.DataFrame()
-    rows = rows.assign(strategy=rows["scope"])
-    table = _lines(rows, "strategies", ["name"], ["strategy"], _TRAINING)
-    timed = with_speed_ups(table, rows, table["strategy"])
-    return _with_gain(timed, ["alone"] * len(table), shares_work=False)
+    named = rows.assign(strategy=rows["scope"])
+    return _lines(rows, named, "strategies", ["name", "strategy"], _TRAINING, "alone")
 
 
 def _lines(
     rows: pd.DataFrame,
+    named: pd.DataFrame,
     listed: str,
-    factors: Sequence[str],
     names: Sequence[str],
     columns: Sequence[Column],
+    baseline: str,
 ) -> pd.DataFrame:
-    """One line per timed call of a case; a case without times has one that says why.
+    """Make a line per timed call of a case; a case without times has one that says why.
 
     Args:
-        rows: With the parts of each scope in the columns `names`.
+        rows: Of the cases.
+        named: Those of the calls, with what names a call in columns of its own.
         listed: The factor that lists what the case calls.
-        factors: Others that the lines show, next to the number of ranks.
-        names: Columns that name the call, the listed one first.
+        names: Columns of a line: factors, and what names its call.
         columns: Of the table.
+        baseline: How the name of the call on one rank begins, which is timed in the same rounds.
+
+    Returns:
+        The columns, `ranks`, `call` (the scope of its time), what `with_speed_ups` gives, `gain`
+        over one rank, and `efficiency`: its share of perfect scaling.
     """
+    called = [name for name in names if f"factor.{name}" not in rows]
+    factors = [name for name in names if name not in called]
     table = base(rows, [*factors, "world_size", "nodes", listed], listed)
-    timed = pick(rows, "latency")
-    if listed == "forms":  # and not a collective, a modelled time or one rank
-        own = [
-            form in forms for form, forms in zip(timed["form"], timed["factor.forms"], strict=True)
-        ]
-        timed = timed.loc[own]
-    table = table.merge(timed[[*CASE, *names, "flags"]], on=list(CASE), how="left")
+    timed = pick(named, "latency")[[*CASE, *called, "flags"]]
+    table = _with_ranks(table.merge(timed, on=list(CASE), how="left"))
     table["flags"] = [flags if isinstance(flags, list) else [] for flags in table["flags"]]
-    table[names[0]] = table[names[0]].fillna(table.pop(listed).str.join(", "))
-    table = _with_ranks(table).fillna(dict.fromkeys(names, ""))
-    return with_state(filled(table, rows, columns, [*CASE, *names]))
+    table[called[0]] = table[called[0]].fillna(table[listed].str.join(", "))
+    table = table.drop(columns=listed).fillna(dict.fromkeys(called, ""))
+    table = with_state(filled(table, named, columns, [*CASE, *called]))
+    table["call"] = table[called].agg(" ".join, axis=1)
+    of_one_rank = rows[rows["scope"].str.contains(OVER + baseline, regex=False)]
+    table = with_speed_ups(table, rows, table["call"])
+    table = with_speed_ups(table, of_one_rank, table["call"], "gain")
+    ranks = 1 if listed == "strategies" else table["world_size"]  # there each has work of its own
+    ends = ("_low", "", "_high")
+    return table.assign(**{f"efficiency{end}": table[f"gain{end}"] / ranks for end in ends})
 
 
 def _with_ranks(table: pd.DataFrame) -> pd.DataFrame:
     """Add `ranks`: how many, and on how many machines if there are several."""
-    world, nodes = table["world_size"].astype(int), table.get("nodes", 1)
-    several = pd.Series(nodes, index=table.index).fillna(1).astype(int)
-    ranks = world.astype(str)
-    return table.assign(
-        world_size=world,
-        ranks=ranks.where(several == 1, ranks + " on " + several.astype(str) + " nodes"),
-    )
+    several = zip(table["world_size"].astype(int), table["nodes"], strict=True)
+    ranks = [
+        f"{ranks} on {nodes:.0f} nodes" if nodes > 1 else str(ranks) for ranks, nodes in several
+    ]
+    return table.assign(world_size=table["world_size"].astype(int), ranks=ranks)
 
 
-def _with_gain(
-    table: pd.DataFrame, baselines: Sequence[str], shares_work: bool = True
-) -> pd.DataFrame:
-    """Add `gain` over one rank of the same rounds, and `efficiency`: its share of perfect."""
-    nothing = Figure(*(float("nan"),) * 3)
-    lines = zip(table.to_dict("records"), baselines, strict=True)
-    gains = [over(line, baseline) or nothing for line, baseline in lines]
-    for end, name in (("_low", "low"), ("", "estimate"), ("_high", "high")):
-        gain = pd.Series([getattr(one, name) for one in gains], index=table.index, dtype=float)
-        share = gain / table["world_size"] if shares_work else gain
-        table = table.assign(**{f"gain{end}": gain, f"efficiency{end}": share})
-    return table.assign(gain_busy=[one.busy for one in gains])
-
-
-def part_figures(line: pd.Series) -> dict[str, Figure]:
-    """Give the parts of a token's time, and `sending`: wait and communication together."""
-    name = f"{line['form']}: {{}}"
-    found = {
-        kind: Figure.of(line, kind, "part_time", name.format(kind), line["ranks"]) for kind in KINDS
-    }
-    two = found["wait"], found["communication"]
-    ends = (sum(getattr(part, end) for part in two) for end in ("low", "estimate", "high"))
-    return found | {"sending": Figure(*ends)}
-
-
-def what_binds(line: pd.Series) -> str | None:
-    """Name what limits a decoded token: one of `KINDS`, or `unclear` if the intervals overlap.
+def limit_of(line: pd.Series) -> tuple[str, Pairs]:
+    """Name what limits a decoded token, and give the orders by which it does.
 
     Returns:
-        None if no parts were measured.
+        One of `KINDS`, `unclear` if the intervals overlap, or nothing if no parts were measured.
     """
     if not all(f"{kind}_low" in line and pd.notna(line[kind]) for kind in KINDS):
-        return None
-    compute, wait, communication, sending = part_figures(line).values()
-    order = compute.against(sending)
-    if order is Order.ABOVE:
-        return "compute"
-    more = wait.against(communication)
-    if order is Order.ALIKE or more is Order.ALIKE:
-        return UNCLEAR
-    return "wait" if more is Order.ABOVE else "communication"
+        return "", ()
+    compute, wait, communication = (
+        Figure.of(line, kind, "part_time", f"{line['form']}: {kind}", line["ranks"])
+        for kind in KINDS
+    )
+    ends = ("low", "estimate", "high")
+    sending = Figure(*(getattr(wait, end) + getattr(communication, end) for end in ends))
+    within = comparing(wait, communication)
+    if compute.against(sending) is not Order.BELOW:
+        is_clear = compute.against(sending) is Order.ABOVE
+        return "compute" if is_clear else UNCLEAR, comparing(compute, sending)
+    if within[0][1] is Order.ALIKE:
+        return UNCLEAR, within
+    longer = "wait" if within[0][1] is Order.ABOVE else "communication"
+    return longer, comparing(sending, compute) + within
 
 
 def with_cores(table: pd.DataFrame) -> pd.DataFrame:
@@ -213,16 +197,16 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     if found.empty:
         return pd.DataFrame()
     names = found["scope"].str.split(": ", expand=True)
-    found = found.rename(columns=lambda name: name.removeprefix("factor."))
-    found = _with_ranks(found.assign(form=names[0], component=names[1]))
-    found = found[~found["component"].isin(["compute", "communication"])]
+    found = found.assign(form=names[0], component=names[1].map(_spoken))
+    found = found[~names[1].isin(["compute", "communication"])].reset_index(drop=True)
     spread = [pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]]
-    found["component"] = found["component"].map(_spoken)
-    found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
-    kept = ["run_id", "case_id", "world_size", "ms_low", "ms_high", "dtype"]
-    kept += [name for name in COMPONENT_COLUMNS if name in found]
-    spread = pd.DataFrame(spread, index=found.index, columns=["mean", "sd"])
-    return found.reindex(columns=kept).join(spread).reset_index(drop=True)
+    found = found.join(pd.DataFrame(spread)).rename(
+        columns=lambda name: name.removeprefix("factor.").replace("estimate", "ms")
+    )
+    found = found.rename(columns={"low": "ms_low", "high": "ms_high"})
+    ids = ["run_id", "case_id", "world_size", "dtype", "nodes"]
+    found = _with_ranks(found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"]))
+    return found.drop(columns="nodes")
 
 
 _WORDS = {
@@ -235,6 +219,6 @@ _WORDS = {
 }
 
 
-def _spoken(component: str) -> Any:
+def _spoken(component: str) -> str:
     """A timer's name in words: `comm_max_lse` as `communication: max log-sum-exp`."""
     return " ".join(_WORDS.get(word, word) for word in component.split("_"))

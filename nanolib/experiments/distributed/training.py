@@ -11,12 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from nanolib.config import NanoConfig
-from nanolib.experiments.distributed.rank_rows import latency_row, rounds_of, slowest, speed_up_rows
+from nanolib.experiments.distributed.launch import Launch, time_calls
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.memory import MIB
-from nanolib.meters.time.together import time_together
 from nanolib.models import create_model, generate_random_batch
 from nanolib.models.attention.traffic import all_gather_bytes, all_reduce_bytes
 from nanolib.run.case import Plan
@@ -85,32 +84,39 @@ class ShardedTrainingCase(RanksCase):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure step time, throughput and exposed communication; give bytes by formula."""
-        answers, flags = measure_on_ranks(rank, self, params)
-        rounds = rounds_of(answers)
-        times = {
-            name: [answer["blocks"][name] for answer in answers]
-            for name in (ALONE, LOCAL, *self.strategies)
-        }
-        for strategy, blocks in times.items():
+        launch = Launch(*measure_on_ranks(rank, self, params))
+        for strategy in (ALONE, LOCAL, *self.strategies):
+            step = launch.latency(strategy, threads=self.threads)
+            yield step
             ranks = 1 if strategy == ALONE else self.world_size
             tokens = 1e3 * self.batch_size * self.seq_len * ranks
-            row = latency_row(blocks, strategy, flags, threads=self.threads)
-            yield row
-            rates = (ms and tokens / ms for ms in (row.estimate, row.high, row.low))
-            more = {"method": row.method, "scope": strategy, "flags": row.flags}
-            yield Measurement("tokens_per_second", *rates, row.confidence, row.n, **more)
-            if strategy in (ALONE, LOCAL) or self.world_size == 1:
-                continue
-            yield from speed_up_rows(rounds, strategy, [ALONE], flags)
-            yield exact("wire_bytes", self.sent(strategy), scope=strategy)
-            weights = answers[0]["weights"][strategy] / MIB
-            yield exact("footprint", weights, scope=strategy, method="live_tensor_bytes")
-            extra = slowest(blocks) - slowest(times[LOCAL])
-            low, exposed, high = median_interval(extra)
-            more = {"method": "less the same step by itself, paired", "scope": strategy}
-            more |= {"flags": flags, "details": {"share_of_step": exposed / row.estimate}}
-            values = (exposed, low, high, 0.95, len(extra))
-            yield Measurement("exposed_communication", *values, **more)
+            rates = (tokens / ms for ms in (step.estimate, step.high, step.low))
+            how = {"method": step.method, "scope": strategy, "flags": step.flags}
+            yield Measurement("tokens_per_second", *rates, step.confidence, step.n, **how)
+            if strategy in self.strategies and self.world_size > 1:
+                yield from launch.speed_ups(strategy, [ALONE])
+                yield exact("wire_bytes", self.sent(strategy), scope=strategy)
+                weights = launch.answers[0]["weights"][strategy] / MIB
+                yield exact("footprint", weights, scope=strategy, method="live_tensor_bytes")
+                yield _exposed(launch, strategy, step.estimate)
+
+
+def _exposed(launch: Launch, strategy: str, step_ms: float) -> Measurement:
+    """Take from a step's time that of the same step without the others, block by block."""
+    extra = launch.slowest(strategy) - launch.slowest(LOCAL)
+    low, exposed, high = median_interval(extra)
+    return Measurement(
+        "exposed_communication",
+        exposed,
+        low,
+        high,
+        0.95,
+        n=len(extra),
+        method="less the same step by itself, paired",
+        scope=strategy,
+        flags=launch.flags,
+        details={"share_of_step": exposed / step_ms},
+    )
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
@@ -122,16 +128,15 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
         torch.manual_seed(seed)
         model = _wrap(strategy, create_model(case.config, device))
         torch.manual_seed(seed + 1 + dist.get_rank())  # ranks train on text of their own
-        ids = generate_random_batch(
-            case.batch_size, case.seq_len + 1, case.config.vocab_size, device
-        )
+        shape = (case.batch_size, case.seq_len + 1)
+        ids = generate_random_batch(*shape, case.config.vocab_size, device)
         steps[strategy] = Training(model, ids, "eager", 1e-3)
         local = (p.to_local() if hasattr(p, "to_local") else p for p in model.parameters())
         weights[strategy] = sum(part.untyped_storage().nbytes() for part in local)
     first = dist.get_rank() == 0
     steps[ALONE] = lambda: steps[LOCAL]() if first else None
-    blocks = time_together(steps, budget_s, device=device, seed=seed)
-    return {"blocks": blocks.ms, "busy": blocks.is_busy, "weights": weights}
+    answer = time_calls(steps, {}, budget_s=budget_s, device=device, seed=seed)
+    return answer | {"weights": weights}
 
 
 def _wrap(strategy: str, model: nn.Module) -> nn.Module:
@@ -141,8 +146,7 @@ def _wrap(strategy: str, model: nn.Module) -> nn.Module:
     if strategy == FSDP:
         from torch.distributed.fsdp import fully_shard
 
-        for blocks in [part for part in model.modules() if isinstance(part, nn.ModuleList)]:
-            for block in blocks:
-                fully_shard(block)
-        fully_shard(model)
+        stacks = [part for part in model.modules() if isinstance(part, nn.ModuleList)]
+        for block in [*(block for stack in stacks for block in stack), model]:
+            fully_shard(block)
     return model

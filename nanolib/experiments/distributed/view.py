@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import altair as alt
 import pandas as pd
@@ -14,13 +13,12 @@ from nanolib.experiments.distributed.tables import (
     DECODE_COLUMNS,
     EXPERIMENT,
     KINDS,
-    ONE_RANK,
     PREFILL_COLUMNS,
     TRAINING_COLUMNS,
     UNCLEAR,
     component_table,
     decode_table,
-    part_figures,
+    limit_of,
     prefill_table,
     training_table,
     with_cores,
@@ -28,7 +26,7 @@ from nanolib.experiments.distributed.tables import (
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.in_turns import ONE, gains, not_slower, over
+from nanolib.report.in_turns import ONE, gains, not_slower
 from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, listed, pick, why_empty
 from nanolib.report.plot import plot
@@ -37,6 +35,20 @@ from nanolib.report.tables import in_ms, known, percent, times
 from nanolib.report.theme import empty_chart
 
 _SCALES = Figure.exactly(0.8)  # of perfect scaling: from here on one more rank is worth its cores
+# What limits a token -> the answer, and what to do.
+_LIMITS = {
+    "": ("Parts of a token: not measured", ""),
+    UNCLEAR: (
+        "No clear difference between what limits a token (the intervals overlap)",
+        "raise budget_s",
+    ),
+    "compute": ("Compute-bound", ""),
+    "wait": ("Limited by waiting", "give each rank a core and an equal shard"),
+    "communication": (
+        "Communication-bound",
+        "use longer sequences per rank, or fewer ranks",
+    ),
+}
 
 
 def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -45,46 +57,35 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = known(decode_table(rows), "latency")
     if table.empty:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
-    measured = _curve(table, table["form"], table["world_size"]).assign(
-        y=table["latency"],
-        low=table["latency_low"],
-        high=table["latency_high"],
-        sure=[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]],
-        note=[f"limited by {kind}" if kind else "" for kind in table["binds"]],
-    )
+    measured = table.rename(columns={"latency": "y", "latency_low": "low", "latency_high": "high"})
+    measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
+    measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
     modelled = pick(having(rows, EXPERIMENT, "forms"), "latency")
     modelled = modelled[modelled["provenance"] == Provenance.MODELLED]
-    fair = with_cores(modelled)
-    modelled = fair if len(fair) else modelled
-    if len(modelled):  # from the most ranks that were measured, where the dashed line begins
-        most = modelled["factor.world_size"].max()
-        modelled = modelled[modelled["factor.world_size"] == most]
-        details = pd.DataFrame(list(modelled["details"]), index=modelled.index)
-        dashed = modelled.rename(columns=lambda name: name.removeprefix("factor."))
-        dashed = _curve(dashed, details["form"], details["world_size"])
-        dashed = dashed.assign(pred=modelled["estimate"], note="modelled", sure=True)
-        measured["pred"] = measured["y"].where(measured["x"] == most)
-        measured = pd.concat([measured, dashed], ignore_index=True)
+    modelled = with_cores(modelled) if len(with_cores(modelled)) else modelled
+    # from the most ranks that were measured, where the dashed line begins
+    most = modelled["factor.world_size"].max()
+    modelled = modelled[modelled["factor.world_size"] == most]
+    measured["pred"] = measured["y"].where(measured["world_size"] == most)
+    dashed = modelled.rename(columns=lambda name: name.removeprefix("factor."))
+    at = pd.DataFrame([*modelled["details"]], index=modelled.index, columns=["form", "world_size"])
+    dashed = dashed.assign(**at, pred=modelled["estimate"], note="modelled", sure=True)
+    both = pd.concat([measured, dashed], ignore_index=True)
+    data = both.reindex(columns=["y", "low", "high", "pred", "note", "sure"]).assign(
+        panel=_shapes(both),
+        series=both["form"].str.replace("_", " "),
+        x=both["world_size"].astype(int),
+        **links(both),
+    )
     note = "95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: cost model."
     return plot(
-        measured,
+        data if len(dashed) else data.drop(columns="pred"),
         title,
         subtitle=[f"Slowest rank, {note}"],
         unit="Time per token (ms)",
         xunit="Ranks",
         log="xy",
         width=680,
-    )
-
-
-def _curve(table: pd.DataFrame, form: pd.Series, ranks: pd.Series) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "panel": _shapes(table),
-            "series": form.str.replace("_", " "),
-            "x": ranks.astype(int),
-            **links(table),
-        }
     )
 
 
@@ -128,25 +129,20 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     if peaks.empty:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
     form = peaks["scope"].str.removesuffix(" forward").replace("dense", "flash")
-    is_sharded = ~form.isin(["flash", "math"])
-    ranks = peaks["factor.world_size"].where(is_sharded, 1).astype(int)
-    measured = peaks["provenance"] == Provenance.MEASURED
+    is_whole = form.isin(["flash", "math"])
+    ranks = peaks["factor.world_size"]
+    several = ranks.where(~is_whole, 1).max()
     data = pd.DataFrame(
         {
-            "series": form
-            + ", "
-            + ranks.astype(str)
-            + " rank"
-            + (ranks > 1).map({True: "s", False: ""}),
+            "series": form + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"}),
             "x": peaks["factor.seq_len"].astype(int),
-            "y": (peaks["estimate"] / 1024).where(measured),
+            "y": (peaks["estimate"] / 1024).where(peaks["provenance"] == Provenance.MEASURED),
             "pred": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
             **links(peaks),
         }
     )
-    data = data[~is_sharded | (ranks == ranks.max())].sort_values(["series", "x"])
     return plot(
-        data,
+        data[is_whole | (ranks == several)].sort_values(["series", "x"]),
         title,
         subtitle=["Points: measured. Dashed: planned on tensors without data, at any length."],
         unit="Peak live memory (GiB)",
@@ -160,24 +156,24 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     """Say how attention scales, what limits it, and how much communication training exposes."""
     decoded = known(decode_table(rows), "latency")
     scaling, limits = [], []
-    for about, group in _longest(decoded, "Decoding over {n} keys, {dtype}", "dtype"):
+    for about, group in _longest(decoded, "Decoding over {n} keys, {by}", "dtype"):
         several = group[group["world_size"] > 1]
         fair = with_cores(several)
         if several.empty:
-            claim = Claim("Only one rank was measured", "", "set world_sizes: [1, 2]", about)
-            scaling.append(claim)
+            only = "Only one rank was measured"
+            scaling.append(Claim(only, advice="set world_sizes: [1, 2]", about=about))
         elif fair.empty:
             answer = "No speed is claimed: the ranks need more cores than this machine has"
             scaling.append(Claim(answer, "bytes and errors are valid", about=about))
         else:
-            claim, alike = _scaling(fair, ONE_RANK, about)
-            scaling.append(claim)
-            limits.append(replace(_limit(alike.iloc[0]), about=about))
+            fastest = _fastest(fair)
+            scaling.append(_scaling(fastest, about))
+            limits.append(_limit(fastest.iloc[0], about))
     whole = known(prefill_table(rows), "latency")
     whole = with_cores(whole[whole["form"] != "dense"]) if len(whole) else whole
     prefill = [
-        _scaling(group, f"dense {group['direction'].iloc[0]}", about)[0]
-        for about, group in _longest(whole, "Attention over {n} tokens, {direction}", "direction")
+        _scaling(_fastest(group), about)
+        for about, group in _longest(whole, "Attention over {n} tokens, {by}", "direction")
     ]
     found = [*scaling[:2], *limits[:1], *prefill[:1], *_training(rows)]
     nothing = Claim("Attention across ranks: not measured", advice="nano run quick distributed")
@@ -187,92 +183,64 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
 def _longest(table: pd.DataFrame, about: str, by: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """Give the longest sequence's lines for each value of a column, and what they are about."""
     for value, group in table.groupby(by, sort=False) if len(table) else ():
-        n = group["seq_len"].max()
-        yield about.format(n=f"{int(n):,}", **{by: value}), group[group["seq_len"] == n]
+        n = int(group["seq_len"].max())
+        yield about.format(n=f"{n:,}", by=value), group[group["seq_len"] == n]
 
 
-def _scaling(fair: pd.DataFrame, baseline: str, about: str) -> tuple[Claim, pd.DataFrame]:
-    """Compare the fastest algorithm on the most ranks with one rank and with the others.
-
-    Returns:
-        The claim; and the fastest line with those that are not slower.
-    """
+def _fastest(fair: pd.DataFrame) -> pd.DataFrame:
+    """Take the launch of the fastest call on the most ranks, the fastest first."""
     most = fair[fair["world_size"] == fair["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
     best = most.iloc[0]
-    most = most[(most["run_id"] == best["run_id"]) & (most["case_id"] == best["case_id"])]
-    suffix = baseline.removeprefix("dense") if baseline != ONE_RANK else ""
-    ties = not_slower(best, (most["form"] + suffix)[1:])
-    alike = most[(most["form"] + suffix).isin(ties) | (most["form"] == best["form"])]
+    return most[(most["run_id"] == best["run_id"]) & (most["case_id"] == best["case_id"])]
+
+
+def _scaling(lines: pd.DataFrame, about: str) -> Claim:
+    """Compare the fastest algorithm with one rank and with the others of its launch."""
+    best = lines.iloc[0]
     form, ranks = best["form"].replace("_", " "), f"{best['ranks']} ranks"
-    rivals = {figure.name for figure in best["speed_up_over"]} - {baseline}
-    which = f"{form} is the fastest algorithm" if rivals else f"{form} is the only algorithm"
-    if ties:
-        names = listed(name.replace("_", " ") for name in alike["form"])
+    rivals = {figure.name for figure in best["speed_up_over"]} - {best["gain_baseline"]}
+    which = f"{form} is the {'fastest' if rivals else 'only'} algorithm"
+    if ties := not_slower(best, lines["call"]):
+        names = lines.loc[lines["call"].isin([best["call"], *ties]), "form"]
+        names = listed(names.str.replace("_", " "))
         which = f"no clear difference between {names} (the intervals overlap)"
-    gain = over(best, baseline)
-    if gain is None:
+    if pd.isna(best["gain"]):
         answer, scale = f"On {ranks}, {which}", "one rank: not measured"
-    elif gain.against(ONE) is Order.ALIKE:
+    elif Figure.of(best, "gain").against(ONE) is Order.ALIKE:
         answer = f"No clear difference between {ranks} and one rank (the intervals overlap)"
         scale = f"{times(best, 'gain')} the speed of one rank; {which}"
     else:
         answer = f"{ranks} are {times(best, 'gain')} as fast as one rank"
         scale = f"{percent(best, 'efficiency', math.inf)} of perfect scaling; {which}"
-    claim = Claim(
-        answer,
-        f"{form} takes {in_ms(best, 'latency')}, {scale}",
-        about=about,
-        compared=gains(best, form, among=rivals | {baseline}),
-    )
-    return claim, alike
+    sure = f"{form} takes {in_ms(best, 'latency')}, {scale}"
+    return Claim(answer, sure, about=about, compared=gains(best, form))
 
 
-def _limit(best: pd.Series) -> Claim:
+def _limit(best: pd.Series, about: str) -> Claim:
     """Say what limits a decoded token, if the intervals of its parts tell."""
-    if best["binds"] is None:
-        return Claim("Parts of a token: not measured")
-    figures = part_figures(best)
-    ms = ", ".join(f"{kind} {in_ms(best, kind)}" for kind in KINDS)
-    compute, sending = figures["compute"], figures["sending"]
-    within_sending = comparing(figures["wait"], figures["communication"])
-    if best["binds"] == UNCLEAR:
-        answer = "No clear difference between what limits a token (the intervals overlap)"
-        is_below = compute.against(sending) is Order.BELOW  # then what overlaps is within sending
-        compared = within_sending if is_below else comparing(compute, sending)
-        return Claim(answer, ms, "raise budget_s", compared=compared)
-    if best["binds"] == "compute":
-        compared = comparing(compute, sending)
-        efficiency = Figure.of(best, "efficiency")
-        if efficiency.against(_SCALES) is not Order.ABOVE:
-            return Claim("Compute-bound", ms, compared=compared)
-        compared += comparing(efficiency, _SCALES)
-        return Claim("Compute-bound", ms, "add ranks that have their own cores", compared=compared)
-    compared = comparing(sending, compute) + within_sending
-    if best["binds"] == "wait":
-        advice = "give each rank a core and an equal shard"
-        return Claim("Limited by waiting", ms, advice, compared=compared)
-    advice = "use longer sequences per rank, or fewer ranks"
-    return Claim("Communication-bound", ms, advice, compared=compared)
+    kind, compared = limit_of(best)
+    answer, advice = _LIMITS[kind]
+    ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS) if kind else ""
+    scales = comparing(Figure.of(best, "efficiency"), _SCALES)
+    if kind == "compute" and scales[0][1] is Order.ABOVE:
+        advice, compared = "add ranks that have their own cores", compared + scales
+    return Claim(answer, ms, advice, about, compared)
 
 
 def _training(rows: pd.DataFrame) -> Iterator[Claim]:
     """Say how much of a training step is communication that computing does not hide."""
     table = known(training_table(rows), "exposed")
     for _, row in with_cores(table).iterrows() if len(table) else ():
-        exposed, zero = Figure.of(row, "exposed"), Figure.exactly(0.0)
+        compared = comparing(Figure.of(row, "exposed"), Figure.exactly(0.0))
         share = min(max(row["exposed"] / row["latency"], 0.0), 1.0)  # a difference may be negative
         answer = f"{in_ms(row, 'exposed')} of a step ({share:.0%}) is exposed communication"
-        if exposed.against(zero) is not Order.ABOVE:
+        if compared[0][1] is not Order.ABOVE:
             answer += ": no clear difference from zero"
-        sure = f"{percent(row, 'efficiency', math.inf)} of perfect scaling"
+        scale = f"{percent(row, 'efficiency', math.inf)} of perfect scaling"
+        sure = scale if pd.notna(row["efficiency"]) else ""
         about = f"Training {row['name']} on {row['ranks']} ranks with {row['strategy']}"
-        yield Claim(
-            answer,
-            sure if pd.notna(row["efficiency"]) else "",
-            about=about,
-            compared=comparing(exposed, zero),
-        )
+        yield Claim(answer, sure, about=about, compared=compared)
 
 
 SECTION = Section(

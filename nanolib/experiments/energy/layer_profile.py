@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from nanolib.measurement import BadInput, Measurement, Provenance
@@ -18,7 +19,7 @@ from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.layers.recording import STATISTICS, ModuleTime
 from nanolib.meters.time.clock import synchronizer
-from nanolib.stats.intervals import Interval, TooFewSamples, median_interval
+from nanolib.meters.time.sampler import interval_of
 from nanolib.store import Run, Store, traces
 
 _MIN_CALLS = 12
@@ -88,17 +89,13 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
             "deep_passes": len(layer.passes),
             "deep": means,
         }
-    try:
-        interval = median_interval(layer.calls_ms)
-    except TooFewSamples:
-        interval = Interval(min(layer.calls_ms), median, max(layer.calls_ms))
-    low, estimate, high = interval
+    low, estimate, high, confidence = interval_of(np.asarray(layer.calls_ms))
     return Measurement(
         "layer_time",
         estimate,
         low,
         high,
-        0.95,
+        confidence,
         n=len(layer.calls_ms),
         samples=tuple(layer.calls_ms),
         method="wrapped_forward",

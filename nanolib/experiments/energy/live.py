@@ -1,4 +1,4 @@
-"""Power and tokens per second while a model generates, for a live notebook; nothing of it is stored."""
+"""Show power and tokens per second while a model generates, in a live notebook; nothing is stored."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
 from nanolib.report import renderer
 from nanolib.report.plot import plot
-from nanolib.report.theme import empty_chart, side_by_side
+from nanolib.report.theme import side_by_side
 from nanolib.run.lock import device_lock
 
-_TICK_S, _SHOWN_S = 0.5, 60.0
+_TICK_S, _MOST_POINTS = 0.5, 120
 
 
 class LivePower:
@@ -42,12 +42,11 @@ class LivePower:
         self._params = params
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._began = 0.0  # of the first window, s
-        self._points: deque[dict[str, Any]] = deque(maxlen=int(_SHOWN_S / _TICK_S))
+        self._points: deque[dict[str, Any]] = deque(maxlen=_MOST_POINTS)
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Generates until it is stopped; nothing is stored.")
-        self.chart = renderer.live_chart(_chart(pd.DataFrame(), Provenance.MEASURED))
+        self.chart = renderer.live_chart(_chart(self._points))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
         buttons = widgets.HBox([self.start, self.stop, self.said], layout={"flex_flow": "wrap"})
@@ -56,7 +55,6 @@ class LivePower:
     def _begin(self, _: Any) -> None:
         self._stop.clear()
         self._points.clear()
-        self._began = 0.0
         self.start.disabled, self.stop.disabled = True, False
         self._thread = threading.Thread(target=self._run, name="nanolib-live", daemon=True)
         self._thread.start()
@@ -65,7 +63,7 @@ class LivePower:
         try:
             self._generate()
             self.said.value = "Stopped."
-        # told where the person looks; a thread's traceback goes nowhere
+        # shown where the person looks; a thread's traceback goes nowhere
         except (BadInput, RuntimeError) as error:
             self.said.value = html.escape(str(error))
         finally:
@@ -75,10 +73,8 @@ class LivePower:
         params = self._params.replace(phases=["decode"], profiling=[])
         case = energy.cases(params)[0]
         self.said.value = "waiting for the device …"
-        with (
-            device_lock(case.device, "live view"),
-            EnergyMeter(params.sources(), device=case.device) as meter,
-        ):
+        meter = EnergyMeter(params.sources(), device=case.device)
+        with device_lock(case.device, "live view"), meter:
             self._tick(meter, "idle", lambda: self._stop.wait(_TICK_S), 0)
             self.said.value = "building the model …"
             built = case.model_case.build(params.seed)
@@ -92,43 +88,40 @@ class LivePower:
         self, meter: EnergyMeter, phase: str, call: Callable[[], object], tokens: int
     ) -> None:
         """Add a point: the power of half a second of a phase, and the tokens it made."""
-        made, track = 0, meter.tracks[0]
+        calls, track = 0, meter.tracks[0]
         with meter.window(phase) as window:
             while not self._stop.is_set() and time.monotonic() < window.start_s + _TICK_S:
                 call()
-                made += tokens
-        if self._stop.is_set():
-            return
-        rate, provenance = made / window.seconds, track.source.provenance
+                calls += 1
+        provenance, rate = track.source.provenance, calls * tokens / window.seconds
         try:
             low, watts, high = (joules / window.seconds for joules in track.energy(window))
-        except BadInput as error:  # tokens are counted on
-            low = watts = high = math.nan
-            is_over = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
-            power = f"no power: {'the recording has ended' if is_over else error.lines[0]}"
-        else:
             power = f"{watts:.0f} W by {track.source.name}"
             if provenance is Provenance.ESTIMATED:
                 power = f"{low:.0f} to {high:.0f} W by the use of the cores: no sensor was found"
-        speed = f"{rate:,.1f} tokens/s, " if made else ""
+        except BadInput as error:  # tokens are counted on
+            low = watts = high = math.nan
+            has_ended = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
+            power = f"no power: {'the recording has ended' if has_ended else error.lines[0]}"
+        speed = f"{rate:,.1f} tokens/s, " if tokens else ""
         self.said.value = html.escape(f"{phase}: {speed}{power}")
-        self._began = self._began or window.start_s
-        point = {"series": phase, "x": window.end_s - self._began, "y": watts}
-        self._points.append(point | {"low": low, "high": high, "tokens_per_second": rate})
-        self.chart.chart = _chart(pd.DataFrame(self._points), provenance)
+        point = {"series": phase, "x": window.end_s, "low": low, "high": high, "y": watts}
+        sure = provenance is Provenance.MEASURED
+        self._points.append(
+            point | {"sure": sure, "provenance": provenance, "rate": rate or math.nan}
+        )
+        self.chart.chart = _chart(self._points)
 
 
-def _chart(points: pd.DataFrame, provenance: Provenance) -> alt.TopLevelMixin:
-    """Power and throughput of the last minute; the marks of power are hollow unless it is measured."""
-    if points.empty:
-        return empty_chart("Power and throughput of the last minute", "no call was made yet")
+def _chart(points: deque[dict[str, Any]]) -> alt.TopLevelMixin:
+    """Draw power and throughput of the last minute; power is hollow unless it is measured."""
     look = {"xunit": "Seconds", "join": False, "width": 320, "height": 150}
-    watts = points.assign(sure=provenance is Provenance.MEASURED)
-    power = plot(
-        watts.drop(columns="tokens_per_second"), f"Power, {provenance}", unit="Power (W)", **look
+    look["empty"] = "no call was made yet"
+    shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])
+    shown["x"] -= shown["x"].min()
+    made = shown[["series", "x"]].assign(y=[point["rate"] for point in points]).dropna()
+    title = f"Power, {points[-1]['provenance']}" if points else "Power"
+    return side_by_side(
+        plot(shown, title, unit="Power (W)", **look),
+        plot(made, "Throughput", unit="Tokens per second", log="y", **look),
     )
-    made = points[points["tokens_per_second"] > 0]
-    made = made.assign(y=made["tokens_per_second"])[["series", "x", "y"]]
-    unit = "Tokens per second"
-    speed = plot(made, "Throughput", unit=unit, log="y", empty="no token yet", **look)
-    return side_by_side(power, speed)

@@ -198,13 +198,13 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return empty_chart("Where the time goes", "no layer was profiled; set profiling to [deep]")
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
     data = followed(data)
-    keys = ["case", *link_columns(data), "part"]
-    total = data.groupby(keys, sort=False)["ms"].sum().reset_index()
-    share = total["ms"] / total.groupby("case")["ms"].transform("sum")
-    total = total.assign(series=total["case"], x=share).drop(columns=["case", "ms"])
-    total = total.sort_values("part", key=lambda parts: parts.map([*_PARTS].index), kind="stable")
+    total = data.groupby(["case", *link_columns(data), "part"], sort=False)["ms"].sum()
+    total = total.reset_index().rename(columns={"case": "series"})
+    total["x"] = total["ms"] / total.groupby("series")["ms"].transform("sum")
     return plot(
-        total,
+        total.drop(columns="ms").sort_values(
+            "part", key=lambda parts: parts.map([*_PARTS].index), kind="stable"
+        ),
         f"Where the time goes{only}",
         "bars",
         subtitle=["Share of a call. Gaps: Python, launching kernels, freeing memory."],
@@ -258,13 +258,9 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     for row in table[table["status"] != "ok"].to_dict("records"):
         about = f"{row['name']}, n = {int(row['seq_len'])}"
         claims.append(Claim(f"{row['phase']} has no energy", row["message"], about=about))
-    if len(told) and not estimated:
-        question = "does a larger batch lower the joules per token?"
-        claims.append(Claim("The joules are those of this batch size", advice=question))
     operations, overheads = _operations(rows), overhead_table(rows)
     if len(operations):
         claims += [_most(case, part) for case, part in operations.groupby("case", sort=False)]
-    claims += _without_weights(rows)
     if len(overheads):
         modes = overheads[overheads["mode"] != "again"]
         claims += [_costs(case, part) for case, part in modes.groupby("case", sort=False)]
@@ -302,18 +298,6 @@ def _most(case: str, part: pd.DataFrame) -> Claim:
     # a profiler sees the forward calls of modules, in a training step too
     what = "most of its forward pass" if case.startswith("training step") else "most of the time"
     return Claim(f"{what} goes to {text}", sure, advice, case)
-
-
-def _without_weights(rows: pd.DataFrame) -> list[Claim]:
-    """Models whose attention weights no deep pass showed."""
-    names = {}
-    for line in _looked_into(rows, "layer_time"):
-        details = line["row"]["details"]
-        is_deep_block = details.get("kind") == "block" and "deep" in details
-        if is_deep_block and "attention_entropy" not in details["deep"]:
-            names[line["name"]] = None
-    why = "only torch's scaled_dot_product_attention shows them"
-    return [Claim("attention weights were not measured", why, about=name) for name in names]
 
 
 def _costs(case: str, modes: pd.DataFrame) -> Claim:

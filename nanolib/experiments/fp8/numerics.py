@@ -1,4 +1,4 @@
-"""What 8 bits do to the products of a model, layer by layer: error, what vanishes and what saturates."""
+"""What 8 bits do to the products of a model, layer by layer: error, underflow and overflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from nanolib.experiments.fp8.parity import SmallDecoderCase
 from nanolib.measurement import Measurement, Provenance, exact
@@ -47,10 +46,11 @@ class NumericsCase(SmallDecoderCase):
         return f"numerics {self.variant}"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Per layer and product the error of the product in float32, and per operand what its cast loses.
+        """Measure each product's error in float32, and what the cast of each operand loses.
 
         Returns:
-            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow` with scope `LAYER OPERAND`.
+            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow`
+            with scope `LAYER OPERAND`.
         """
         for name, seen in _trained(replace(self, variant=""), params.corpus).items():
             yield from _error_rows(name, seen, VARIANTS[self.variant])
@@ -88,28 +88,25 @@ def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, torch.Tenso
     """
     model = create_model(case.config, case.device, seed=case.seed)
     seen: dict[str, dict[str, torch.Tensor]] = {}
-    handles = []
     for name, layer in fp8.linear_layers(model).items():
         if name != "head":
             seen[name] = {}
-            handles += _watch(layer, seen[name])
+            layer.register_forward_hook(functools.partial(_note_operands, seen[name]))
     train(model, case.batches(corpus, case.seed), 1e-3, autocast=torch.bfloat16)
-    for handle in handles:
-        handle.remove()
     return seen
 
 
-def _watch(layer: nn.Module, seen: dict[str, torch.Tensor]) -> tuple[RemovableHandle, ...]:
-    """Note the operands of a linear layer in each step, float32 [tokens, features]."""
+def _note_operands(
+    seen: dict[str, torch.Tensor],
+    layer: nn.Module,
+    args: tuple[torch.Tensor, ...],
+    out: torch.Tensor,
+) -> None:
+    """Note the operands of a linear layer in a step, float32 [tokens, features]."""
 
     def note(operand: str, x: torch.Tensor) -> None:
         seen[operand] = x.detach().flatten(0, -2).float()
 
-    def forward(module: nn.Module, args: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        note("input", args[0])
-        note("weight", module.weight)
-
-    def backward(module: nn.Module, _: object, gradients: tuple[torch.Tensor, ...]) -> None:
-        note("gradient", gradients[0])
-
-    return layer.register_forward_hook(forward), layer.register_full_backward_hook(backward)
+    note("input", args[0])
+    note("weight", layer.weight)
+    out.register_hook(lambda gradient: note("gradient", gradient))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from nanolib.config import PRESETS
 from nanolib.experiments.model.case import ModelCase, text_batch
-from nanolib.experiments.model.steps import Inferring, Training, held
-from nanolib.measurement import Measurement, exact
+from nanolib.experiments.model.steps import Inferring, Training
+from nanolib.measurement import Held, Measurement, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
@@ -119,12 +118,12 @@ class SpeedCase(Case):
             if self.mode == "forward"
             else Training(model, ids, optimisation, 1e-4)
         )
-        work = next(step.workloads())
+        (work,) = step.workloads()
         if self.precision == "tf32":
-            work = dataclasses.replace(work, call=_in_tf32(work.call))
-        call = work.call
-        first_call_ms(call)
-        timed = yield params.timed(self.device, {self.mode: call})
+            # a setting of the process, in which others are timed too
+            work = dataclasses.replace(work, call=tf32_products(True)(work.call))
+        first_call_ms(work.call)
+        timed = yield params.timed(self.device, {self.mode: work.call})
         latency, flops = timed[self.mode], int(self.model_case.counted.flops)
         yield dataclasses.replace(
             latency, details={**latency.details, "parameters": self.model_case.counted.parameters}
@@ -134,7 +133,7 @@ class SpeedCase(Case):
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
         trace(work, self, params)
-        yield from self._memory(model, ids, work)
+        yield from self._memory(model, work)
 
     def converted_share(self, model: nn.Module) -> Measurement:
         """The share of the model's FLOPs that is in 8 bits, the layers and the bound in its details."""
@@ -150,38 +149,24 @@ class SpeedCase(Case):
         }
         return exact("converted_share", share, method="audit", details=details)
 
-    def _memory(self, model: nn.Module, ids: torch.Tensor, work: Workload) -> Iterator[Measurement]:
+    def _memory(self, model: nn.Module, work: Workload) -> Iterator[Measurement]:
         """Weights, gradients, the optimizer's states by their tensors; activations are what the peak has beyond them."""
         if self.compiled and not self.device.startswith("cuda"):
             return  # a compiled kernel allocates out of the counter's sight
-        existing = tuple(work.existing())
-        weights, states, gradients = sum(p.nbytes for p in model.parameters()), 0, 0
-        if self.mode == "training_step":
-            own = sum(x.nbytes for x in (*held(model), ids))
-            states = sum(x.nbytes for x in existing) - own
-            gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        existing, weights = tuple(work.existing()), [*model.parameters()]
+        trained = weights if self.mode == "training_step" else []
+        tensors = {
+            "weights": weights,
+            "gradients": [weight for weight in trained if weight.requires_grad],
+            "optimizer": work.kinds().get(Held.STATES, []),
+        }
+        parts = {name: sum(x.nbytes for x in some) for name, some in tensors.items()}
         with peak_memory(self.device, *existing) as peak:
             work.call()
         yield exact("peak_memory", peak.own / MIB, scope=self.mode, method=peak.method)
-        activations = max(0, peak.own - weights - states - gradients)
-        parts = {
-            "weights": weights,
-            "gradients": gradients,
-            "optimizer": states,
-            "activations": activations,
-        }
+        parts["activations"] = max(0, peak.own - sum(parts.values()))
         for name, size in parts.items():
             yield exact("memory_part", size / MIB, scope=name, method=peak.method)
-
-
-def _in_tf32(call: Callable[[], object]) -> Callable[[], object]:
-    """The call with products in TF32: a setting of the process, in which others are timed too."""
-
-    def with_tf32() -> object:
-        with tf32_products(True):
-            return call()
-
-    return with_tf32
 
 
 def product_of(precision: str) -> str:

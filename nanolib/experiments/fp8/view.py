@@ -12,7 +12,7 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance, Status
 from nanolib.numbers import format_number
 from nanolib.report.claim import Claim, Figure, Order, comparing
 from nanolib.report.in_turns import gains, with_speed_ups
-from nanolib.report.linking import link_columns, links
+from nanolib.report.linking import links
 from nanolib.report.overview import cached, having, leaders, listed, of_experiment, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
@@ -101,17 +101,16 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns: `run_id`, `case_id`, `seq_len`, `arm`, `control`, `verdict`, `difference` and
         `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`, `seeds`, `steps`,
-        `provenance`, `status`, `message`.
+        `provenance`, `not_finite` (why there is no difference), `status`, `message`.
     """
     rows = having(rows, "fp8", "arm")
     if rows.empty:
         return pd.DataFrame()
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.arm"])]
     table = filled(base(rows, ["arm", "seq_len", "seeds", "steps"], "arm"), rows, _PARITY)
-    pairs = rows[rows["metric"] == "parity"][[*CASE, "provenance", "message"]]
-    table = table.merge(pairs, on=list(CASE), how="left", suffixes=("_of_case", ""))
-    of_case = table.pop("message_of_case")
-    table["message"] = table["message"].where(table["message"].fillna("") != "", of_case)
+    pairs = rows[rows["metric"] == "parity"].rename(columns={"message": "not_finite"})
+    pairs = pairs[[*CASE, "provenance", "not_finite"]]
+    table = table.merge(pairs, on=list(CASE), how="left").fillna({"not_finite": ""})
     smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
     return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
 
@@ -153,27 +152,19 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Errors of emulated products, one line per way to cast, layer and product.
+    """Signal to noise of emulated products, one line per way to cast, layer and product.
 
     Returns:
-        Columns: `variant`, `layer`, `product`, `relative_error`, `sqnr` (dB), and those by which
-        a page's choice is followed.
+        Columns: `variant`, `layer`, `product`, `sqnr` (dB), and those by which a page's choice is
+        followed.
     """
-    rows = having(rows, "fp8", "variant")
-    errors = pick(rows, "relative_error")
-    if errors.empty:
+    found = pick(having(rows, "fp8", "variant"), "sqnr")
+    if found.empty:
         return pd.DataFrame()
-    parts = errors["scope"].str.rsplit(" ", n=1)
-    return pd.DataFrame(
-        {
-            "variant": errors["factor.variant"],
-            "layer": parts.str[0],
-            "product": parts.str[1],
-            "relative_error": errors["estimate"],
-            "sqnr": pick(rows, "sqnr")["estimate"].to_numpy(),
-            **links(errors),
-        }
-    )
+    parts = found["scope"].str.rsplit(" ", n=1, expand=True)
+    columns = {"factor.variant": "variant", "estimate": "sqnr"}
+    table = found.rename(columns=columns)[[*columns.values()]]
+    return table.assign(layer=parts[0], product=parts[1], **links(found))
 
 
 def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -184,20 +175,15 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return empty_chart(title, why_empty(rows, "fp8"))
     medians = table.groupby("variant", sort=False)["sqnr"].transform("median")
     again = table["variant"].duplicated()
-    data = pd.DataFrame(
-        {
-            "series": table["variant"],
-            "x": table["sqnr"],
-            "pred": medians.mask(again),
-            "sure": False,
-            "hue": "c1",
-            "text": medians.map("{:.1f} dB".format).mask(again, ""),
-            "note": table["layer"] + ", " + table["product"].str.replace("_", " "),
-            **table[link_columns(table)],
-        }
+    data = table.rename(columns={"variant": "series", "sqnr": "x"}).assign(
+        pred=medians.mask(again),
+        sure=False,
+        hue="c1",
+        text=medians.map("{:.1f} dB".format).mask(again, ""),
+        note=table["layer"] + ", " + table["product"].str.replace("_", " "),
     )
     return plot(
-        data,
+        data.drop(columns=["layer", "product"]),
         title,
         "rows",
         subtitle=[
@@ -236,44 +222,41 @@ def _of_speed(table: pd.DataFrame) -> list[Claim]:
 
 def _pays(mode: str, group: pd.DataFrame) -> Claim:
     """At which of the sizes measured FP8 is faster."""
-    compared = []
-    for _, row in group.iterrows():
-        compared += gains(row, f"{row['name']} {row['precision']}")
-    orders = pd.Series([order for _, order, _ in compared], index=group.index)
-    sizes = group.assign(pays=orders == Order.ABOVE).groupby(["parameters", "name"])["pays"].any()
-    names = sizes.index.get_level_values("name")
-    pays, others = names[sizes], names[~sizes]
+    pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
+    orders = {order for _, order, _ in pairs}
+    group = group.assign(pays=[order is Order.ABOVE for _, order, _ in pairs])
+    pays = group.groupby(["parameters", "name"])["pays"].any().droplevel("parameters")
     best, *ties = leaders(group, "speed_up", ascending=False).to_dict("records")
     allowed = ""
-    if len(pays):
-        answer = f"FP8 is faster than bf16 at {listed(pays)}"
-        answer += f", and not shown to be at {listed(others)}" if len(others) else ""
+    if pays.any():
+        answer = f"FP8 is faster than bf16 at {listed(pays.index[pays])}"
+        if not pays.all():
+            answer += f", and not shown to be at {listed(pays.index[~pays])}"
         if pd.notna(best["bound"]):
             allowed = f", where Amdahl allows {best['bound']:.2f}"
-    elif (orders == Order.BELOW).all():
+    elif orders == {Order.BELOW}:
         answer = "FP8 is slower than bf16 at every size measured"
     else:
         answer = "FP8 is not shown to be faster than bf16 at any size measured"
     who = listed(f"{one['name']} in {one['precision']}" for one in (best, *ties))
     who += ", not told apart" if ties else ""
     sure = f"at best {with_ends(best, 'speed_up')} times bf16 ({who}){allowed}"
-    return Claim(answer, sure, about=mode.replace("_", " "), compared=tuple(compared))
+    return Claim(answer, sure, about=mode.replace("_", " "), compared=tuple(pairs))
 
 
 def _of_parity(table: pd.DataFrame) -> list[Claim]:
     """The verdict of every arm against its pair."""
     if table.empty:
         return []
-    ended = table[table["status"] == "ok"]
-    ended = ended.assign(arm=ended["arm"].str.replace("_", " "))
-    too_short = ended["steps"] < LEARNING_STEPS
-    short, long = ended[too_short], ended[~too_short]
-    claims = []
+    named = table.assign(arm=table["arm"].str.replace("_", " "))
+    ended = named[named["status"] == "ok"]
+    short = ended[ended["steps"] < LEARNING_STEPS]
+    long = ended.drop(index=short.index)
+    claims = [_parity(row) for _, row in long.iterrows()]
     if len(short):
         steps = int(short["steps"].max())
         trained = f"{listed(short['arm'])}: trained beside bf16 for {steps} steps"
-        claims.append(Claim(trained, SMOKE_TEST, "raise parity_steps"))
-    claims += [_parity(row) for _, row in long.iterrows()]
+        claims.insert(0, Claim(trained, SMOKE_TEST, "raise parity_steps"))
     blind = long[long["control"].eq(True) & (long["verdict"] != "worse")]
     if len(blind):
         answer = f"The control {', '.join(blind['arm'])} was not found worse"
@@ -285,7 +268,7 @@ def _of_parity(table: pd.DataFrame) -> list[Claim]:
 def _parity(row: pd.Series) -> Claim:
     about = row["arm"] + (" (emulated)" if row["provenance"] == "emulated" else "")
     if pd.isna(row["difference"]):
-        return Claim("worse than bf16", row["message"], about=about)
+        return Claim("worse than bf16", row["not_finite"], about=about)
     difference = Figure.of(row, "difference", "parity", name=row["arm"])
     above = f"{with_ends(row, 'difference')} nats per byte above bf16"
     sure = f"{above}, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"

@@ -19,6 +19,13 @@ from nanolib.stats.steady import MOVED
 
 _FEWEST = 5  # processes, whose range says something
 _REFERENCE = 5  # steps, after which others are looked at
+# Columns of a curve's row -> of its steps.
+_CURVE = {
+    "scope": "direction",
+    "factor.process": "process",
+    "factor.seq_len": "seq_len",
+    "samples": "ms",
+}
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
 # What each process says of a setting.
 _OF_PROCESS = (
@@ -74,23 +81,14 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     curves = pick(found, "latency")
     if curves.empty:
         return pd.DataFrame()
-    is_curve = curves["scope"] == curves["factor.direction"]
-    curves = curves[is_curve & curves["samples"].map(len).gt(0)]
-    needed = pick(found, "warmup_needed").set_index(list(CASE))["estimate"]
-    table = pd.DataFrame(
-        {
-            "direction": curves["scope"],
-            "process": curves["factor.process"].astype(int),
-            "step": [range(1, len(samples) + 1) for samples in curves["samples"]],
-            "ms": curves["samples"],
-            "run_id": curves["run_id"],
-            "seq_len": curves["factor.seq_len"],
-            "cut": needed.reindex(pd.MultiIndex.from_frame(curves[[*CASE]])).to_numpy(),
-        }
-    ).explode(["step", "ms"], ignore_index=True)
+    curves = curves[curves["scope"] == curves["factor.direction"]]
+    needed = pick(found, "warmup_needed")[[*CASE, "estimate"]].rename(columns={"estimate": "cut"})
+    table = curves[[*CASE, *_CURVE]].merge(needed, on=list(CASE), how="left")
+    table = table.rename(columns=_CURVE).explode("ms", ignore_index=True).dropna(subset="ms")
+    table["step"] = table.groupby(list(CASE)).cumcount() + 1
     phase = (table["step"] <= table["cut"]).map({True: "warm-up", False: "steady"})
-    phase = phase.mask(table["cut"].isna(), "not settled")
-    return table.astype({"step": int, "ms": float}).assign(phase=phase).drop(columns="cut")
+    table["phase"] = phase.mask(table["cut"].isna(), "not settled")
+    return table.drop(columns="cut").astype({"process": int, "ms": float})
 
 
 def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:

@@ -1,0 +1,181 @@
+"""Time calls on all ranks of a case, and make rows of their answers.
+
+A call takes as long as on its slowest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from nanolib.measurement import OVER, Flag, Measurement, exact
+from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.sampler import interval_of
+from nanolib.meters.time.timer import KINDS
+from nanolib.meters.time.together import parts_together, time_together
+from nanolib.meters.time.turns import Round, speed_up_row
+from nanolib.models.attention.traffic import Traffic
+from nanolib.stats.intervals import mean_interval
+
+_SLOWEST = "perf_counter, slowest rank"
+_PROTOCOL = (
+    "TCP/IP headers of 66 B per segment of up to 64 KiB, acknowledgements, gloo's own messages"
+)
+
+
+def time_calls(
+    calls: Mapping[str, Callable[[], object]],
+    parts: Mapping[str, Callable[[Any], object]],
+    *,
+    budget_s: float,
+    device: torch.device,
+    seed: int,
+) -> dict[str, Any]:
+    """Time calls on a rank: as a whole, in turns, and then those of `parts` part by part.
+
+    Args:
+        calls: Scope → call.
+        parts: Algorithm → call that takes a timer.
+        budget_s: For each of the two, s.
+        device: Where this rank computes.
+        seed: Of the order of the turns.
+
+    Returns:
+        `blocks` (ms per scope and round), `busy` (of each round) and `parts` (ms per algorithm, run
+        and part).
+    """
+    blocks = time_together(calls, budget_s, device=device, seed=seed)
+    timed = parts_together(parts, budget_s, device=device) if parts else {}
+    return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
+
+
+def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
+    """Each algorithm's rounds, and the bytes of the rank that sends most."""
+    rounds = [f"{form} {traffic.rounds}" for form, traffic in sent.items()]
+    most = [f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()]
+    return {"rounds": ", ".join(rounds), "bytes sent per rank": ", ".join(most)}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the ranks of a case answered, as `measure_on_ranks` gives it.
+
+    Attributes:
+        answers: One per rank: what `time_calls` returned; of algorithms also `bytes` and `errors`.
+        flags: Of every row that was timed or counted.
+    """
+
+    answers: Sequence[Mapping[str, Any]]
+    flags: tuple[Flag, ...] = ()
+
+    def slowest(self, scope: str) -> np.ndarray:
+        """Take the longest time of any rank in each block, ms, shape [blocks]."""
+        return np.max([answer["blocks"][scope] for answer in self.answers], axis=0)
+
+    def latency(self, scope: str, **details: Any) -> Measurement:
+        """Make the `latency` of a call that all ranks make together."""
+        row = summarise(self.slowest(scope), scope=scope, method=_SLOWEST, details=details)
+        return replace(row, flags=(*row.flags, *self.flags))
+
+    @cached_property
+    def _rounds(self) -> list[Round]:
+        ms = {scope: self.slowest(scope) for scope in self.answers[0]["blocks"]}
+        busy = np.any([answer["busy"] for answer in self.answers], axis=0)
+        return [
+            Round({scope: blocks[at : at + 1] for scope, blocks in ms.items()}, bool(is_busy))
+            for at, is_busy in enumerate(busy)
+        ]
+
+    def speed_ups(self, scope: str, others: Iterable[str]) -> Iterator[Measurement]:
+        """Compare a call with others of its rounds; too few rounds give no row."""
+        for other in others:
+            if other == scope:
+                continue
+            row = speed_up_row(self._rounds, scope, other, scope=f"{scope}{OVER}{other}")
+            if row is not None:
+                yield replace(row, flags=(*row.flags, *self.flags))
+
+    def algorithm(
+        self, form: str, traffic: Traffic | None, predicted_ms: float | None = None
+    ) -> Iterator[Measurement]:
+        """Make an algorithm's rows other than times of whole calls: traffic, parts and error.
+
+        Args:
+            form: The algorithm.
+            traffic: What it sends by formula; None if it sends nothing.
+            predicted_ms: What the cost model predicts for the communication.
+        """
+        if traffic:
+            yield exact("rounds", traffic.rounds, scope=form)
+            yield from self._bytes(form, traffic.sent)
+        yield from self._parts(form, predicted_ms)
+        errors = [answer["errors"][form] for answer in self.answers if form in answer["errors"]]
+        if errors:
+            error, n = max(errors), len(errors)
+            yield Measurement("relative_error", error, n=n, method="float64", scope=form)
+
+    def _bytes(self, form: str, sent: Sequence[float]) -> Iterator[Measurement]:
+        """Make `wire_bytes` per rank: by formula, and as the interface counted them if it could."""
+        mean = sum(sent) / len(sent)
+        yield exact("wire_bytes", mean, scope=form, details={"most": max(sent), "all": sum(sent)})
+        counted = self.answers[0]["bytes"].get(form)
+        if counted is not None:
+            yield Measurement(
+                "wire_bytes",
+                counted / len(sent),
+                n=1,
+                predicted=mean,
+                method="interface",
+                scope=form,
+                flags=self.flags,
+                details={"includes": _PROTOCOL},
+            )
+
+    def _parts(self, form: str, predicted_ms: float | None) -> Iterator[Measurement]:
+        """Make `part_time` of each part and each kind of part, and `time_share` of each kind."""
+        ranks = {rank: pd.DataFrame(one["parts"][form]) for rank, one in enumerate(self.answers)}
+        parts = pd.concat(ranks).fillna(0.0)  # a line per rank and run
+        kinds = parts.T.groupby(lambda part: KINDS.get(part.split("_")[0])).sum().T
+        kinds = kinds.reindex(columns=KINDS.values(), fill_value=0.0)
+        for name, ms in parts.drop(columns="wait", errors="ignore").join(kinds).items():
+            of_runs = ms.unstack()  # [ranks, runs]
+            longest = of_runs.max().to_numpy()
+            low, estimate, high, confidence = interval_of(longest)
+            spread = pd.DataFrame({"mean": of_runs.mean(axis=1), "sd": of_runs.std(axis=1)})
+            yield Measurement(
+                "part_time",
+                estimate,
+                low,
+                high,
+                confidence,
+                len(longest),
+                tuple(longest.tolist()),
+                predicted_ms if name == "communication" else None,
+                method=_SLOWEST,
+                scope=f"{form}: {name}",
+                flags=self.flags,
+                details={"ranks": spread.to_dict("records")},
+            )
+        # The rank that the others wait for is the one whose time the call takes.
+        rank = int(kinds["wait"].groupby(level=0).sum().idxmin())
+        own = kinds.loc[rank]
+        for kind, share in own.div(own.sum(axis=1), axis=0).items():
+            low, estimate, high = mean_interval(share)
+            yield Measurement(
+                "time_share",
+                estimate,
+                max(low, 0.0),  # Student's interval does not know that it is of a share
+                min(high, 1.0),
+                0.95,
+                n=len(share),
+                method="one rank's own time",
+                scope=f"{form}: {kind}",
+                flags=self.flags,
+                details={"rank": rank},
+            )
