@@ -10,12 +10,12 @@ from nanolib import NanoConfig, compat, create_model, generate_random_batch
 from nanolib.compat import (
     MODEL_CONFIGS,
     MemoryProfiler,
-    Timer,
     benchmark_forward,
     benchmark_forward_backward,
     benchmark_with_statistics,
 )
 from nanolib.measurement import BadInput
+from nanolib.meters.time.timer import Timer
 
 
 @pytest.fixture
@@ -133,7 +133,8 @@ def test_the_profilers_names_are_there_with_the_arguments_that_others_use():
 
 def test_the_table_of_sizes():
     """As such notebooks make it; on `meta`, where the largest costs nothing."""
-    from nanolib.compat import create_model, generate_random_batch
+    from nanolib.compat import create_model
+    from nanolib.models import generate_random_batch
 
     millions = {
         name: sum(

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.interpreter import Interpreter, differences, titles
 from nanolib.ab.pairs import CALL, Task
-from nanolib.ab.processes import VersionDied, VersionProcess
 from nanolib.ab.worktree import Version
 from nanolib.compare.findings import MISSING, NEW, Line
 from nanolib.compare.history import TIMED

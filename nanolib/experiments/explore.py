@@ -27,8 +27,9 @@ from nanolib.report.section import Section
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
+from nanolib.run.dry_run import predictions, table_of
 from nanolib.run.jobs import DEFAULT_SUITE, plan
-from nanolib.run.peaks_case import CeilingCase, ceilings_of
+from nanolib.run.peaks_case import ceilings_of
 from nanolib.run.worker import Cancelled
 from nanolib.store import Store
 

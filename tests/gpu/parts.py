@@ -15,7 +15,7 @@ from nanolib.config import PRESETS
 from nanolib.measurement import Flag, Unsupported
 from nanolib.models import fp8
 from nanolib.models.attention.tree import ALGORITHMS
-from nanolib.run.ranks import RankFailed
+from nanolib.run.rank import RankFailed
 from tests.gpu.hardware import Hardware
 
 SLACK_MIB = 32  # what cuBLAS keeps for a stream: a thirtieth of the peaks that are compared

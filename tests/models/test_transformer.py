@@ -6,7 +6,7 @@ import torch
 from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.measurement import BadInput
 from nanolib.models import text
-from nanolib.models.transformer import KVCache
+from nanolib.models.cache import KVCache
 
 
 def _tiny(**changes):

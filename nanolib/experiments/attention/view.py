@@ -12,7 +12,8 @@ from nanolib.experiments.attention.tables import (
     attention_table,
     quality_table,
 )
-from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, format_number
+from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
+from nanolib.numbers import format_number
 from nanolib.report.linking import link_columns, links
 from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
 from nanolib.report.overview import listed, why_empty

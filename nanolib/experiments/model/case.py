@@ -30,9 +30,9 @@ from nanolib.models.optimise import is_compiled
 from nanolib.models.optimise import unsupported as unsupported_on
 from nanolib.models.user import context_length, hugging_face_config, missing
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.ceilings import rate_rows, roofline_ms
-from nanolib.run.holding_rows import holding_rows, unattributed_rows
-from nanolib.run.workload import UNCOUNTED, Workload, memory_rows, trace
+from nanolib.run.memory_plan import Workload
+from nanolib.run.peaks_case import rate_rows, roofline_ms
+from nanolib.run.rows import UNCOUNTED, holding_rows, memory_rows, trace, unattributed_rows
 
 Mode = Literal["inference", "training", "generation"]
 

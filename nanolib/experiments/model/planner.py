@@ -16,9 +16,8 @@ from nanolib.measurement import BadInput, Held, Unsupported
 from nanolib.meters.holders import Holding, Part
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
-from nanolib.run.memory_plan import Workload, holdings_by_depth
+from nanolib.run.memory_plan import holdings_by_depth
 from nanolib.run.params import MAX_SEQ_LEN
-from nanolib.run.workload import holdings_by_depth
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens, if a mask is made: its tiles are real and grow with the square

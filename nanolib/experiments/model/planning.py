@@ -16,7 +16,7 @@ from nanolib.experiments.model.own_model import check_hugging_face, valid_model
 from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, lengthened, uses_of
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, Held, shown
-from nanolib.models.user import cause
+from nanolib.models.functions import cause
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
 from nanolib.run.helper import answers_of

@@ -16,7 +16,8 @@ from nanolib.models.optimise import is_compiled, optimise
 from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Measuring
-from nanolib.run.workload import Workload, compile_row, first_call_ms
+from nanolib.run.memory_plan import Workload
+from nanolib.run.rows import compile_row, first_call_ms
 
 
 def held(model: nn.Module) -> tuple[torch.Tensor, ...]:

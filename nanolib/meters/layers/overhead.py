@@ -17,7 +17,8 @@ from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.sink import Sink
 from nanolib.meters.time.clock import synchronizer
-from nanolib.meters.time.turns import FLOOR_BLOCKS, take_turns
+from nanolib.meters.time.sampler import FLOOR_BLOCKS
+from nanolib.meters.time.turns import take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
