@@ -1,10 +1,11 @@
-"""Which machines measured: what each is, can and reached."""
+"""Which machines measured: what each is, can and reached, and the same timings side by side."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from nanolib.numbers import format_number
+from nanolib.measurement import case_name
+from nanolib.numbers import format_number, format_with_interval
 from nanolib.report.overview import pick
 
 
@@ -43,3 +44,22 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 line[f"{name} ({unit})"] = value
         lines.append(line)
     return pd.DataFrame(lines).fillna("—")
+
+
+def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same timings on several machines, side by side; empty with one machine.
+
+    Returns:
+        One line per timing that at least two machines hold: `Case`, and per machine its latency with the interval, ms.
+    """
+    found = pick(rows, "latency")
+    if found.empty or found["machine_id"].nunique() < 2:
+        return pd.DataFrame()
+    key = ["experiment", "case_id", "scope", "machine_id"]
+    lines: dict[str, dict[str, str]] = {}
+    for _, row in found.drop_duplicates(key, keep="last").iterrows():
+        case = f"{row['experiment']} {case_name(row['factors'])} {row['scope']}".strip()
+        text = format_with_interval(row["estimate"], row["low"], row["high"])
+        lines.setdefault(case, {})[row["machine_id"]] = text
+    both = [{"Case": case} | texts for case, texts in lines.items() if len(texts) > 1]
+    return pd.DataFrame(both).fillna("—")

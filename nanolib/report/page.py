@@ -96,8 +96,11 @@ def _parts(
         for at, machine in enumerate(asked):
             yield _answer(section, machine, at == 0, of.get(machine, rows))
     yield changes(*what_changed(store, runs))
-    tables = _shown({"Hardware": hardware.hardware_table(rows, machines)})
-    yield Part("hardware", "Which hardware?", tables=tables)
+    compared = {
+        "Hardware": hardware.hardware_table(rows, machines),
+        "The same latencies on each machine": hardware.machine_ratios(rows),
+    }
+    yield Part("hardware", "Which hardware?", tables=_shown(compared))
     tables = _shown({"What failed": overview.failures(rows)})
     flags = overview.flag_lines(rows)
     if tables or flags:
