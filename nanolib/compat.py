@@ -20,7 +20,7 @@ from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import clock_for
-from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.timer import Timer
 from nanolib.models import Transformer, generate_random_batch
 from nanolib.models import create_model as _create_model
@@ -112,14 +112,14 @@ def benchmark_with_statistics(
         func: What to call; it takes no arguments.
         trials: Timed calls.
         warmup: Calls before them.
-        remove_outliers: Drop those beyond Tukey's inner fences, and say so; by default they are labelled and kept.
+        remove_outliers: Drop those beyond Tukey's inner fences, and say so; by default they are labeled and kept.
 
     Returns:
         A `latency`, ms; mean, sd and percentiles are in its details.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     samples = _series(func, device, warmup, trials, ("warmup", "trials"))
-    return summarise(samples, outliers="remove" if remove_outliers else "keep")
+    return summarize(samples, outliers="remove" if remove_outliers else "keep")
 
 
 def benchmark_forward(

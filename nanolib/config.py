@@ -48,7 +48,7 @@ class NanoConfig(StrictModel):
         num_heads: Query heads; `d_model / num_heads` must be whole and even (RoPE turns pairs).
         num_kv_heads: Key and value heads; divides `num_heads`; None means as many.
         d_ff: Inner width of the MLP; None means 4 · d_model.
-        norm: Kind of normalisation.
+        norm: Kind of normalization.
         mlp: `swiglu` (three matrices) or `gelu` (two).
         positional: `rope`, or `none`.
         tie_embeddings: Whether the output head shares the embedding's weights.

@@ -81,9 +81,9 @@ class Flag(enum.StrEnum):
     OUTLIERS_MILD = "outliers_mild", "some blocks are beyond 1.5 IQR; they are kept"
     OUTLIERS_SEVERE = "outliers_severe", "some blocks are beyond 3 IQR; they are kept"
     NO_STEADY_STATE = "no_steady_state", "the timing kept changing, so no verdict; measure longer"
-    SLOWDOWN = "slowdown", "it got slower while it ran; look for throttling or a growing cache"
+    GOT_SLOWER = "got_slower", "it got slower while it ran; look for throttling or a growing cache"
     AUTOCORRELATED = "autocorrelated", "the interval is too narrow; use longer blocks"
-    FEW_BLOCKS = "few_blocks", "too few blocks for a 95 % interval; raise budget_s"
+    LOW_SAMPLE_COUNT = "low_sample_count", "too few blocks for a 95 % interval; raise budget_s"
     CACHED_RESULT = (
         "cached_result",
         "later calls returned the first result; compute it in each call",
@@ -97,7 +97,7 @@ class Flag(enum.StrEnum):
     BUSY_MACHINE = "busy_machine", "other processes used the machine; repeat it on a quiet machine"
     SEQUENTIAL = "sequential", "its group does not fit in memory; ratios include machine drift"
     OUTLIERS_REMOVED = "outliers_removed", "outliers were removed; the interval is not valid"
-    NOT_SPARSE = "not_sparse", "its mask removes nothing; try smaller tiles (block_size)"
+    MASK_IS_DENSE = "mask_is_dense", "its mask removes nothing; try smaller tiles (block_size)"
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}
@@ -122,32 +122,32 @@ class Metric:
 
 
 _TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
-_TIMED = {"ceiling_share", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
+_TIMED = {"mfu", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
 _LOWER, _HIGHER, _EQUAL = Direction
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("case_time", "s", _LOWER, "Wall time"),
+        Metric("case_duration", "s", _LOWER, "Wall time"),
         Metric("latency", "ms", _LOWER, "Latency"),
         Metric("peak_memory", "MiB", _LOWER, "Peak live memory"),
         Metric("reserved_memory", "MiB", _LOWER, "Peak reserved memory"),
         Metric("resident_memory", "MiB", _LOWER, "Peak resident set above the start"),
-        Metric("footprint", "MiB", _EQUAL, "Weight memory"),
+        Metric("weight_memory", "MiB", _EQUAL, "Weight memory"),
         Metric("parameters", "1", _EQUAL, "Parameters"),
         Metric("flops", "FLOP", _EQUAL, "Work"),
         Metric("bytes", "B", _EQUAL, "Bytes that must move"),
         Metric("flops_per_second", "FLOP/s", _HIGHER, "Achieved rate"),
-        Metric("ceiling_share", "1", _HIGHER, "Share of the measured ceiling"),
+        Metric("mfu", "1", _HIGHER, "Share of the measured peak (MFU)"),
         Metric("ceiling_flops", "FLOP/s", _HIGHER, "Matrix-product ceiling"),
         Metric("ceiling_bytes", "B/s", _HIGHER, "Copy-bandwidth ceiling"),
         Metric("tokens_per_second", "1/s", _HIGHER, "Throughput"),
-        Metric("sparsity", "1", _EQUAL, "Connections removed"),
-        Metric("block_sparsity", "1", _EQUAL, "Tiles skipped"),
+        Metric("sparsity", "1", _EQUAL, "Sparsity"),
+        Metric("block_sparsity", "1", _EQUAL, "Block sparsity"),
         Metric("relative_error", "1", _LOWER, "Relative error"),
         Metric("loss", "nats", _LOWER, "Loss"),
         Metric("loss_difference", "nats", _LOWER, "Loss above dense"),
-        Metric("parity", "nats", _LOWER, "Loss above bf16"),
-        Metric("sqnr", "dB", _HIGHER, "Signal to quantisation noise"),
+        Metric("loss_difference_from_bf16", "nats", _LOWER, "Loss above bf16"),
+        Metric("sqnr", "dB", _HIGHER, "Signal to quantization noise"),
         Metric("underflow", "1", _LOWER, "Elements that vanish"),
         Metric("overflow", "1", _LOWER, "Elements that saturate"),
         Metric("memory_part", "MiB", _LOWER, "Memory by what holds it"),
@@ -163,9 +163,9 @@ METRICS: dict[str, Metric] = {
         Metric("layer_time", "ms", _LOWER, "Time of a layer"),
         Metric("layer_energy", "J", _LOWER, "Energy of a layer, by its share of the time"),
         Metric("overhead", "1", _LOWER, "Cost of profiling"),
-        Metric("part_time", "ms", _LOWER, "Time of a part"),
+        Metric("component_time", "ms", _LOWER, "Time of a part"),
         Metric("time_share", "1", _LOWER, "Share of a rank's own time"),
-        Metric("rounds", "1", _EQUAL, "Communication steps"),
+        Metric("communication_steps", "1", _EQUAL, "Communication steps"),
         Metric("wire_bytes", "B", _LOWER, "Bytes sent"),
         Metric("link_latency", "ms", _LOWER, "Cost of a message"),
         Metric("link_bandwidth", "B/s", _HIGHER, "Bandwidth of a rank's link"),
@@ -284,8 +284,8 @@ def shown(value: Any) -> str:
 
 
 # The factors by which people tell cases apart, in their order.
-_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "form", "memory_form")
-_NAMING += ("precision", "arm", "variant")
+_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
+_NAMING += ("precision", "recipe", "variant")
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 
 

@@ -12,7 +12,7 @@ from nanolib.config import ATTENTION_PATTERNS, PRESETS
 from nanolib.experiments import ALL
 from nanolib.measurement import Measurement
 from nanolib.meters.machine import this_machine
-from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.latency import summarize
 from nanolib.models import attention
 from nanolib.models.attention.patterns import DYNAMIC, PATTERNS
 from nanolib.run.jobs import import_user_code, plan, scenarios, suites
@@ -154,7 +154,7 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for at in range(7):
             times = [10.0 + at // 6 * 5 + 0.01 * (i % 7) for i in range(40)]
-            rows = {"c": ({"name": "dense"}, [Measurement("case_time", 1.0), summarise(times)])}
+            rows = {"c": ({"name": "dense"}, [Measurement("case_duration", 1.0), summarize(times)])}
             run = {"label": "before", "git_revision": f"r{at}"}
             store.add(Run("attention", this_machine().to_dict(), rows=rows, **run))
     (*_, last) = json.loads(nano("runs", "--json").stdout)

@@ -43,11 +43,11 @@ def hostile(tmp_path):
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for run_id in ("run-a", "run-b"):
             memory = Measurement("peak_memory", 5.0, 5.0, 5.0, n=1)
-            rows = {"c": ({"name": "x"}, [Measurement("case_time", 1.0, n=1), memory, LATENCY])}
+            rows = {"c": ({"name": "x"}, [Measurement("case_duration", 1.0, n=1), memory, LATENCY])}
             store.add(make_run(run_id, experiment=HOSTILE, rows=rows, disturbances=[HOSTILE]))
         db = store.connection
         db.execute(
-            "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_time'"
+            "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_duration'"
         )
         for table, columns in texts.items():
             for column in columns.split():

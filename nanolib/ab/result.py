@@ -104,7 +104,7 @@ def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
     for one in result.results:
         measured = list(_ratio_rows(one, spec.metric, titles))
         status = Status.OK if measured and not one.failures else Status.ERROR
-        ending = Measurement("case_time", status=status, message=one.failures)
+        ending = Measurement("case_duration", status=status, message=one.failures)
         factors = {"experiment": one.task.experiment, **one.task.factors}
         rows[one.task.case_id] = factors, [ending, *measured]
     asked = {"metric": spec.metric, "functions": list(spec.functions)}

@@ -113,7 +113,7 @@ def _newest_cases(
     for row in rows[rows["run_id"] == newest].to_dict("records"):
         machine = row["machine_id"][:6] if len(machines) > 1 else ""
         case = cases.setdefault((machine, row["experiment"], row["case_id"]), _Case())
-        if row["metric"] == "case_time":
+        if row["metric"] == "case_duration":
             case.ending = row
         elif not math.isnan(row["estimate"]):
             case.figures[row["metric"], row["scope"], row["method"]] = row

@@ -1,4 +1,4 @@
-"""A live notebook's controls: its parameters, changed by hand, predicted, and measured on a button that can be cancelled.
+"""A live notebook's controls: its parameters, changed by hand, predicted, and measured on a button that can be canceled.
 
 The chart and the table show what was measured last; all of it goes to the database when that is asked for.
 """
@@ -30,7 +30,7 @@ from nanolib.run import sweep
 from nanolib.run.dry_run import predictions, table_of
 from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks_case import ceilings_of
-from nanolib.run.worker import Cancelled
+from nanolib.run.worker import Canceled
 from nanolib.store import Store
 
 
@@ -151,8 +151,8 @@ class Explore:
             told = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
             self.said.value = html.escape(f"{'; '.join(told)}; not kept yet.")
             self.keep.disabled = False
-        except Cancelled:
-            self.said.value = "Cancelled."
+        except Canceled:
+            self.said.value = "Canceled."
         except Exception as error:  # told where the person looks; a thread's traceback goes nowhere
             self.said.value = html.escape(str(error) or type(error).__name__)
         finally:
@@ -165,7 +165,7 @@ class Explore:
         self._show()
 
     def _new(self) -> pd.DataFrame:
-        """The rows of the last run; without cases that are in flight, or were cancelled."""
+        """The rows of the last run; without cases that are in flight, or were canceled."""
         if not self._path.exists():
             return pd.DataFrame()
         with Store(self._path) as store:

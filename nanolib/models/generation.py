@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Unsupported
-from nanolib.models import optimise
+from nanolib.models import optimize
 from nanolib.models.cache import StaticCache
 from nanolib.models.transformer import Transformer
 
@@ -93,7 +93,7 @@ class CapturedGeneration(Generation):
         self._static.start.fill_(self.cache.length)
         if self._graph is None:
             token = self.token.clone()
-            self._graph, _ = optimise.captured(self._step)
+            self._graph, _ = optimize.captured(self._step)
             self.token.copy_(token)  # warming up has gone on from what it chose itself
         self._graph.replay()
         self.cache.length += 1

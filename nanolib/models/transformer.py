@@ -157,7 +157,7 @@ def next_token_loss(
 
 
 @torch.no_grad()
-def _initialise(model: nn.Module, num_layers: int) -> None:
+def _initialize(model: nn.Module, num_layers: int) -> None:
     """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers).
 
     They are drawn in float32 for weights of any type.
@@ -193,7 +193,7 @@ class Transformer(nn.Module):
         self.checkpointing = (
             False  # whether blocks compute their activations again in the backward pass
         )
-        _initialise(self, config.num_layers)
+        _initialize(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from nanolib.measurement import FLAG_TEXT
 
 TERMS = {
-    "block": "One uninterrupted round of calls, summarised by its median: the unit of evidence.",
+    "block": "One uninterrupted round of calls, summarized by its median: the unit of evidence.",
     "interval": "The range [low … high] that holds the true figure 95 times in 100, unless another confidence is said.",
     "ceiling": "The best rate that this machine reached in the same run: of a matrix product per type, and of copying.",
     "roofline": "The least time that the ceilings allow: the larger of FLOPs over the product's rate and bytes over the copy's.",

@@ -166,7 +166,7 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     columns = ["experiment", "case", "status", "message"]
     if rows.empty:
         return pd.DataFrame(columns=columns)
-    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
+    bad = rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
     several = bad["machine_id"].nunique() > 1
     names = (case_name(factors) for factors in bad["factors"])
     places = (f"{machine_name(one)}: " if several else "" for one in bad["machine_id"])
@@ -190,7 +190,7 @@ def why_empty(rows: pd.DataFrame, experiment: str) -> str:
     rows = of_experiment(rows, experiment)
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
-    bad = rows[(rows["metric"] == "case_time") & (rows["status"] != "ok")]
+    bad = rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
     counts = ", ".join(
         f"{count} {status}" for status, count in bad["status"].value_counts().items()
     )

@@ -2,7 +2,7 @@
 
 A chart is a tidy frame. `line` needs `series`, `x` and `y`; `rows` and `bars` need `series` and `x`. Other columns may be missing:
 `low` and `high` (the ends of the interval), `pred` (the prediction), `sure` (False draws a hollow mark: estimated, emulated, or
-not settled), `hue` (the name of a colour), `part` (of a bar), `panel` (a picture of its own), `text` (at the right), `note` (in
+not settled), `hue` (the name of a color), `part` (of a bar), `panel` (a picture of its own), `text` (at the right), `note` (in
 the tooltip).
 """
 
@@ -132,7 +132,7 @@ def _guides(
     return found
 
 
-def _colour() -> alt.Color:
+def _color() -> alt.Color:
     scale = alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES])
     return alt.Color("hue:N", scale=scale, legend=None)
 
@@ -157,14 +157,14 @@ def _marks(
     """The intervals, and the points: filled where a value was measured and settled, else hollow."""
     ends = []
     if "low" in data:
-        rules = base.mark_rule(strokeWidth=1.8, clip=True).encode(color=_colour())
+        rules = base.mark_rule(strokeWidth=1.8, clip=True).encode(color=_color())
         rules = rules.transform_filter("isValid(datum.low) && isValid(datum.high)")
         ends.append(rules.encode(**axis.on("low"), **{f"{axis.value}2": "high:Q"}))
-    fill = alt.condition("datum.sure", _colour(), alt.value(COLOURS["paper"]))
+    fill = alt.condition("datum.sure", _color(), alt.value(COLOURS["paper"]))
     points = base.transform_filter(f"isValid(datum.{axis.value})")
     points = points.mark_point(size=size, strokeWidth=1.8, opacity=1)
     tooltip = _tooltip(data, axis, xunit)
-    found = points.encode(**axis.on(axis.value), fill=fill, stroke=_colour(), tooltip=tooltip)
+    found = points.encode(**axis.on(axis.value), fill=fill, stroke=_color(), tooltip=tooltip)
     return ends, found
 
 
@@ -187,7 +187,7 @@ def _lines(
     # points of two runs are not joined
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
     base = alt.Chart().encode(x=x)
-    lines = base.encode(color=_colour(), detail=apart)
+    lines = base.encode(color=_color(), detail=apart)
     ends, points = _marks(base, data, axis, 14 if len(data) > 200 else 46, xunit)
     layers = list(ends)
     if "pred" in data:
@@ -201,7 +201,7 @@ def _lines(
     names = names.transform_joinaggregate(last="max(x)", groupby=["series"])
     names = names.transform_filter("datum.x == datum.last").mark_text(align="left", dx=9)
     # the grey of a line is too pale for words
-    ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _colour())
+    ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _color())
     named = names.encode(**axis.on("end"), text="label:N", color=ink)
     return data, [*layers, points, named]
 
@@ -231,8 +231,8 @@ def _across(data: pd.DataFrame, kind: str, axis: Axis) -> tuple[pd.DataFrame, li
             place=data["part"].map(parts.index),
             text=data["text"].where(~data["series"].duplicated(), ""),
         )
-        colours = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
-        part = alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colours))
+        colors = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
+        part = alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colors))
     base = alt.Chart().encode(y=y)
     if kind == "bars":
         bars = base.mark_bar(stroke=COLOURS["paper"], strokeWidth=1)
@@ -244,6 +244,6 @@ def _across(data: pd.DataFrame, kind: str, axis: Axis) -> tuple[pd.DataFrame, li
         layers = [*ends, points]
     if "pred" in data:
         ticks = base.mark_tick(thickness=2, size=15).transform_filter("isValid(datum.pred)")
-        layers.insert(-1, ticks.encode(**axis.on("pred"), color=_colour()))
+        layers.insert(-1, ticks.encode(**axis.on("pred"), color=_color()))
     words = base.transform_filter("datum.text != ''").mark_text(align="left", dx=8)
     return data, [*layers, words.encode(x=alt.value("width"), text="text:N")]

@@ -202,10 +202,10 @@ def ratio_chart(
 
 
 def history_chart(found: list[History]) -> alt.TopLevelMixin:
-    """Each case over its runs, relative to its first; those that changed in colour, with a mark where."""
+    """Each case over its runs, relative to its first; those that changed in color, with a mark where."""
     ordered = sorted(_named(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
     short = without_common([name for name, _ in ordered])
-    coloured = hues(name for name, one in ordered if one.changes)
+    colored = hues(name for name, one in ordered if one.changes)
     parts = []
     for (name, one), label in zip(ordered, short, strict=True):
         points = one.points
@@ -214,7 +214,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
             "series": name,
             "x": range(1, len(points) + 1),
             "y": points["estimate"] / first,
-            "hue": coloured.get(name, "rest"),
+            "hue": colored.get(name, "rest"),
             "text": f"{label}: {one.changes[-1]}" if one.changes else " ",
             "note": points["git_revision"] + " " + points["started"].str[:16],
         }
@@ -226,7 +226,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
         pd.concat(parts, ignore_index=True),
         "Over the runs",
         subtitle=[
-            f"{what} of {len(found)} timings, each on one machine. In colour: the level changed."
+            f"{what} of {len(found)} timings, each on one machine. In color: the level changed."
         ],
         unit="Relative to the first run",
         xunit="Run, oldest first",

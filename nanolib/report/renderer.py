@@ -71,7 +71,7 @@ def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
 
 
 def _palette(picture: bytes) -> bytes:
-    """A PNG in 256 colours, which a chart has; an eighth of the bytes that vl-convert's four channels take."""
+    """A PNG in 256 colors, which a chart has; an eighth of the bytes that vl-convert's four channels take."""
     from PIL import Image
 
     packed = io.BytesIO()

@@ -17,7 +17,7 @@ from nanolib.report.plot import plot
 from nanolib.report.tables import Column, filled, percent, ratios, short_names
 from nanolib.report.theme import Chart, empty_chart, hues
 
-_CASE = ["name", "optimisation", "seq_len", "batch_size", "dtype"]
+_CASE = ["name", "optimization", "seq_len", "batch_size", "dtype"]
 _TIMED = (
     Column("achieved", "", "flops_per_second", interval=True),
     Column("flops", "", "flops"),
@@ -73,7 +73,7 @@ def roofline_chart(experiment: str) -> Chart:
             return empty_chart(
                 "Under the roofline", "no timing has its work, its bytes and its run's peak rates"
             )
-        table, shared = short_names(table, "name", "optimisation")
+        table, shared = short_names(table, "name", "optimization")
         points = pd.DataFrame(
             {
                 "panel": table["scope"].str.replace("_", " "),

@@ -50,7 +50,7 @@ class Column:
 
 
 # columns of names that charts and sentences write as words
-_IN_WORDS = ("form", "direction", "phase", "mode", "arm")
+_IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
@@ -152,7 +152,7 @@ def base(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFr
     if rows.empty:
         return pd.DataFrame(columns=[*CASE, *factors, "status", "message"])
     table = rows.drop_duplicates(CASE).reindex(columns=columns)
-    ends = rows[rows["metric"] == "case_time"].drop_duplicates(CASE, keep="last")
+    ends = rows[rows["metric"] == "case_duration"].drop_duplicates(CASE, keep="last")
     table = table.merge(ends[[*CASE, "status", "message"]], on=list(CASE), how="left")
     table = table.fillna({"status": "ok", "message": ""})
     return table.rename(columns=lambda name: name.removeprefix("factor."))
@@ -209,9 +209,9 @@ _STATES = {
     Flag.BUSY_MACHINE: "busy machine",
     Flag.THROTTLED: "throttled",
     Flag.OVERSUBSCRIBED: "more ranks than cores",
-    Flag.FEW_BLOCKS: "few blocks",
+    Flag.LOW_SAMPLE_COUNT: "few blocks",
     Flag.SEQUENTIAL: "timed alone",
-    Flag.NOT_SPARSE: "removes nothing",
+    Flag.MASK_IS_DENSE: "removes nothing",
 }
 
 
@@ -264,16 +264,16 @@ def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
 
 
 def short_names(
-    rows: pd.DataFrame, name: str = "factor.name", optimisation: str = "factor.optimisation"
+    rows: pd.DataFrame, name: str = "factor.name", optimization: str = "factor.optimization"
 ) -> tuple[pd.DataFrame, str]:
-    """Where one model was measured with several optimisations, they are what tells its rows apart.
+    """Where one model was measured with several optimizations, they are what tells its rows apart.
 
     Returns:
-        The rows, named by their optimisation alone in that case; and the name that they share, empty in others.
+        The rows, named by their optimization alone in that case; and the name that they share, empty in others.
     """
-    if optimisation not in rows or rows[optimisation].nunique() < 2:
+    if optimization not in rows or rows[optimization].nunique() < 2:
         return rows, ""
-    used = rows[optimisation].str.replace("_", " ")
+    used = rows[optimization].str.replace("_", " ")
     shared = {
         full.removesuffix(f" ({which})") for full, which in zip(rows[name], used, strict=True)
     }

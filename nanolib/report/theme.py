@@ -1,4 +1,4 @@
-"""How charts look: the colours, fonts and grid, the same in a notebook, on the page and as a picture."""
+"""How charts look: the colors, fonts and grid, the same in a notebook, on the page and as a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = {
     "line": "#DEE3E8",  # the grid
     "ink": "#191D22",
     "muted": "#58626D",  # labels
-    "c1": "#0B62B0",  # at most four series have a colour, at least 4.9 : 1 against the paper
+    "c1": "#0B62B0",  # at most four series have a color, at least 4.9 : 1 against the paper
     "c2": "#C2480A",
     "c3": "#00785A",
     "c4": "#A4437F",
@@ -42,7 +42,7 @@ _TEXT = 12  # px
 
 
 def hues(names: Iterable[Any]) -> dict[Any, str]:
-    """A colour for each of the first four names, in order; the further ones are grey."""
+    """A color for each of the first four names, in order; the further ones are grey."""
     distinct = dict.fromkeys(names)
     return {name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(distinct, 1)}
 
@@ -72,7 +72,7 @@ def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 
 def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    """Give a finished chart its fonts, grid and colours."""
+    """Give a finished chart its fonts, grid and colors."""
     axis = {
         "labelColor": COLOURS["muted"],
         "titleColor": COLOURS["muted"],
@@ -111,14 +111,14 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 
 def variables() -> str:
-    """The colours as CSS variables, which follow what the reader's system prefers."""
-    colours = "".join(f"--{name}: light-dark({COLOURS[name]}, {DARK[name]}); " for name in COLOURS)
-    return f":root {{ color-scheme: light dark; {colours}}}\n"
+    """The colors as CSS variables, which follow what the reader's system prefers."""
+    colors = "".join(f"--{name}: light-dark({COLOURS[name]}, {DARK[name]}); " for name in COLOURS)
+    return f":root {{ color-scheme: light dark; {colors}}}\n"
 
 
 def with_variables(specs: Any) -> Any:
     """Charts for a page that declares `variables`: one drawing for light, dark and print."""
     text = json.dumps(specs)
-    for name, colour in COLOURS.items():
-        text = text.replace(f'"{colour}"', f'"var(--{name})"')
+    for name, color in COLOURS.items():
+        text = text.replace(f'"{color}"', f'"var(--{name})"')
     return json.loads(text)

@@ -19,7 +19,7 @@ _UNITS = {
     "flops": "FLOP",
     "bytes": "MiB",
     "peak_memory": "MiB",
-    "footprint": "MiB",
+    "weight_memory": "MiB",
     "latency": "ms",
 }
 _TIMING = ("budget_s", "rel_ci", "device")  # parameters that change how long a case takes
@@ -105,7 +105,7 @@ def expected_s(
     runs = store.runs("experiment = ? AND machine_id = ?", (params.NAME, machine_id))
     alike = [run.run_id for run in runs.itertuples() if _timing(run.params) == asked]
     rows = store.measurements(alike)
-    ended = rows[(rows["metric"] == "case_time") & rows["estimate"].notna()]
+    ended = rows[(rows["metric"] == "case_duration") & rows["estimate"].notna()]
     if ended.empty:
         return None
     usual = np.quantile(ended["estimate"], [0.25, 0.5, 0.75])

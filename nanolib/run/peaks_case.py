@@ -164,14 +164,14 @@ def roofline_ms(
 def rate_rows(
     latency: Measurement, flops: float, dtype: str, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
-    """`flops_per_second`, and `ceiling_share` where the ceiling is known, of one latency.
+    """`flops_per_second`, and `mfu` where the ceiling is known, of one latency.
 
     The share's interval is the widest that the latency's and the ceiling's allow.
     """
     yield rate("flops_per_second", flops, latency)
     if dtype in ceilings:
         ceiling = ceilings[dtype]
-        share = rate("ceiling_share", flops / ceiling, latency)
+        share = rate("mfu", flops / ceiling, latency)
         low = None if share.low is None else share.low * ceiling / ceiling.high
         high = None if share.high is None else share.high * ceiling / ceiling.low
         said = f"of {ceiling:.3g} [{ceiling.low:.3g} … {ceiling.high:.3g}] FLOP/s"

@@ -131,7 +131,7 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
             own = {"backend": "nccl", "device_id": device}  # or it is guessed at the first call
-        timeout = timedelta(seconds=request["hang_s"])
+        timeout = timedelta(seconds=request["rank_timeout_s"])
         store.set_timeout(timeout)
         dist.init_process_group(
             store=store, rank=rank, world_size=world_size, timeout=timeout, **own

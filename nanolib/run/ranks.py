@@ -143,7 +143,7 @@ def measure_on_ranks(
         device=case.device,
         timeout_s=0.9 * params.case_timeout_s,  # so that the rank that was late can be named
         threads=case.threads,
-        hang_s=params.hang_s,
+        rank_timeout_s=params.rank_timeout_s,
         private_network=private_network,
     )
     crowded = oversubscribed(case.device, case.ranks_here, case.threads)
@@ -169,7 +169,7 @@ def run_ranks(
     device: str,
     timeout_s: float,
     threads: int = 1,
-    hang_s: float = HANG_S,
+    rank_timeout_s: float = HANG_S,
     private_network: bool = False,
 ) -> list[Any]:
     """Call a function in `world_size` processes.
@@ -181,7 +181,7 @@ def run_ranks(
         device: `cpu` (gloo) or `cuda` (NCCL, one GPU each).
         timeout_s: All of it may take this long.
         threads: Of each rank, on a CPU.
-        hang_s: A rank may wait this long for another.
+        rank_timeout_s: A rank may wait this long for another.
         private_network: Whether the ranks get a network of their own, if the system allows it.
 
     Returns:
@@ -200,7 +200,7 @@ def run_ranks(
         "world_size": world_size,
         "device": device,
         "threads": threads,
-        "hang_s": min(hang_s, timeout_s),
+        "rank_timeout_s": min(rank_timeout_s, timeout_s),
     }
     for launched in _launched:
         return launched.run(asked)

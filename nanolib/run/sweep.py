@@ -34,7 +34,7 @@ from nanolib.run.params import Params
 from nanolib.run.peaks_case import ceilings_of, measured_before
 from nanolib.run.provenance import new_run, take_over
 from nanolib.run.timeout import Outcome, one_line
-from nanolib.run.worker import Cancelled, run_here, run_in_process
+from nanolib.run.worker import Canceled, run_here, run_in_process
 from nanolib.store import Store
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def measure(
 
     Raises:
         BadInput: There is no case.
-        Cancelled: `stop` was set.
+        Canceled: `stop` was set.
 
     Example:
         >>> from nanolib.experiments.warmup import cases as experiment
@@ -139,7 +139,7 @@ def measure(
 
     def pause(seconds: float) -> None:
         if stop.wait(seconds):
-            raise Cancelled
+            raise Canceled
 
     devices = {device, *(each for case in cases for each in case.devices)}
     with contextlib.ExitStack() as locks, fitting_threads():
@@ -156,7 +156,7 @@ def measure(
         sweep_run = SweepRun(store, run_id or store.add(run))
         try:
             _Sweep(params, sweep_run, stop).measure(cases, progress, on_progress)
-        except (KeyboardInterrupt, Cancelled):
+        except (KeyboardInterrupt, Canceled):
             sweep_run.end(RunStatus.INTERRUPTED, "stopped by the user")
             raise
         except BaseException as error:
@@ -200,7 +200,7 @@ class _Sweep:
                 if on_progress is not None:
                     on_progress(done, len(cases), str(group[0]))
                 if self._stop.is_set():
-                    raise Cancelled
+                    raise Canceled
                 with watched_cpus() as load:
                     outcomes = self._measure_group(group)
                 for outcome in outcomes.values():
@@ -247,7 +247,7 @@ class _Sweep:
         for case in cases:
             # if all of this dies, nobody knows by which case of several: none is blamed
             deaths = self._deaths[case.case_id] + (len(cases) == 1)
-            row = Measurement("case_time", status=Status.STARTED, details={"attempts": deaths})
+            row = Measurement("case_duration", status=Status.STARTED, details={"attempts": deaths})
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         ceilings = ceilings_of(self._store, self._run_id)
         asked = self._params, cases, ceilings, self._store, self._run_id
@@ -277,7 +277,7 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 def store_outcomes(
     store: Store, run_id: str, cases: Sequence[Case], outcomes: Mapping[str, Outcome]
 ) -> None:
-    """Store the rows of cases that belong together in one transaction, `case_time` first.
+    """Store the rows of cases that belong together in one transaction, `case_duration` first.
 
     A case whose rows cannot be stored is an error, and does not cost the others theirs.
     """

@@ -68,9 +68,9 @@ class Outcome:
 
     @property
     def ending(self) -> Measurement:
-        """The row `case_time`: how long the case took, and how it ended."""
+        """The row `case_duration`: how long the case took, and how it ended."""
         return Measurement(
-            "case_time",
+            "case_duration",
             self.seconds,
             n=1,
             samples=(self.seconds,),

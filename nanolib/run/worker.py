@@ -22,7 +22,7 @@ from nanolib.store.traces import recording
 _GRACE_S = 5.0  # in which a case that can still be interrupted says that it was late
 
 
-class Cancelled(BaseException):
+class Canceled(BaseException):
     """Someone asked for the case to end; no `except Exception` on the way may swallow it."""
 
 
@@ -60,7 +60,7 @@ def run_in_process(
         stop: Ends the process when it is set.
 
     Raises:
-        Cancelled: `stop` was set.
+        Canceled: `stop` was set.
 
     Returns:
         Case id → its outcome. If the process was killed or late, that is the outcome of the case
@@ -82,7 +82,7 @@ def run_in_process(
     except Died as error:
         failed.status, failed.message, failed.killed = Status.ERROR, str(error), error.by_signal
     if stop.is_set():
-        raise Cancelled
+        raise Canceled
     if failed.message:
         failed.rows, failed.seconds = rows[at], time.perf_counter() - began
         outcomes[at] = failed

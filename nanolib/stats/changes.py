@@ -22,7 +22,7 @@ _FAR = (
 
 
 def step_noise(series: ArrayLike) -> float:
-    """Standard deviation by the steps between neighbours, which a few changes of level barely touch."""
+    """Standard deviation by the steps between neighbors, which a few changes of level barely touch."""
     steps = np.diff(np.asarray(series, dtype=float))
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
 
@@ -53,10 +53,10 @@ def changes_of_level(
 ) -> list[tuple[int, float]]:
     """Where a history of estimates changed, and by which factor.
 
-    The scale is the larger of the noise between neighbours and the estimates' own uncertainty, so that neither a quiet
+    The scale is the larger of the noise between neighbors and the estimates' own uncertainty, so that neither a quiet
     stretch nor a wide interval makes a change of nothing. A change must also exceed the noise near it: noise that grows at a
     constant level is no change. One or two values that stick out are no level, wherever they lie:
-    the medians of five neighbours, in which changes are sought, do not show them.
+    the medians of five neighbors, in which changes are sought, do not show them.
 
     Args:
         values: Estimates in the order taken, shape [n], above 0; with n < 6 nothing can be said.
@@ -70,7 +70,7 @@ def changes_of_level(
     n = len(logs)
     if n < LEAST_HISTORY:
         return []
-    smooth, penalty = median_of_neighbours(logs), PENALTY * math.log(n)
+    smooth, penalty = median_of_neighbors(logs), PENALTY * math.log(n)
     points = change_points(smooth / _history_noise(logs, widths), penalty, LEAST_RUNS)
     bounds = _beyond_local_noise([0, *points, n], smooth, logs, widths)
     seen, steps = (np.diff(levels_between(series, bounds)) for series in (smooth, logs))
@@ -156,12 +156,12 @@ def _prediction_reach(level: np.ndarray) -> float:
 
 
 def _history_noise(logs: np.ndarray, widths: np.ndarray) -> float:
-    """Standard deviation of estimates about their level: what neighbours or their own intervals say, whichever is larger."""
+    """Standard deviation of estimates about their level: what neighbors or their own intervals say, whichever is larger."""
     return max(step_noise(logs), float(np.median(widths)) / 1.96, 1e-4)
 
 
-def median_of_neighbours(series: np.ndarray) -> np.ndarray:
-    """The median of each value's five neighbours, itself included; at the ends that of the first or last five."""
+def median_of_neighbors(series: np.ndarray) -> np.ndarray:
+    """The median of each value's five neighbors, itself included; at the ends that of the first or last five."""
     width = 2 * LEAST_RUNS - 1
     medians = np.median(np.lib.stride_tricks.sliding_window_view(series, width), axis=1)
     return np.pad(medians, LEAST_RUNS - 1, mode="edge")

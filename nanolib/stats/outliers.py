@@ -1,4 +1,4 @@
-"""Tukey's fences: outliers are labelled, and kept."""
+"""Tukey's fences: outliers are labeled, and kept."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from nanolib.stats.changes import (
     MIN_SEGMENT,
     change_points,
     levels_between,
-    median_of_neighbours,
+    median_of_neighbors,
     step_noise,
 )
 from nanolib.stats.outliers import fences
@@ -38,13 +38,13 @@ class SteadyState:
     cut: int
     changes: tuple[int, ...]
     steady: bool
-    slowdown: bool
+    got_slower: bool
 
 
 def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     """Find the warm-up of a series of timings by change points in its level.
 
-    Change points are those of PELT with the L2 cost on medians of 5, scaled by the noise between neighbouring medians
+    Change points are those of PELT with the L2 cost on medians of 5, scaled by the noise between neighboring medians
     (which a change of level barely touches), penalty 10 ln n. The head is cut only if what follows is faster. A
     change in the last quarter, or a cut of half or more, means that there is no steady state.
 
@@ -60,7 +60,7 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
         return SteadyState(0, (), True, False)
     medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
     steps = np.diff(medians)
-    # Two views of the noise of one median: between neighbouring medians, and from neighbouring samples (the median of 5
+    # Two views of the noise of one median: between neighboring medians, and from neighboring samples (the median of 5
     # normal ones has 0.54 of their sd). Few medians make the first a lottery, autocorrelation makes the second too small.
     noise = max(_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * _noise(x))
     if noise == 0:  # a coarse clock: the smallest step seen is the scale
@@ -77,13 +77,13 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
             break
         cut = change
     after = [level for bound, level in zip(bounds, levels, strict=False) if bound >= cut]
-    slowdown = any(b > a for a, b in itertools.pairwise(after))
+    got_slower = any(b > a for a, b in itertools.pairwise(after))
     late = any(change > 0.75 * groups for change in changes)
     return SteadyState(
         cut=cut * group,
         changes=tuple(change * group for change in changes),
         steady=not late and cut < groups / 2,
-        slowdown=slowdown,
+        got_slower=got_slower,
     )
 
 
@@ -124,7 +124,7 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
     """
     x = np.asarray(curve, dtype=float)
     half = len(x) // 2
-    smooth, level = median_of_neighbours(x), float(np.median(x[half:]))
+    smooth, level = median_of_neighbors(x), float(np.median(x[half:]))
     deviation = max(step_noise(x[half:]), 1.4826 * float(np.median(np.abs(x[half:] - level))))
     # The median of five normal values has 0.54 of their deviation; the level has its own share.
     limit = max(level + _CLEAR * 0.6 * deviation, float(smooth[half:].max()), level * (1 + MOVED))

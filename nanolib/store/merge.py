@@ -13,7 +13,7 @@ from nanolib.store.schema import TRACE_TABLES, columns_of
 _RANK = (
     "({run}.status = 'done',"
     " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
-    " AND metric = 'case_time' AND status != 'started'),"
+    " AND metric = 'case_duration' AND status != 'started'),"
     " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id))"
 )
 

@@ -242,18 +242,18 @@ class Reader(Connection):
         """Cases that were started and never ended → how often they were tried."""
         query = (
             "SELECT case_id, coalesce(json_extract(details, '$.attempts'), 1) FROM measurements"
-            " WHERE run_id = ? AND metric = 'case_time' AND status = ?"
+            " WHERE run_id = ? AND metric = 'case_duration' AND status = ?"
         )
         return dict(self.connection.execute(query, (run_id, Status.STARTED)).fetchall())
 
     def finished_cases(self, run_id: str) -> set[str]:
         """Cases of a run that have ended, however."""
-        query = "SELECT case_id FROM measurements WHERE run_id = ? AND metric = 'case_time' AND status != ?"
+        query = "SELECT case_id FROM measurements WHERE run_id = ? AND metric = 'case_duration' AND status != ?"
         return {case_id for (case_id,) in self.connection.execute(query, (run_id, Status.STARTED))}
 
     def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
         """How the cases of a run stand: status, how many, seconds inside them."""
-        query = "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_time'"
+        query = "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_duration'"
         return self.connection.execute(f"{query} GROUP BY status", (run_id,)).fetchall()
 
     def _read(self, query: str, values: Iterable[Any] = ()) -> pd.DataFrame:

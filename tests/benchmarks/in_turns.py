@@ -40,7 +40,7 @@ def main() -> int:
     asked.add_argument("--budget", type=float, default=12.0, help="seconds per case")
     budget_s = asked.parse_args().budget
     quiet, again = (_gains(budget_s) for _ in range(2))
-    with _busy_neighbours():
+    with _busy_neighbors():
         busy = _gains(budget_s)
     print(f"{'pair':44} {'quiet':>22} {'again':>22} {'beside busy ones':>22}  clean rounds")
     turned, far, wide, clean = [], [], 0, 0
@@ -99,7 +99,7 @@ def _text(row: object) -> str:
 
 
 @contextlib.contextmanager
-def _busy_neighbours() -> Iterator[None]:
+def _busy_neighbors() -> Iterator[None]:
     """Processes that are no children of this one, so that they count as others; they stop and go on."""
     start = [
         f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"

@@ -56,7 +56,7 @@ def main() -> None:
         took = time.perf_counter() - start
         with sqlite3.connect(Path(name) / "results.sqlite") as db:
             found = db.execute(
-                "SELECT run_id || case_id, count(*) FROM measurements WHERE metric = 'case_time'"
+                "SELECT run_id || case_id, count(*) FROM measurements WHERE metric = 'case_duration'"
                 " AND status = 'ok' GROUP BY 1"
             ).fetchall()
     ray.shutdown()

@@ -101,5 +101,5 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab):
     page.wait_for_selector("text=Kept in results.sqlite.", timeout=60_000)
     page.locator("button:has-text('Measure')").click()
     page.locator("button:has-text('Cancel'):not([disabled])").click(timeout=60_000)
-    page.wait_for_selector("text=Cancelled.", timeout=60_000)
+    page.wait_for_selector("text=Canceled.", timeout=60_000)
     assert not opened.ended()[1]

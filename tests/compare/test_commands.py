@@ -78,7 +78,7 @@ def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, tmp_pat
 def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano):
     once = {
         "c": [
-            Measurement("case_time", 1.0),
+            Measurement("case_duration", 1.0),
             Measurement("latency", 5.0, scope="decode", method="window"),
         ]
     }

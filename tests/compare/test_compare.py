@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from nanolib.cli import main
 from nanolib.compare.runs import block_medians, compare_rows
 from nanolib.measurement import Flag, Measurement, Status, exact
-from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.latency import summarize
 from nanolib.store import Run, Store
 from tests.compare.earlier import earlier_runs
 
@@ -22,11 +22,11 @@ def _case(
     seed, level=10.0, flops=100.0, memory=8.0, status=Status.OK, flags=(), blocks=40, spread=0.01
 ):
     if status is not Status.OK:
-        return [Measurement("case_time", 1.0, status=status, message="why")]
+        return [Measurement("case_duration", 1.0, status=status, message="why")]
     times = level * np.exp(spread * np.random.default_rng(seed).normal(size=blocks))
-    latency = summarise(times, scope="forward")
+    latency = summarize(times, scope="forward")
     return [
-        Measurement("case_time", 1.0),
+        Measurement("case_duration", 1.0),
         replace(latency, flags=flags or latency.flags),
         exact("flops", flops, scope="forward"),
         exact("peak_memory", memory, scope="forward"),

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from nanolib.cli import main
 from nanolib.compare.history import Change, History, find_steps, histories, since_before, table
 from nanolib.measurement import BadInput, Measurement, exact
-from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.latency import summarize
 from nanolib.report.regressions import history_verdict
 from nanolib.store import Run, Store
 
@@ -16,7 +16,7 @@ M2 = M1 | {"machine_id": "m2"}
 def _run(index, level, machine=M1, flops=100.0, revision=None):
     wiggle = 1 + 0.002 * (index % 3)
     times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
-    rows = [Measurement("case_time", 1.0), summarise(times, scope="forward")]
+    rows = [Measurement("case_duration", 1.0), summarize(times, scope="forward")]
     rows.append(exact("flops", flops, scope="forward"))
     cases = {"c1": ({"name": "dense", "seq_len": 8, "dtype": "float32"}, rows)}
     run_id, revision = f"run{index}{machine['machine_id']}", revision or f"rev{index}"

@@ -40,7 +40,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
     with Store(tmp_path / "results.sqlite") as store:
         run = sweep.measure(distributed, params, store=store, progress=False)
         rows = run.measurements(samples=True)
-    ends = rows[rows["metric"] == "case_time"]
+    ends = rows[rows["metric"] == "case_duration"]
     assert list(ends["status"]) == ["error", "ok"]
     assert ends["message"].iloc[0] == "RankFailed: rank 1 of 2 raised ValueError: two lines"
     assert "ValueError: two\nlines" in ends["details"].iloc[0]["traceback"]
@@ -59,8 +59,8 @@ def _rows_of_a_real_case_hold(rows):
         "comp_final_output",
     ]
     scopes = {f"gather: {part}" for part in (*tables.KINDS, *named)}
-    assert set(rows[rows["metric"] == "part_time"]["scope"]) == scopes
-    rounds = rows[rows["metric"] == "rounds"]
+    assert set(rows[rows["metric"] == "component_time"]["scope"]) == scopes
+    rounds = rows[rows["metric"] == "communication_steps"]
     assert list(rounds["estimate"]) == [1]
     sent = rows[(rows["metric"] == "wire_bytes") & (rows["method"] == "formula")]
     assert list(sent["estimate"]) == [8 * 65 * 4]
@@ -128,10 +128,10 @@ def test_bad_parameters_get_one_line(values, said):
 # rows from what ranks saw
 
 
-def _parts(*ranks, form="f", flags=(), predicted=None):
+def _parts(*ranks, algorithm="f", flags=(), predicted=None):
     """The rows of an algorithm's parts: each rank's runs, ms by part."""
-    answers = [{"parts": {form: runs}, "errors": {}} for runs in ranks]
-    return list(Launch(answers, flags).algorithm(form, None, predicted))
+    answers = [{"parts": {algorithm: runs}, "errors": {}} for runs in ranks]
+    return list(Launch(answers, flags).algorithm(algorithm, None, predicted))
 
 
 def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
@@ -139,7 +139,7 @@ def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
     crowded = (Flag.OVERSUBSCRIBED,)
     rows = _parts([fast] * 9, [slow] * 9, flags=crowded, predicted=0.8)
-    times = {row.scope: row for row in rows if row.metric == "part_time"}
+    times = {row.scope: row for row in rows if row.metric == "component_time"}
     assert times["f: comp_a"].estimate == 4 and times["f: wait"].estimate == 3
     assert times["f: communication"].predicted == 0.8
     shares = [row for row in rows if row.metric == "time_share"]
@@ -147,7 +147,7 @@ def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
     assert sum(row.estimate for row in shares) == pytest.approx(1)
     assert all(row.details == {"rank": 1} for row in shares)
     assert {(row.flags, row.confidence) for row in rows} == {(crowded, 0.95)}
-    few = [row.confidence for row in _parts([fast] * 3) if row.metric == "part_time"]
+    few = [row.confidence for row in _parts([fast] * 3) if row.metric == "component_time"]
     assert set(few) == {0.75}  # the confidence that the range of three calls has
 
 
@@ -196,4 +196,4 @@ def test_bytes_that_were_counted_stand_beside_the_formula():
     formula, counted = (row for row in rows if row.metric == "wire_bytes")
     assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
     assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
-    assert {row.metric: row.estimate for row in rows}["rounds"] == 3
+    assert {row.metric: row.estimate for row in rows}["communication_steps"] == 3

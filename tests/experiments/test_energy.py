@@ -21,7 +21,9 @@ def rows(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NANOLIB_OUTPUT", str(tmp_path_factory.mktemp("energy")))
         run = sweep.measure(
-            energy, energy.Params(**SMALL, phases=["decode"], every_kth_token=4), progress=False
+            energy,
+            energy.Params(**SMALL, phases=["decode"], detail_every_n_calls=4),
+            progress=False,
         )
         run.finish()
     yield run.measurements(samples=True), run.store

@@ -26,7 +26,7 @@ WALKED = {
     "energy": (TINY | {"seq_lens": [32]}, {"phases": "[decode]", "batch_size": "2"}),
     "fp8": (
         {"presets": [], "overrides": {}, "numerics": []},
-        {"parity_arms": "[fp8_rowwise]", "parity_seeds": "3"},
+        {"parity_recipes": "[fp8_rowwise]", "parity_seeds": "3"},
     ),
     "distributed": (TINY, {"world_sizes": "[2]", "algorithms": "[gather]"}),
 }
@@ -127,7 +127,7 @@ def test_cancel_ends_the_case_in_flight_and_nothing_is_kept(shown):
     until(lambda: "0 of" in panel.said.value)
     panel.cancel.click()
     until(lambda: not panel.measure.disabled)
-    assert panel.said.value == "Cancelled." and panel.keep.disabled and panel.cancel.disabled
+    assert panel.said.value == "Canceled." and panel.keep.disabled and panel.cancel.disabled
     assert not [
         child
         for child in psutil.Process().children()

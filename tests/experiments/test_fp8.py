@@ -29,7 +29,7 @@ SMALL = {
 }
 
 
-def _parity(arm, **changes):
+def _parity(recipe, **changes):
     shape = {
         "seeds": 2,
         "first_seed": 0,
@@ -39,7 +39,7 @@ def _parity(arm, **changes):
         "d_model": 32,
         "num_layers": 1,
     }
-    return ParityCase("cpu", arm, **(shape | changes), margin=0.0025, keep=("head",))
+    return ParityCase("cpu", recipe, **(shape | changes), margin=0.0025, keep=("head",))
 
 
 def _speed_cases():
@@ -51,7 +51,7 @@ def rows(tmp_path_factory):
     params = fp8.Params(
         **SMALL,
         precisions=["float32", "tf32", "bfloat16", "fp8_tensorwise"],
-        parity_arms=["bf16_again", "fp8_tensorwise", "scale_off_by_1024"],
+        parity_recipes=["bf16_again", "fp8_tensorwise", "scale_off_by_1024"],
         device="cpu",
     )
     with Store(tmp_path_factory.mktemp("fp8") / "results.sqlite") as store:
@@ -87,7 +87,7 @@ def test_parts_of_memory_are_the_models_own(rows):
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
-    table = parity_table(rows).set_index("arm")
+    table = parity_table(rows).set_index("recipe")
     assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [
         False,
         False,
@@ -105,9 +105,9 @@ def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
     assert list(table.sqnr) == pytest.approx(list(-20 * errors.map(math.log10)))
     sqnr = table.groupby("variant").sqnr.median()
     assert 4 < sqnr["e4m3 per tensor"] - sqnr["e5m2 per tensor"] < 8  # one bit of mantissa: 6 dB
-    assert set(rows[rows["factor.variant"].notna() & (rows.metric != "case_time")].provenance) == {
-        "emulated"
-    }
+    assert set(
+        rows[rows["factor.variant"].notna() & (rows.metric != "case_duration")].provenance
+    ) == {"emulated"}
 
 
 def test_the_same_run_twice_differs_by_nothing_and_a_last_bit_by_little():
@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
     monkeypatch.setattr(
         fp8_parity,
         "_last_loss",
-        lambda case, seed, corpus: real(case, seed, corpus) if case.arm == "bf16" else math.nan,
+        lambda case, seed, corpus: real(case, seed, corpus) if case.recipe == "bf16" else math.nan,
     )
     row = list(_parity("no_scaling").measure(fp8.Params(), {}))[-1]
     assert (

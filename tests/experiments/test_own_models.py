@@ -30,7 +30,7 @@ ASKED = {
         "precisions": ["float32", "bfloat16", "fp8_tensorwise"],
         "modes": ["forward", "training_step"],
         "excluded_modules": ["lm_head"],
-        "parity_arms": [],
+        "parity_recipes": [],
         "numerics": [],
     },
 }
@@ -72,7 +72,7 @@ def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):
     params = ALL[name]().Params(model=model, model_options=options, **QUICK, **ASKED[name])
     with Store(tmp_path / "results.sqlite") as store:
         rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
-    ends = rows[(rows.metric == "case_time") & rows["factor.preset"].notna()]
+    ends = rows[(rows.metric == "case_duration") & rows["factor.preset"].notna()]
     assert set(ends["factor.preset"]) == {model}
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
     assert wrong.empty, wrong[["status", "message", "factors"]].to_dict("records")

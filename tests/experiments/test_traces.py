@@ -17,7 +17,7 @@ GIVEN = {
         {"inference", "training_step", "prefill", "decode"},
     ),
     "fp8": (
-        _MODEL | {"seq_len": 8, "precisions": ["bfloat16"], "parity_arms": [], "numerics": []},
+        _MODEL | {"seq_len": 8, "precisions": ["bfloat16"], "parity_recipes": [], "numerics": []},
         {"training_step"},
     ),
 }
@@ -33,7 +33,7 @@ def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     )
     with Store(tmp_path / "results.sqlite") as store:
         rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
-    ended = rows[rows["metric"] == "case_time"]
+    ended = rows[rows["metric"] == "case_duration"]
     assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
     found = sorted((tmp_path / "traces").iterdir())
     assert {path.suffix for path in found} == {".json", ".txt"}

@@ -40,7 +40,7 @@ def test_p_is_adjusted_as_the_procedure_says():
 
 
 # Source: Hettmansperger & Sheather (1986): between order statistics whose binomial levels enclose 95 %; for n = 6 these are the
-# extremes (96.9 %) and their neighbours (78.1 %), for n = 10 the second and third of each side (97.9 %, 89.1 %).
+# extremes (96.9 %) and their neighbors (78.1 %), for n = 10 the second and third of each side (97.9 %, 89.1 %).
 @pytest.mark.parametrize(("n", "outer"), [(6, 1), (9, 2), (10, 2), (15, 4), (20, 6), (25, 8)])
 def test_the_medians_interval_lies_between_the_order_statistics_that_enclose_it(n, outer):
     low, estimate, high = median_interval(np.arange(1.0, n + 1))

@@ -42,27 +42,40 @@ ONLY_FIRST = {"EnergyCase": 1}
 
 FACTORS = _same(
     "attention_type options seq_len batch_size dtype num_heads num_kv_heads head_dim causal backward pattern target"
-    " block_size seeds steps tuning_steps d_model num_layers ceiling budget_s preset overrides mode optimisation"
-    " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look every_kth_token"
-    " every_nth_layer precision compiled keep arm first_seed margin variant seed"
-    " world_size forms prefill_forms q_len threads memory_form measured strategies"
-)
+    " block_size seeds steps d_model num_layers ceiling budget_s preset overrides mode"
+    " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look"
+    " precision compiled keep first_seed margin variant seed"
+    " world_size q_len threads measured strategies"
+) | {
+    "optimization": "optimisation",
+    "finetune_steps": "tuning_steps",
+    "detail_every_n_calls": "every_kth_token",
+    "detail_every_n_layers": "every_nth_layer",
+    "recipe": "arm",
+    "algorithms": "forms",
+    "prefill_algorithms": "prefill_forms",
+    "memory_algorithm": "memory_form",
+}
 NOT_FACTORS = {
     "device": "always the CPU here",
     "name": "for charts, and made of the others",
 }
 
 METRICS = _same(
-    "parameters footprint flops bytes sparsity block_sparsity converted_share rounds wire_bytes peak_memory memory_part loss"
-    " loss_difference parity"
-)
+    "parameters flops bytes sparsity block_sparsity converted_share wire_bytes peak_memory memory_part loss"
+    " loss_difference"
+) | {
+    "weight_memory": "footprint",
+    "communication_steps": "rounds",
+    "loss_difference_from_bf16": "parity",
+}
 LEFT_OUT = {
-    "case_time": "a time",
+    "case_duration": "a time",
     "latency": "a time",
     "reserved_memory": "of a GPU's allocator",
     "resident_memory": "what the system gave the process",
     "flops_per_second": "a rate",
-    "ceiling_share": "a rate",
+    "mfu": "a rate",
     "ceiling_flops": "a rate",
     "ceiling_bytes": "a rate",
     "tokens_per_second": "a rate",
@@ -81,7 +94,7 @@ LEFT_OUT = {
     "layer_time": "a time",
     "layer_energy": "power and times",
     "overhead": "times",
-    "part_time": "a time",
+    "component_time": "a time",
     "time_share": "times",
     "link_latency": "a time",
     "link_bandwidth": "a rate",
@@ -92,7 +105,7 @@ MIB = {name for name, metric in DECLARED.items() if metric.unit == "MiB"}  # wri
 
 # Metric → decimals, where not all of them are the same everywhere; one unit of the last one more or less is the same. By torch's
 # and oneDNN's code for SSE 4.1, AVX2 and AVX-512, on one thread and two, these losses differ by at most 0.00013 nats.
-DECIMALS = {"loss": 3, "loss_difference": 3, "parity": 3}
+DECIMALS = {"loss": 3, "loss_difference": 3, "loss_difference_from_bf16": 3}
 
 # What is said of a case before it runs, other than metrics.
 PREDICTED = (

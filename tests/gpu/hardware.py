@@ -65,7 +65,7 @@ def cases(params: Params) -> list[Case]:
     return [AccidentCase(params.device, accident) for accident in params.accidents]
 
 
-NO_LOSS = {"parity_arms": [], "numerics": []}
+NO_LOSS = {"parity_recipes": [], "numerics": []}
 DENSE = [
     {"kind": "dense", "backend": name} for name in ("flash", "efficient", "cudnn")
 ]  # math needs more than there is
@@ -113,12 +113,12 @@ class Hardware:
     planned: ClassVar[set[str]] = {"forward", "forward_backward", "training_step"}
     model: ClassVar[dict[str, Any]] = {
         "presets": ["gpt_125M"], "overrides": {}, "seq_lens": [512], "batch_sizes": [4], "dtypes": ["bfloat16"],
-        "optimisations": ["eager", "compile", "cuda_graph"], "new_tokens": 32, "generation_batch_sizes": [],
+        "optimizations": ["eager", "compile", "cuda_graph"], "new_tokens": 32, "generation_batch_sizes": [],
         "loss_steps": 0,
     }  # fmt: skip
     larger: ClassVar[dict[str, Any]] = model | {
         "presets": ["gpt_350M"],
-        "optimisations": ["eager", "cuda_graph"],
+        "optimizations": ["eager", "cuda_graph"],
     }
     fp8: ClassVar[dict[str, Any]] = {
         "presets": ["gpt_125M"],
@@ -294,5 +294,5 @@ class Hardware:
             world_size=2,
             device=kind,
             timeout_s=120,
-            hang_s=8,
+            rank_timeout_s=8,
         )

@@ -212,7 +212,7 @@ def models(gpu: Hardware) -> Iterator[Check]:
 
 def _beside_eager(rows: pd.DataFrame) -> list[float]:
     """What a captured graph needs as a share of what eager needs, a value per model."""
-    keys = ["factor.preset", "factor.optimisation"]
+    keys = ["factor.preset", "factor.optimization"]
     if not {*keys} <= {*rows.columns}:
         return []
     table = rows.groupby(keys).estimate.first().unstack()
@@ -379,7 +379,7 @@ def _few(names: list[str]) -> str:
 
 
 def _every_case(name: str, rows: pd.DataFrame) -> Iterator[Check]:
-    ends = rows[rows.metric == "case_time"]
+    ends = rows[rows.metric == "case_duration"]
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
     said = (
         "; ".join(f"{row.factors} {row.status}: {row.message}" for row in wrong.itertuples())
@@ -398,7 +398,7 @@ def _errors(text: str, rows: pd.DataFrame, scope: str, most: float) -> Iterator[
 
 
 def _shares(name: str, rows: pd.DataFrame) -> Iterator[Check]:
-    shares = rows[rows.metric == "ceiling_share"].estimate
+    shares = rows[rows.metric == "mfu"].estimate
     found = f"at most {shares.max():.3f} in {len(shares)} rows"
     yield Check(
         f"{name}: no share of a ceiling is above 1.05",
@@ -409,7 +409,7 @@ def _shares(name: str, rows: pd.DataFrame) -> Iterator[Check]:
 
 def _accident(gpu: Hardware, accident: str, status: str) -> Iterator[Check]:
     ends = gpu.run("accidents", accidents=[accident, "none"])
-    ends = ends[ends.metric == "case_time"]
+    ends = ends[ends.metric == "case_duration"]
     said = "; ".join(f"{row.status} {row.message}".strip() for row in ends.itertuples())
     named = any(words in said.lower() for words in LOSSES[accident])
     lost = bool(ends.details.iloc[0].get("device_lost")) == (accident == "assert")

@@ -11,7 +11,7 @@ from torch import nn
 from nanolib.measurement import Unsupported
 from nanolib.meters import links, memory
 from nanolib.meters.energy import meter, power
-from nanolib.models import NanoConfig, create_model, optimise
+from nanolib.models import NanoConfig, create_model, optimize
 from nanolib.models.generation import generation_of
 from nanolib.run import sweep
 from nanolib.run.rank import answer, failure, results_in
@@ -123,10 +123,10 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
     monkeypatch.setattr(sweep, "run_here", here)
     monkeypatch.setattr(sweep, "run_in_process", alone)
     with Store(tmp_path / "results.sqlite") as store:
-        params = sample.Params(behaviours=["ok-1", "ok-2", "ok-3"])
+        params = sample.Params(behaviors=["ok-1", "ok-2", "ok-3"])
         rows = sweep.measure(sample, params, store=store, progress=False).measurements()
     assert asked == [False, True, True]
-    assert list(rows[rows.metric == "case_time"].status) == ["error", "ok", "ok"]
+    assert list(rows[rows.metric == "case_duration"].status) == ["error", "ok", "ok"]
 
 
 def test_a_library_that_finds_no_memory_ran_out_of_memory():
@@ -165,14 +165,14 @@ def test_a_graph_for_inference_captures_no_backward_pass(monkeypatch):
         ("graph", lambda _: contextlib.nullcontext()),
     ):
         monkeypatch.setattr(torch.cuda, name, stub)
-    monkeypatch.setattr(optimise, "unsupported", lambda *_: "")
+    monkeypatch.setattr(optimize, "unsupported", lambda *_: "")
 
     def forward(ids):
         seen.append(torch.is_grad_enabled())
         return ids.float() * 2
 
     ids = torch.ones(1, 3, dtype=torch.int64)
-    call = optimise.optimise("cuda_graph", nn.Linear(1, 1).eval(), forward, ids)
+    call = optimize.optimize("cuda_graph", nn.Linear(1, 1).eval(), forward, ids)
     assert seen == [False] * 4  # three to warm up, one captured
     assert torch.equal(call(torch.full((1, 3), 5)), torch.full((1, 3), 2.0)) and replays == [1]
     assert torch.equal(ids, torch.full((1, 3), 5))  # where the graph reads
@@ -203,7 +203,12 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
         "init_process_group",
         lambda backend, **given: made.update(given, backend=backend),
     )
-    asked = {"device": "cuda", "threads": torch.get_num_threads(), "hang_s": 5.0, "world_size": 2}
+    asked = {
+        "device": "cuda",
+        "threads": torch.get_num_threads(),
+        "rank_timeout_s": 5.0,
+        "world_size": 2,
+    }
     asked |= {"module": "builtins", "function": "dict", "request": {"a": 7}}
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
     assert answer(asked, store, 1)
@@ -224,7 +229,7 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         captures.append([call() for _ in range(4)])
         return SimpleNamespace(replay=call), captures[-1][-1]
 
-    monkeypatch.setattr(optimise, "captured", captured)
+    monkeypatch.setattr(optimize, "captured", captured)
     overrides = {
         "num_layers": 2,
         "d_model": 32,
@@ -240,7 +245,7 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
     )  # any memory may hold it
     graph = generation_of(model, prompt, 4, captured=True)
     monkeypatch.undo()
-    monkeypatch.setattr(optimise, "captured", captured)
+    monkeypatch.setattr(optimize, "captured", captured)
     for _ in range(3):
         eager.prefill(), graph.prefill()
         for _ in range(6):  # and beyond the last token it begins anew

@@ -38,8 +38,12 @@ def test_a_rate_turns_the_interval_round_and_keeps_what_it_came_from():
     latency = Measurement(
         "latency", 2.0, 1.0, 4.0, 0.95, 20, (2.0, 4.0), "perf_counter", scope="decode"
     )
-    row = rate("tokens_per_second", 8, replace(latency, flags=(Flag.SLOWDOWN,)), message="how")
+    row = rate("tokens_per_second", 8, replace(latency, flags=(Flag.GOT_SLOWER,)), message="how")
     assert (row.low, row.estimate, row.high, row.samples) == (2000, 4000, 8000, (4000, 2000))
-    assert (row.scope, row.method, row.flags) == ("decode", "amount/perf_counter", (Flag.SLOWDOWN,))
+    assert (row.scope, row.method, row.flags) == (
+        "decode",
+        "amount/perf_counter",
+        (Flag.GOT_SLOWER,),
+    )
     alone = rate("tokens_per_second", 8, replace(latency, low=None, high=None), scope="other")
     assert (alone.low, alone.estimate, alone.high, alone.scope) == (None, 4000.0, None, "other")

@@ -50,7 +50,7 @@ class _Model(nn.Module):
 X = torch.ones(2, 3)
 
 
-def test_minimal_has_each_block_and_each_neighbour_to_the_nanosecond(clock):
+def test_minimal_has_each_block_and_each_neighbor_to_the_nanosecond(clock):
     model = _Model(clock)
     with LayerProfiler(model) as profiler:
         model(X)

@@ -138,7 +138,7 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
 
     It has no dropout, so no masks and nothing of what comes out of them. Attention is fused: no scores of s², but a log-sum per
     query and head. The two norms are RMSNorm's, composed: a copy of the input in float32, its reciprocal root per token, and the
-    normalised input in float32 and in 16 bit, which the projections share. Rotary embedding keeps the turned q and k.
+    normalized input in float32 and in 16 bit, which the projections share. Rotary embedding keeps the turned q and k.
     """
     batch, length, width, heads = 2, 32, 64, 4
     sbh = batch * length * width
@@ -166,7 +166,7 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
     logsum = batch * heads * length * 4
     norm = (
         4 + 4 + 2
-    ) * sbh + per_token  # float32 input, float32 normalised, 16 bit result; the reciprocal root
+    ) * sbh + per_token  # float32 input, float32 normalized, 16 bit result; the reciprocal root
     assert kept == {
         "blocks.*.attention_norm": norm,
         "blocks.*.attention.v_proj": 2 * sbh,

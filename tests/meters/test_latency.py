@@ -9,7 +9,7 @@ import torch
 from nanolib.measurement import BadInput, Flag
 from nanolib.meters.cpu_load import CpuLoad
 from nanolib.meters.time import latency
-from nanolib.meters.time.latency import measure, measure_phases, summarise
+from nanolib.meters.time.latency import measure, measure_phases, summarize
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
 
@@ -25,7 +25,7 @@ def test_it_stops_at_the_budget_but_not_before_six_blocks_which_give_an_interval
     assert row.confidence == 0.95 and (row.low, row.estimate, row.high) == tuple(
         median_interval(row.samples)
     )
-    assert Flag.FEW_BLOCKS not in row.flags
+    assert Flag.LOW_SAMPLE_COUNT not in row.flags
 
 
 def test_estimate_and_interval_are_those_of_block_medians(clocked):
@@ -81,7 +81,7 @@ def test_phases_are_timed_in_turn_and_summed(clocked):
 
 def test_details_describe_all_kept_samples():
     x = np.random.default_rng(1).normal(10, 1, 50)
-    details = summarise(x).details
+    details = summarize(x).details
     assert details["mean"] == pytest.approx(x.mean()) and details["sd"] == pytest.approx(
         x.std(ddof=1)
     )
@@ -158,14 +158,14 @@ def test_the_sum_of_the_phases_is_what_must_be_precise(clocked):
 
 def test_what_never_settles_is_kept_whole_and_said():
     series = np.concatenate([_noisy(65), _noisy(15, level=130, seed=1)])
-    row = summarise(series)
+    row = summarize(series)
     assert row.n == 80 and row.details["warmup_cut"] == 0
-    assert {Flag.NO_STEADY_STATE, Flag.SLOWDOWN} <= set(row.flags)
+    assert {Flag.NO_STEADY_STATE, Flag.GOT_SLOWER} <= set(row.flags)
 
 
 def test_a_cut_within_a_block_takes_all_of_it():
-    steady = SteadyState(cut=7, changes=(7,), steady=True, slowdown=False)
-    row = summarise(np.arange(1.0, 31), calls_per_block=3, steady=steady)
+    steady = SteadyState(cut=7, changes=(7,), steady=True, got_slower=False)
+    row = summarize(np.arange(1.0, 31), calls_per_block=3, steady=steady)
     assert row.details["warmup_cut"] == 9 and row.n == 7 and row.estimate == 20
     assert len(row.samples) == 30 and row.details["mean"] == np.arange(10, 31).mean()
 
@@ -174,15 +174,15 @@ def test_a_cut_within_a_block_takes_all_of_it():
     ("series", "flags"),
     [
         ([10.0, 11, 12] * 10, []),
-        ([10.0, 11, 12, 11, 12], [Flag.FEW_BLOCKS]),
+        ([10.0, 11, 12, 11, 12], [Flag.LOW_SAMPLE_COUNT]),
         ([10.0, 11, 12, 11, 12, 11], []),  # six give a 95 % interval
         ([*[10.0, 11, 12] * 10, 16.0], [Flag.OUTLIERS_MILD]),
         ([*[10.0, 11, 12] * 10, 16.0, 30.0], [Flag.OUTLIERS_SEVERE]),
     ],
 )
 def test_flags_say_what_the_blocks_show(series, flags):
-    steady = SteadyState(0, (), steady=True, slowdown=False)
-    found = summarise(series, steady=steady).flags
+    steady = SteadyState(0, (), steady=True, got_slower=False)
+    found = summarize(series, steady=steady).flags
     assert [flag for flag in found if flag is not Flag.AUTOCORRELATED] == flags
 
 
@@ -201,10 +201,10 @@ def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):
 
 
 def test_one_block_has_no_interval_and_five_their_range():
-    steady = SteadyState(0, (), steady=True, slowdown=False)
+    steady = SteadyState(0, (), steady=True, got_slower=False)
     alone, few = (
-        summarise([10.0], steady=steady),
-        summarise([14.0, 10.0, 12.0, 11.0, 13.0], steady=steady),
+        summarize([10.0], steady=steady),
+        summarize([14.0, 10.0, 12.0, 11.0, 13.0], steady=steady),
     )
     assert (alone.low, alone.estimate, alone.high, alone.confidence, alone.n) == (
         None,
@@ -215,14 +215,14 @@ def test_one_block_has_no_interval_and_five_their_range():
     )
     assert alone.details["sd"] == alone.details["cv"] == 0
     assert (few.low, few.estimate, few.high, few.confidence) == (10.0, 12.0, 14.0, 1 - 2.0**-4)
-    assert summarise([10.0, 12.0], steady=steady).confidence == 0.5
-    assert summarise([1.0, 2, 3, 4, 5, 6], steady=steady).confidence == 0.95
+    assert summarize([10.0, 12.0], steady=steady).confidence == 0.5
+    assert summarize([1.0, 2, 3, 4, 5, 6], steady=steady).confidence == 0.95
 
 
 def test_blocks_that_depend_on_each_other_are_flagged():
-    steady = SteadyState(0, (), steady=True, slowdown=False)
+    steady = SteadyState(0, (), steady=True, got_slower=False)
     wave = 10 + np.sin(np.arange(60) / 5)
-    row = summarise(wave, steady=steady)
+    row = summarize(wave, steady=steady)
     assert Flag.AUTOCORRELATED in row.flags and row.details["ljung_box_p"] < 0.01
-    alone = summarise(_noisy(60), steady=steady)
+    alone = summarize(_noisy(60), steady=steady)
     assert Flag.AUTOCORRELATED not in alone.flags and alone.details["ljung_box_p"] > 0.01

@@ -50,7 +50,7 @@ def test_gradients_are_the_same_to_the_last_bit(model):
 
 
 @torch.inference_mode()
-def test_standard_times_every_module_and_summarises_now_and_then(model):
+def test_standard_times_every_module_and_summarizes_now_and_then(model):
     config = ProfilingConfig.custom(every_kth_token=3, every_nth_layer=2, near_zero=0.05)
     outputs = []
     handle = model.blocks[2].mlp.down.register_forward_hook(lambda m, i, out: outputs.append(out))

@@ -20,7 +20,7 @@ RUNS, ROUNDS = int(os.environ.get("NANOLIB_SIMULATIONS", "200")), 30
 
 
 def _slow_downs(generator, count):
-    """A common factor per stretch of time: every now and then a neighbour takes a third or more for a while."""
+    """A common factor per stretch of time: every now and then a neighbor takes a third or more for a while."""
     factors, busy = np.ones(count), False
     for at in range(count):
         busy = generator.random() < (0.8 if busy else 0.1)
@@ -174,7 +174,7 @@ def test_rounds_that_met_others_are_left_out_if_twenty_clean_ones_remain(
     assert row.low <= row.estimate <= row.high and len(row.samples) == n
 
 
-def test_rounds_are_labelled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, monkeypatch):
+def test_rounds_are_labeled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, monkeypatch):
     samplers, _ = begun({"a": [10.0], "b": [10.0]})
     monkeypatch.setattr(turns, "_LABEL_S", 0.0)
     told = itertools.chain([None, None, 0.5, None, None, 0.0] * 3, itertools.repeat(None))

@@ -95,25 +95,25 @@ def test_a_zero_tensor_survives_the_cast():
 
 def test_shares_that_vanish_and_saturate_are_counted():
     x = torch.tensor([448.0, 1.0, 1e-9, 0.0])
-    found = fp8.quantise(x, fp8.Cast())
+    found = fp8.quantize(x, fp8.Cast())
     assert found.underflow == 0.25 and found.overflow == 0 and found.scale == 1
-    found = fp8.quantise(torch.tensor([500.0, 1.0, 0.0, -600.0]), fp8.Cast(scaled=False))
-    assert found.overflow == 0.5 and found.dequantised().tolist() == [448, 1, 0, -448]
+    found = fp8.quantize(torch.tensor([500.0, 1.0, 0.0, -600.0]), fp8.Cast(scaled=False))
+    assert found.overflow == 0.5 and found.dequantized().tolist() == [448, 1, 0, -448]
     for format, (inside, outside) in {
         "e4m3": (463, 465),
         "e5m2": (61439, 61441),
     }.items():  # half a step above the largest
         cast = fp8.Cast(format, scaled=False)
         assert [
-            float(fp8.quantise(torch.tensor([x]), cast).overflow)
+            float(fp8.quantize(torch.tensor([x]), cast).overflow)
             for x in (float(inside), float(outside))
         ] == [
             0,
             1,
         ]
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    assert all(fp8.quantise(x, fp8.Cast(format, "row")).overflow == 0 for format in fp8.FORMATS)
-    rows = fp8.quantise(torch.tensor([[1.0, 2.0], [100.0, 448.0]]), fp8.Cast(granularity="row"))
+    assert all(fp8.quantize(x, fp8.Cast(format, "row")).overflow == 0 for format in fp8.FORMATS)
+    rows = fp8.quantize(torch.tensor([[1.0, 2.0], [100.0, 448.0]]), fp8.Cast(granularity="row"))
     assert rows.scale.flatten().tolist() == [224, 1]
 
 

@@ -57,7 +57,7 @@ def test_generation_continues_greedily():
 
 
 def test_the_first_loss_is_that_of_a_uniform_guess():
-    model = create_model(_tiny(tie_embeddings=False), seed=8)  # tied ones favour repeating a token
+    model = create_model(_tiny(tie_embeddings=False), seed=8)  # tied ones favor repeating a token
     ids = text.batch(text.load(), 8, 64, torch.Generator().manual_seed(0))
     assert float(model.loss(ids).detach()) == pytest.approx(math.log(300), rel=0.02)
 

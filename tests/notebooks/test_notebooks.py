@@ -100,7 +100,7 @@ def test_charts_show_everywhere(name):
     ]
     assert shown
     assert all({"image/png", "text/plain"} <= set(data) for data in shown)
-    palette = 3  # the colour type that a PNG's header names
+    palette = 3  # the color type that a PNG's header names
     assert {base64.b64decode(data["image/png"])[25] for data in shown} == {palette}
 
 

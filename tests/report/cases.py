@@ -33,7 +33,7 @@ SHAPE = {
 def attention_case(name, low, ms, high, tiles=0.0, **shape):
     found = [timed("forward", low, ms, high, flags=shape.pop("flags", ()))]
     found += [exact("sparsity", 0.7, method="mask"), exact("block_sparsity", tiles, method="mask")]
-    found.append(Measurement("ceiling_share", 0.37, 0.3, 0.5, 0.95, 20, scope="forward"))
+    found.append(Measurement("mfu", 0.37, 0.3, 0.5, 0.95, 20, scope="forward"))
     return SHAPE | {"name": name} | shape, found
 
 
@@ -47,8 +47,11 @@ MODEL = {
 
 
 def model_case(mode, found, **shape):
-    weights = [exact("parameters", 700, method="count"), exact("footprint", 5.0, method="count")]
-    return MODEL | {"name": "tiny", "mode": mode, "optimisation": "eager"} | shape, [
+    weights = [
+        exact("parameters", 700, method="count"),
+        exact("weight_memory", 5.0, method="count"),
+    ]
+    return MODEL | {"name": "tiny", "mode": mode, "optimization": "eager"} | shape, [
         *weights,
         *found,
     ]
@@ -78,23 +81,23 @@ def training(phases, memory=60.0, step=(35, 36, 39), **shape):
 CORES = Flag.OVERSUBSCRIBED
 
 
-def decode_case(forms, world=4, flags=(), alone=None, **factors):
-    """Of each form: its interval, its rounds, and the intervals of compute, wait and communication; `alone`: that of one rank."""
+def decode_case(algorithms, world=4, flags=(), alone=None, **factors):
+    """Each algorithm with its interval, its steps, and the intervals of compute, wait and communication; `alone` is one rank's."""
     found = [timed("one rank", *alone)] if alone else []
-    for form, (ends, rounds, parts) in forms.items():
-        found.append(timed(form, *ends, flags=flags))
-        found.append(exact("rounds", rounds, scope=form))
+    for algorithm, (ends, rounds, parts) in algorithms.items():
+        found.append(timed(algorithm, *ends, flags=flags))
+        found.append(exact("communication_steps", rounds, scope=algorithm))
         for kind, (low, value, high) in zip(
             ("compute", "wait", "communication"), parts, strict=True
         ):
             of_ranks = {"ranks": [{"mean": value, "sd": 0.1}] * world}
-            part = {"scope": f"{form}: {kind}", "details": of_ranks}
-            found.append(Measurement("part_time", value, low, high, 0.95, 20, **part))
+            part = {"scope": f"{algorithm}: {kind}", "details": of_ranks}
+            found.append(Measurement("component_time", value, low, high, 0.95, 20, **part))
     shape = {
         "seq_len": 4096,
         "dtype": "float32",
         "world_size": world,
-        "forms": list(forms),
+        "algorithms": list(algorithms),
         "batch_size": 3,
     }
     return shape | factors, found
@@ -116,11 +119,21 @@ def fp8_case(size, precision, low, ms, high, **changes):
     return factors | {"seq_len": 64, "batch_size": 3} | changes, [row, bound]
 
 
-def parity_case(arm, verdict, difference=None, control=False, **rest):
+def parity_case(recipe, verdict, difference=None, control=False, **rest):
     low, high = (None, None) if difference is None else (difference - 0.002, difference + 0.001)
     details = {"verdict": verdict, "control": control, "margin_nats": 0.0025}
-    row = Measurement("parity", difference, low, high, 0.95, 3, scope=arm, details=details, **rest)
-    return {"arm": arm, "seeds": 3, "steps": 400}, [row]
+    row = Measurement(
+        "loss_difference_from_bf16",
+        difference,
+        low,
+        high,
+        0.95,
+        3,
+        scope=recipe,
+        details=details,
+        **rest,
+    )
+    return {"recipe": recipe, "seeds": 3, "steps": 400}, [row]
 
 
 def rated(name, low, achieved, high, flops=4e6, moved=1e5, **shape):

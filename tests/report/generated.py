@@ -84,9 +84,9 @@ def _attention(draw):
 def _model(draw):
     cases = []
     for n in draw(st.lists(st.sampled_from(_LENGTHS), min_size=1, max_size=5, unique=True)):
-        for optimisation in ("eager", "compile"):
-            shape = {"seq_len": n, "optimisation": optimisation}
-            shape["name"] = "tiny" if optimisation == "eager" else "tiny (compile)"
+        for optimization in ("eager", "compile"):
+            shape = {"seq_len": n, "optimization": optimization}
+            shape["name"] = "tiny" if optimization == "eager" else "tiny (compile)"
             cases.append(
                 inference(*draw(intervals()), memory=draw(st.sampled_from((8.0, 9.0))), **shape)
             )
@@ -155,35 +155,38 @@ def _fp8(draw):
         cases.append((shape | {"precision": "bfloat16"}, [timed("product", *draw(intervals()))]))
         rows = [timed(scope, *draw(intervals())) for scope in ("product", "product_with_cast")]
         cases.append((shape | {"precision": "fp8"}, rows))
-    for arm, control in (("row_wise", False), ("off_by_2", True)):
+    for recipe, control in (("row_wise", False), ("off_by_2", True)):
         difference = draw(st.sampled_from((-0.5, 0.0005, 0.5)))
         verdict = {-0.5: "better", 0.0005: "equivalent", 0.5: "worse"}[difference]
-        cases.append(parity_case(arm, verdict, difference, control=control))
+        cases.append(parity_case(recipe, verdict, difference, control=control))
     return cases
 
 
 @st.composite
 def _distributed(draw):
     cases = []
-    forms = ("fused", "ring", "gather")[: draw(st.integers(1, 3))]
+    algorithms = ("fused", "ring", "gather")[: draw(st.integers(1, 3))]
     for world in draw(st.lists(st.sampled_from((1, 2, 4)), min_size=1, unique=True)):
         found = {
-            form: (
+            algorithm: (
                 draw(intervals()),
                 draw(st.integers(1, 3)),
                 [draw(intervals()) for _ in range(3)],
             )
-            for form in forms
+            for algorithm in algorithms
         }
         flags = draw(st.sampled_from(((), (), (Flag.OVERSUBSCRIBED,))))
         cases.append(decode_case(found, world=world, flags=flags))
-    rows = [timed(f"{form} forward", *draw(intervals())) for form in ("dense", "ring", "zigzag")]
+    rows = [
+        timed(f"{algorithm} forward", *draw(intervals()))
+        for algorithm in ("dense", "ring", "zigzag")
+    ]
     rows += [
-        exact("peak_memory", value, scope=f"{form} forward")
-        for form, value in (("dense", 8.0), ("ring", 2.0), ("zigzag", 2.0))
+        exact("peak_memory", value, scope=f"{algorithm} forward")
+        for algorithm, value in (("dense", 8.0), ("ring", 2.0), ("zigzag", 2.0))
     ]
     shape = {"seq_len": 2048, "dtype": "float32", "world_size": 4, "batch_size": 3}
-    cases.append((shape | {"prefill_forms": ["ring", "zigzag"]}, rows))
+    cases.append((shape | {"prefill_algorithms": ["ring", "zigzag"]}, rows))
     low, value, high = (end - 8 for end in draw(intervals()))
     rows = [timed("alone", *draw(intervals())), timed("ddp", *draw(intervals()))]
     rows.append(Measurement("exposed_communication", value, low, high, 0.95, 20, scope="ddp"))

@@ -12,7 +12,7 @@ _GROUPS = {
         ("seq_len", "batch_size", "dtype", "causal", "device"),
     ),
     "model": (
-        lambda of: of["optimisation"] == "eager",
+        lambda of: of["optimization"] == "eager",
         lambda of: f"eager {of['dtype']}",
         ("attention_type", "seq_len", "batch_size", "mode", "new_tokens", "device"),
     ),
@@ -26,7 +26,7 @@ _GROUPS = {
 
 _OF = {
     "attention": "name",
-    "model": "optimisation",
+    "model": "optimization",
     "fp8": "precision",
 }  # a factor that cases of the group have
 

@@ -39,7 +39,7 @@ def latency(scope, ms, predicted=None, flags=(), spread=0.05, samples=()):
 
 
 def ended(status=Status.OK, message=""):
-    return Measurement("case_time", 1.0, status=status, message=message)
+    return Measurement("case_duration", 1.0, status=status, message=message)
 
 
 def attention_rows(times, failed=()):
@@ -55,7 +55,7 @@ def attention_rows(times, failed=()):
             exact("block_sparsity", tiles, method="mask"),
             exact("flops", 1e9, scope="forward"),
             exact("peak_memory", 10.0, scope="forward", method="live_tensor_bytes"),
-            Measurement("ceiling_share", 0.4, 0.3, 0.5, 0.95, 20, scope="forward"),
+            Measurement("mfu", 0.4, 0.3, 0.5, 0.95, 20, scope="forward"),
             exact("relative_error", 1e-7, scope="forward", method="float64"),
         ]
         rows[f"{name}{seq_len}"] = (
@@ -150,6 +150,6 @@ def elsewhere(file):
                 connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
         slower = ", ".join(f"{name} = {name} * {SLOWER}" for name in ("estimate", "low", "high"))
         connection.execute(
-            f"UPDATE measurements SET {slower} WHERE metric IN ('latency', 'part_time')"
+            f"UPDATE measurements SET {slower} WHERE metric IN ('latency', 'component_time')"
         )
     connection.close()

@@ -65,19 +65,23 @@ def test_why_fp8_gives_no_time_is_said_with_the_first_reason(say, endings, said)
         cases.append(
             (
                 factors,
-                [Measurement("case_time", 1.0, n=1, status=status, message=message, method="last")],
+                [
+                    Measurement(
+                        "case_duration", 1.0, n=1, status=status, message=message, method="last"
+                    )
+                ],
             )
         )
     assert say("fp8", cases)[0].startswith(said)
 
 
 def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_takes_the_trust(say):
-    arm = parity_case("row_wise", "equivalent", 0.0005, provenance=Provenance.EMULATED)
-    lines = say("fp8", [arm, parity_case("off_by_2", "worse", 0.5, control=True)])
+    recipe = parity_case("row_wise", "equivalent", 0.0005, provenance=Provenance.EMULATED)
+    lines = say("fp8", [recipe, parity_case("off_by_2", "worse", 0.5, control=True)])
     assert lines[0].startswith(
         "row wise (emulated): equivalent after 400 steps: 5.00e-04 [-0.00150 … 0.00150]"
     )
     assert lines[0].endswith("nats per byte above bf16, margin 0.0025, 3 pairs.")
     assert not any("The control" in line for line in lines)
-    lines = say("fp8", [arm, parity_case("off_by_2", "inconclusive", 0.5, control=True)])
+    lines = say("fp8", [recipe, parity_case("off_by_2", "inconclusive", 0.5, control=True)])
     assert any(line.startswith("The control off by 2 was not found worse") for line in lines)

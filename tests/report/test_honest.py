@@ -57,10 +57,10 @@ def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(
         rows = sweep.measure(ALL["attention"](), params, store=store, progress=False).measurements()
     row = rows[(rows.metric == "sparsity") & (rows["factor.attention_type"] == "sparse")].iloc[0]
     asked = options.get("sparsity")
-    assert (row["estimate"] > 0) == removed == (Flag.NOT_SPARSE.value not in row["flags"])
+    assert (row["estimate"] > 0) == removed == (Flag.MASK_IS_DENSE.value not in row["flags"])
     assert row["predicted"] == asked if asked else row["predicted"] != row["predicted"]
     table = attention_table(rows)
-    assert list(table["not_sparse"]) == [False, not removed]
+    assert list(table["mask_is_dense"]) == [False, not removed]
     assert ("removes nothing at " in "\n".join(VERDICTS["attention"](rows))) != removed
 
 
@@ -88,8 +88,12 @@ def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
 @pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
 def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
     details = {"verdict": "equivalent", "control": False, "margin_nats": 0.0025}
-    parity = Measurement("parity", 0.0, -1e-3, 1e-3, 0.95, 3, scope="a", details=details)
-    text = "\n".join(say("fp8", [({"arm": "fp8_rowwise", "seeds": 3, "steps": steps}, [parity])]))
+    parity = Measurement(
+        "loss_difference_from_bf16", 0.0, -1e-3, 1e-3, 0.95, 3, scope="a", details=details
+    )
+    text = "\n".join(
+        say("fp8", [({"recipe": "fp8_rowwise", "seeds": 3, "steps": steps}, [parity])])
+    )
     assert ("a smoke test" in text) == (steps < LEARNING_STEPS) == ("equivalent after" not in text)
     shape = {
         "name": "w",

@@ -42,8 +42,8 @@ def test_a_model_is_told_with_its_batch_its_tail_and_its_ratios(say):
         ((16, 24, 25), "inference 0.50× [0.44 … 0.94] as fast (slower)"),
     ],
 )
-def test_an_optimisation_is_faster_or_slower_when_the_ranges_do_not_overlap(say, ends, said):
-    shape = {"name": "tiny (compile)", "optimisation": "compile"}
+def test_an_optimization_is_faster_or_slower_when_the_ranges_do_not_overlap(say, ends, said):
+    shape = {"name": "tiny (compile)", "optimization": "compile"}
     cases = [inference(), inference(*ends, **shape), inference(1, 2, 3, seq_len=32)]
     cases.append(inference(1, 2, 3, seq_len=32, **shape))
     lines = [line for line in say("model", cases) if "against eager" in line]

@@ -15,7 +15,7 @@ from tests.shown import SECTIONS
 def test_a_page_says_what_became_of_the_cases(tmp_path, status):
     names = [name for name in ALL if name != "summary"]
     ended = Measurement(
-        "case_time", None, status=status, message="out of luck", details={"attempts": 1}
+        "case_duration", None, status=status, message="out of luck", details={"attempts": 1}
     )
     with Store(tmp_path / "results.sqlite") as store:
         for job in plan(ALL, names, {}, {}):

@@ -1,4 +1,4 @@
-"""Every chart is drawn by one function: what its marks, names, axes and colours say."""
+"""Every chart is drawn by one function: what its marks, names, axes and colors say."""
 
 import itertools
 import math
@@ -84,30 +84,30 @@ def test_points_of_two_runs_are_not_joined():
     assert [detail["field"] for detail in line["encoding"]["detail"]] == ["series", "link_run"]
 
 
-def test_four_series_have_a_colour_and_all_others_are_grey():
+def test_four_series_have_a_color_and_all_others_are_grey():
     assert list(hues("abcdefa").values()) == ["c1", "c2", "c3", "c4", "rest", "rest"]
 
 
-def _luminance(colour):
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+def _luminance(color):
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
     ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("colours", [charts.COLOURS, charts.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colors", [charts.COLOURS, charts.DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("name", ["c1", "c2", "c3", "c4", "muted", "ink", "base"])
-def test_words_in_each_colour_can_be_read(colours, name):
+def test_words_in_each_color_can_be_read(colors, name):
     """4.5 : 1, as WCAG 2.2 asks of text."""
-    low, high = sorted(_luminance(colours[one]) for one in (name, "paper"))
+    low, high = sorted(_luminance(colors[one]) for one in (name, "paper"))
     assert (high + 0.05) / (low + 0.05) >= 4.5
 
 
-def test_a_page_takes_its_colours_from_its_style():
+def test_a_page_takes_its_colors_from_its_style():
     specs = charts.with_variables({"made": plot(_points(), "Made").to_dict()})
     text = str(specs)
-    assert "var(--c1)" in text and not any(colour in text for colour in charts.COLOURS.values())
+    assert "var(--c1)" in text and not any(color in text for color in charts.COLOURS.values())
     assert all(f"--{name}:" in charts.variables() for name in charts.COLOURS)
 
 
@@ -120,7 +120,7 @@ def stored(tmp_path_factory):
 @pytest.mark.parametrize("name", CHARTS)
 def test_no_chart_loses_its_axis_to_bad_values(stored, name):
     rows = stored.copy()
-    places = rows.index[rows["estimate"].notna() & (rows["metric"] != "case_time")]
+    places = rows.index[rows["estimate"].notna() & (rows["metric"] != "case_duration")]
     for at, bad in enumerate(BAD):
         rows.loc[places[at::21], ["estimate", "low", "high", "predicted"]] = bad
     chart = CHARTS[name](rows)

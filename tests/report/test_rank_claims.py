@@ -22,7 +22,7 @@ from tests.shown import CHARTS
     ],
 )
 def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said):
-    forms = {
+    algorithms = {
         "gather": (gather, 1, COMPUTING),
         "ring": (ring, 3, COMPUTING),
         "fused": ((8, 9, 9.5), 2, COMPUTING),
@@ -30,7 +30,9 @@ def test_the_fastest_form_across_ranks_overlaps_no_other(say, ring, gather, said
     alone = decode_case({"fused": ((1, 2, 3), 0, COMPUTING)}, world=1)
     fewer = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=2)
     crowded = decode_case({"ring": ((1, 2, 3), 2, COMPUTING)}, world=8, flags=(CORES,))
-    line = say("distributed", [alone, decode_case(forms, alone=(26, 27, 30)), fewer, crowded])[0]
+    line = say("distributed", [alone, decode_case(algorithms, alone=(26, 27, 30)), fewer, crowded])[
+        0
+    ]
     assert line == (
         "Decoding over 4,096 keys, float32: 4 ranks are 3.00× [2.74 … 3.75] as fast as one rank: "
         f"fused takes 9.00 ms [8.00 … 9.50], 75% [68% … 94%] of perfect scaling; {said}"
@@ -61,7 +63,7 @@ def test_scaling_is_against_one_rank_of_the_same_rounds(say, measured):
     table = decode_table(
         measured("distributed", [(factors, [ended(), *found]) for factors, found in cases])
     )
-    two = table[table["world_size"] == 2].set_index("form")
+    two = table[table["world_size"] == 2].set_index("algorithm")
     assert dict(two["efficiency"]) == pytest.approx({"gather": 0.63, "one_message": 0.525})
     assert table.loc[table["world_size"] == 1, "efficiency"].isna().all()
 
@@ -102,10 +104,10 @@ def test_the_table_the_chart_and_the_sentence_name_the_same_limit(
 
 
 def test_without_cores_or_several_ranks_no_form_is_the_fastest(say):
-    forms = {"fused": ((8, 9, 9.5), 2, COMPUTING), "ring": ((18, 19, 20), 2, COMPUTING)}
-    (line,) = say("distributed", [decode_case(forms, flags=(CORES,))])
+    algorithms = {"fused": ((8, 9, 9.5), 2, COMPUTING), "ring": ((18, 19, 20), 2, COMPUTING)}
+    (line,) = say("distributed", [decode_case(algorithms, flags=(CORES,))])
     assert "No speed is claimed" in line and "fastest" not in line
-    (line,) = say("distributed", [decode_case(forms, world=1)])
+    (line,) = say("distributed", [decode_case(algorithms, world=1)])
     assert "Only one rank was measured" in line and "fastest" not in line
 
 
@@ -130,7 +132,7 @@ def test_whole_sequences_are_compared_with_one_rank_and_with_each_other(say, sec
         "seq_len": 2048,
         "dtype": "float32",
         "world_size": 4,
-        "prefill_forms": ["ring", "zigzag"],
+        "prefill_algorithms": ["ring", "zigzag"],
         "batch_size": 3,
     }
     (line,) = say("distributed", [(case, found)])
@@ -159,9 +161,9 @@ def test_exposed_communication_is_a_share_of_a_step_and_compared_with_zero(say, 
 
 
 def test_at_most_five_findings_speak_of_the_longest_sequences(say):
-    forms = {"fused": ((8, 9, 9.5), 2, COMPUTING)}
+    algorithms = {"fused": ((8, 9, 9.5), 2, COMPUTING)}
     cases = [
-        decode_case(forms, alone=(26, 27, 30), seq_len=n, dtype=dtype)
+        decode_case(algorithms, alone=(26, 27, 30), seq_len=n, dtype=dtype)
         for dtype in ("float32", "bfloat16", "float16")
         for n in (64, 4096)
     ]

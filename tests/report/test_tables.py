@@ -26,7 +26,7 @@ def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measur
             ended(),
             interval("latency", low, ms, high, scope="forward", details={"parameters": 700}),
         ]
-        found += [Measurement("tokens_per_second", 96.0), interval("ceiling_share", 0.1, 0.25, 0.5)]
+        found += [Measurement("tokens_per_second", 96.0), interval("mfu", 0.1, 0.25, 0.5)]
         found += [Measurement("memory_part", at, scope=name) for at, name in enumerate(PARTS, 1)]
         return factors | {"seq_len": 64, "batch_size": 3} | changes, found
 
@@ -74,7 +74,10 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
                 for alone in ([(15, 18, 24)] if several else [])
             ),
         ]
-        found += [interval("latency", *ends, scope="ring"), exact("rounds", 3, scope="ring")]
+        found += [
+            interval("latency", *ends, scope="ring"),
+            exact("communication_steps", 3, scope="ring"),
+        ]
         found += [
             exact("wire_bytes", 640, scope="ring"),
             exact("wire_bytes", 700, scope="ring", method="interface"),
@@ -82,7 +85,9 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
         found.append(exact("relative_error", 1e-7, scope="ring"))
         for kind, ms in zip(decode_tables.KINDS, parts, strict=True):
             found.append(
-                interval("part_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4)
+                interval(
+                    "component_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4
+                )
             )
             found.append(
                 Measurement("time_share", ms / 10, scope=f"ring: {kind}", details={"rank": 2})
@@ -91,7 +96,7 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
             "seq_len": 4096,
             "dtype": "float32",
             "world_size": world,
-            "forms": ["ring", "fused"],
+            "algorithms": ["ring", "fused"],
         }
         return shape | changes, found
 
@@ -116,7 +121,7 @@ def test_cases_that_did_not_end_well_and_flags_are_counted(measured):
     cases = [
         (
             SIZES | {"name": "good"},
-            [ended(), interval("latency", 1, 2, 4, scope="forward", flags=(Flag.SLOWDOWN,))],
+            [ended(), interval("latency", 1, 2, 4, scope="forward", flags=(Flag.GOT_SLOWER,))],
         ),
         (
             SIZES | {"name": "odd"},
@@ -129,7 +134,7 @@ def test_cases_that_did_not_end_well_and_flags_are_counted(measured):
         ("odd", "oom", "full")
     ]
     (line,) = overview.flag_lines(rows)
-    assert str(line).startswith(f"{Flag.SLOWDOWN} (1 of 2 timings): ")
+    assert str(line).startswith(f"{Flag.GOT_SLOWER} (1 of 2 timings): ")
 
 
 def test_the_first_and_what_cannot_be_told_from_it():
@@ -188,11 +193,15 @@ def test_a_case_that_would_not_fit_is_told_with_its_reason(measured):
 
 def test_names_in_tables_are_written_as_in_charts_and_flags_as_they_are_stored():
     table = pd.DataFrame(
-        {"form": ["pass_q", None], "direction": "forward_backward", "flags": [["few_blocks"]] * 2}
+        {
+            "algorithm": ["pass_q", None],
+            "direction": "forward_backward",
+            "flags": [["low_sample_count"]] * 2,
+        }
     )
     shown = tables.readable(table, {name: name for name in table})
     assert shown.to_dict("list") == {
-        "form": ["pass q", "—"],
+        "algorithm": ["pass q", "—"],
         "direction": ["forward + backward"] * 2,
-        "flags": ["few_blocks"] * 2,
+        "flags": ["low_sample_count"] * 2,
     }

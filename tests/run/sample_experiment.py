@@ -17,20 +17,20 @@ from nanolib.run.case import Case
 
 class Params(shared.Params):
     NAME: ClassVar[str] = "sample_experiment"
-    behaviours: list[str] = pydantic.Field(["ok"])
+    behaviors: list[str] = pydantic.Field(["ok"])
     folder: str = ""
 
 
 @dataclass(frozen=True)
 class SampleCase(Case):
-    behaviour: str
+    behavior: str
 
     def measure(self, params, ceilings):
         if params.folder:
-            with (Path(params.folder) / f"{self.behaviour}.calls").open("a") as calls:
+            with (Path(params.folder) / f"{self.behavior}.calls").open("a") as calls:
                 calls.write("x")
-        yield exact("flops", 1.0, scope=self.behaviour)
-        kind = self.behaviour.split("-")[0]
+        yield exact("flops", 1.0, scope=self.behavior)
+        kind = self.behavior.split("-")[0]
         if kind == "oom":
             torch.empty(2**62, dtype=torch.uint8)
         if kind == "memory":
@@ -46,7 +46,7 @@ class SampleCase(Case):
             os.kill(os.getpid(), signal.SIGKILL)
         if (
             kind == "killonce"
-            and (Path(params.folder) / f"{self.behaviour}.calls").read_text() == "x"
+            and (Path(params.folder) / f"{self.behavior}.calls").read_text() == "x"
         ):
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "nan":
@@ -61,4 +61,4 @@ class SampleCase(Case):
 
 
 def cases(params):
-    return [SampleCase("cpu", behaviour) for behaviour in params.behaviours]
+    return [SampleCase("cpu", behavior) for behavior in params.behaviors]

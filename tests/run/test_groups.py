@@ -25,7 +25,7 @@ def measure(store):
 
 
 def _ends(run):
-    ends = run.measurements()[lambda rows: rows.metric == "case_time"]
+    ends = run.measurements()[lambda rows: rows.metric == "case_duration"]
     return dict(zip(ends["factor.name"], ends["status"], strict=True))
 
 
@@ -100,7 +100,7 @@ def test_a_process_that_dies_names_its_case_and_the_others_go_on_without_it(
     run = measure("base", name, "slow", isolation="process", folder=str(tmp_path))
     assert _ends(run) == {"base": "ok", name: "error", "slow": "ok"}
     rows = run.measurements()
-    (message,) = rows[(rows.metric == "case_time") & (rows["factor.name"] == name)]["message"]
+    (message,) = rows[(rows.metric == "case_duration") & (rows["factor.name"] == name)]["message"]
     assert message == "its process died 2 times while it ran; it is not tried again"
     assert (tmp_path / f"{name}.calls").read_text() == "xx"
     assert ("slow", "work over base") in _gains(run)

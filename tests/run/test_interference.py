@@ -39,16 +39,16 @@ def loads(monkeypatch):
     return use
 
 
-def _measure(path, *behaviours, **rest):
+def _measure(path, *behaviors, **rest):
     with Store(path / "results.sqlite") as store:
-        params = sample.Params(behaviours=list(behaviours), **rest)
+        params = sample.Params(behaviors=list(behaviors), **rest)
         run = sweep.measure(sample, params, store=store, progress=False)
         run.finish()
         rows, runs = run.measurements(), store.runs()
     flags = {
         name: set(flags)
         for name, flags in zip(
-            rows["factor.behaviour"] + " " + rows["metric"], rows["flags"], strict=True
+            rows["factor.behavior"] + " " + rows["metric"], rows["flags"], strict=True
         )
     }
     return flags, runs.disturbances.to_list()
@@ -63,7 +63,7 @@ def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_wa
     assert flags == {
         f"ok-{number} {metric}": {Flag.BUSY_MACHINE} if number != 2 and metric != "flops" else set()
         for number in (1, 2, 3)
-        for metric in ("case_time", "flops", "latency")
+        for metric in ("case_duration", "flops", "latency")
     }
     assert found == [f"during {MET}"]
     assert f"not a quiet machine: during {MET}" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
     with Store(tmp_path / "results.sqlite") as store:
         monkeypatch.setattr(model, "cases", lambda _: [case])
         rows = sweep.measure(model, params, store=store, progress=False).measurements()
-    (ending,) = rows[rows.metric == "case_time"].to_dict("records")
+    (ending,) = rows[rows.metric == "case_duration"].to_dict("records")
     assert ending["status"] == Status.OOM_PREDICTED
     assert "MiB are free" in ending["message"]
 
@@ -79,7 +79,7 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 2**20, resource.RLIM_INFINITY))
 with Store(sys.argv[1]) as store:
     rows = sweep.measure(attention, params, store=store, progress=False).measurements()
-    ends = rows[rows.metric == "case_time"]
+    ends = rows[rows.metric == "case_duration"]
     print(list(zip(ends["factor.seq_len"], ends.status, ends.message)))
 """
 

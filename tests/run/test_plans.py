@@ -8,7 +8,7 @@ from nanolib.experiments import ALL
 from nanolib.experiments.model import look
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.loss_case import LossCase
-from nanolib.models.optimise import OPTIMISATIONS, applies, is_compiled
+from nanolib.models.optimize import OPTIMIZATIONS, applies, is_compiled
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import memory_plan
@@ -26,18 +26,18 @@ def _whole(monkeypatch):
         yield
 
 
-def _model(preset, optimisation, mode, dtype, num_layers):
+def _model(preset, optimization, mode, dtype, num_layers):
     overrides = {"num_layers": num_layers, "d_model": 64, "num_heads": 4, "vocab_size": 512}
-    shape = ("cpu", "a model", preset, overrides, "dense", 24, 2, dtype, mode, optimisation)
+    shape = ("cpu", "a model", preset, overrides, "dense", 24, 2, dtype, mode, optimization)
     return GenerationCase(*shape, new_tokens=3) if mode == "generation" else ModelCase(*shape)
 
 
 # planned as the eager model
-AS_EAGER = {name for name in OPTIMISATIONS if is_compiled(name)} | {"cuda_graph"}
+AS_EAGER = {name for name in OPTIMIZATIONS if is_compiled(name)} | {"cuda_graph"}
 
 
 @pytest.mark.parametrize(
-    ("preset", "optimisation"),
+    ("preset", "optimization"),
     [
         pytest.param(
             preset,
@@ -45,14 +45,14 @@ AS_EAGER = {name for name in OPTIMISATIONS if is_compiled(name)} | {"cuda_graph"
             marks=[pytest.mark.thorough] * (preset != "decoder_small" and name != "checkpoint"),
         )
         for preset in ("decoder_small",)
-        for name in sorted(set(OPTIMISATIONS) - AS_EAGER)
+        for name in sorted(set(OPTIMIZATIONS) - AS_EAGER)
     ],
 )
-def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, preset, optimisation):
+def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, preset, optimization):
     for mode in MODES:
-        if not applies(optimisation, mode, "float32"):
+        if not applies(optimization, mode, "float32"):
             continue
-        case = _model(preset, optimisation, mode, "float32", 6)
+        case = _model(preset, optimization, mode, "float32", 6)
         quick = case.plan()
         with _whole(monkeypatch):
             assert quick.peaks and quick == case.plan(), mode

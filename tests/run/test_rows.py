@@ -21,12 +21,12 @@ def _case(
     preset="decoder_tiny",
     overrides=TINY,
     mode="training",
-    optimisation="eager",
+    optimization="eager",
     kind=ModelCase,
     **more,
 ):
     shape = ("dense" if preset == "decoder_tiny" else "own", 48, 8, "float32")
-    return kind("cpu", preset, preset, overrides, *shape, mode, optimisation, **more)
+    return kind("cpu", preset, preset, overrides, *shape, mode, optimization, **more)
 
 
 def _memory(case):
@@ -45,12 +45,12 @@ def _memory(case):
     [
         _case(),
         _case(mode="inference"),
-        _case(optimisation="checkpoint"),
-        _case(optimisation="autocast_bfloat16"),
+        _case(optimization="checkpoint"),
+        _case(optimization="autocast_bfloat16"),
         _case(mode="generation", kind=GenerationCase, new_tokens=2),
         _case("hf:LlamaForCausalLM", LLAMA),
     ],
-    ids=lambda case: f"{case.preset} {case.mode} {case.optimisation}",
+    ids=lambda case: f"{case.preset} {case.mode} {case.optimization}",
 )
 def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
     peaks, parts = _memory(case)
@@ -104,7 +104,7 @@ def test_a_tokens_peak_is_its_plan_wherever_decoding_stood():
 def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch):
     # no kernel's are, whoever makes it
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    peaks, parts = _memory(_case(mode="inference", optimisation="compile"))
+    peaks, parts = _memory(_case(mode="inference", optimization="compile"))
     assert peaks["inference"].status is Status.UNSUPPORTED
     (part,) = parts
     assert (

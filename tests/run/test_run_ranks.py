@@ -55,7 +55,12 @@ def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said,
     request = {"how": how, "rank": rank}
     with _nothing_stays_behind(), pytest.raises(RankFailed, match=said) as failed:
         run_ranks(
-            rank_bodies.misbehave, request, world_size=2, device="cpu", timeout_s=120, hang_s=4
+            rank_bodies.misbehave,
+            request,
+            world_size=2,
+            device="cpu",
+            timeout_s=120,
+            rank_timeout_s=4,
         )
     assert failed.value.details["rank"] == rank and traceback in failed.value.details["traceback"]
 

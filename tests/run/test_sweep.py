@@ -14,7 +14,7 @@ from nanolib.run import provenance, sweep
 from nanolib.run.dry_run import expected_s
 from nanolib.run.provenance import new_run
 from nanolib.run.timeout import Outcome
-from nanolib.run.worker import Cancelled
+from nanolib.run.worker import Canceled
 from nanolib.store import Run, Store
 from nanolib.store.identity import host, process_name
 from tests.run import sample_experiment as sample
@@ -28,17 +28,17 @@ def store(tmp_path):
         yield opened
 
 
-def _measure(store, *behaviours, **rest):
+def _measure(store, *behaviors, **rest):
     return sweep.measure(
-        sample, sample.Params(behaviours=list(behaviours), **rest), store=store, progress=False
+        sample, sample.Params(behaviors=list(behaviors), **rest), store=store, progress=False
     )
 
 
 def _ends(run):
     rows = run.measurements()
-    ends = rows[rows.metric == "case_time"]
+    ends = rows[rows.metric == "case_duration"]
     return dict(
-        zip(ends["factor.behaviour"], zip(ends.status, ends.message, strict=True), strict=True)
+        zip(ends["factor.behavior"], zip(ends.status, ends.message, strict=True), strict=True)
     )
 
 
@@ -143,12 +143,12 @@ def test_two_runs_at_once_are_both_whole(store, tmp_path):
     code = (
         "import sys; from nanolib.run import sweep; from nanolib.store import Store;"
         "from tests.run import sample_experiment as s;"
-        "p = s.Params(behaviours=sys.argv[3].split(), folder=sys.argv[2]);"
+        "p = s.Params(behaviors=sys.argv[3].split(), folder=sys.argv[2]);"
         "sweep.measure(s, p, store=Store(sys.argv[1]), progress=False).finish()"
     )
 
-    def start(behaviours):
-        command = [sys.executable, "-c", code, str(store.path), str(tmp_path), behaviours]
+    def start(behaviors):
+        command = [sys.executable, "-c", code, str(store.path), str(tmp_path), behaviors]
         return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     first = start("wait ok")
@@ -168,7 +168,7 @@ def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
     code = (
         "import sys; from nanolib.run import sweep; from nanolib.store import Store;"
         "from tests.run import sample_experiment as s;"
-        "sweep.measure(s, s.Params(behaviours=['ok', 'kill']), store=Store(sys.argv[1]), progress=False)"
+        "sweep.measure(s, s.Params(behaviors=['ok', 'kill']), store=Store(sys.argv[1]), progress=False)"
     )
     died = subprocess.run([sys.executable, "-c", code, str(store.path)], cwd=ROOT, check=False)
     assert died.returncode == -signal.SIGKILL
@@ -193,7 +193,7 @@ def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
     found = {case.case_id: Outcome(rows, seconds=2.5, details={"rank": 1})}
     sweep.store_outcomes(store, run_id, [case], found)
     (row,) = store.measurements().to_dict("records")
-    assert (row["metric"], row["status"], row["estimate"]) == ("case_time", "error", 2.5)
+    assert (row["metric"], row["status"], row["estimate"]) == ("case_duration", "error", 2.5)
     assert row["message"].startswith("its rows cannot be stored: UNIQUE")
     assert row["details"] == {"rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
 
@@ -201,8 +201,8 @@ def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
 def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
     stop = threading.Event()
     stop.set()
-    params = sample.Params(behaviours=["ok"])
-    with pytest.raises(Cancelled):
+    params = sample.Params(behaviors=["ok"])
+    with pytest.raises(Canceled):
         sweep.measure(sample, params, store=store, progress=False, stop=stop)
     monkeypatch.setattr(sweep, "store_outcomes", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -219,7 +219,7 @@ def test_a_run_says_what_made_it(store, monkeypatch):
     run = store.runs().iloc[0]
     named = ["experiment", "label", "suite", "device", "launch", "cases"]
     assert list(run[named]) == ["sample_experiment", "mine", "quick", "cpu", "night", 2]
-    assert run.params["behaviours"] == ["ok", "unsupported"] and run.process == process_name()
+    assert run.params["behaviors"] == ["ok", "unsupported"] and run.process == process_name()
     assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
     assert len(run.fingerprint) == 16 and run.git_revision == provenance.git_revision()
 
@@ -258,7 +258,7 @@ def test_edited_sources_are_another_version_and_a_folder_outside_git_has_no_revi
 
 def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
     machine_id = this_machine().machine_id
-    params = sample.Params(behaviours=["ok", "ok-2", "ok-3"])
+    params = sample.Params(behaviors=["ok", "ok-2", "ok-3"])
 
     def expected(**changes):
         cases = sample.cases(params)

@@ -22,7 +22,7 @@ prefill_seq_lens: []
 memory_seq_lens: []
 training_preset: ""
 overrides: {}
-hang_s: 10
+rank_timeout_s: 10
 """
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def test_one_case_goes_over_both_nodes_and_its_rows_are_stored_once(tmp_path):
     assert [node.wait(HANGING_S) for node in nodes] == [0, 0], _said(tmp_path)
     with Store(tmp_path / "results" / "results.sqlite") as store:
         assert list(store.runs().status) == ["done"]
-        ends = store.measurements().query("metric == 'case_time'")
+        ends = store.measurements().query("metric == 'case_duration'")
     assert set(ends.status) == {"ok"} and list(ends["factor.world_size"]) == [1, 2]
     assert ends["factor.nodes"].max() == 2
 
@@ -118,7 +118,7 @@ def test_a_lost_node_ends_the_run_in_one_line_and_resume_completes_it(tmp_path):
     assert [node.wait(HANGING_S) for node in nodes] == [0, 0], _said(tmp_path)
     with Store(database) as store:
         assert list(store.runs().status) == ["done"]
-        assert list(store.measurements().query("metric == 'case_time'").status) == ["ok"] * 4
+        assert list(store.measurements().query("metric == 'case_duration'").status) == ["ok"] * 4
 
 
 def test_started_by_itself_it_says_so_in_one_line(tmp_path):

@@ -1,6 +1,6 @@
 """What the full parameters and the scenarios can ask for, small and on this CPU: it runs, or says why it cannot.
 
-No value of a kind, pattern, type, optimisation, precision or algorithm is left out: a new one fails here until it is walked.
+No value of a kind, pattern, type, optimization, precision or algorithm is left out: a new one fails here until it is walked.
 """
 
 import re
@@ -17,7 +17,7 @@ from nanolib.meters.time import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.tree import ALGORITHMS
-from nanolib.models.optimise import OPTIMISATIONS
+from nanolib.models.optimize import OPTIMIZATIONS
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
@@ -41,12 +41,12 @@ WALK = {
             "quality_seq_len": 48,
             "quality_seeds": 2,
             "quality_steps": 3,
-            "quality_tuning_steps": 2,
+            "quality_finetune_steps": 2,
             "quality_d_model": 32,
             "quality_layers": 1,
             "quality_sparsities": [0.5],
             "backward": True,
-            "cold": True,
+            "cold_cache": True,
         },
         {  # forward alone, where a compiled kernel has no backward pass here; a pattern's compiled shape once
             "seq_lens": [64],
@@ -86,7 +86,7 @@ WALK = {
             "new_tokens": 3,
             "generation_batch_sizes": [3],
             "loss_steps": 2,
-            "optimisations": ["eager"],
+            "optimizations": ["eager"],
         },
         {
             "presets": ["decoder_small"],
@@ -96,7 +96,7 @@ WALK = {
             "new_tokens": 3,
             "generation_batch_sizes": [],
             "loss_steps": 0,
-            "optimisations": list(OPTIMISATIONS),
+            "optimizations": list(OPTIMIZATIONS),
             "dtypes": ["float32"],
         },
         {
@@ -107,7 +107,7 @@ WALK = {
             "new_tokens": 2,
             "generation_batch_sizes": [],
             "loss_steps": 1,
-            "optimisations": ["eager", "checkpoint"],
+            "optimizations": ["eager", "checkpoint"],
             "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
         },
         {
@@ -120,7 +120,7 @@ WALK = {
             "new_tokens": 2,
             "generation_batch_sizes": [],
             "loss_steps": 0,
-            "optimisations": ["eager"],
+            "optimizations": ["eager"],
         },
     ],
     "warmup": [
@@ -213,14 +213,14 @@ def test_every_case_runs_or_says_why_it_cannot(tmp_path, monkeypatch, name, at):
         rows = sweep.measure(
             ALL[name](), params_of(name, WALK[name][at]), store=store, progress=False
         ).measurements()
-    ends = rows[rows.metric == "case_time"]
+    ends = rows[rows.metric == "case_duration"]
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
     assert wrong.empty, wrong[["status", "message", "factors"]].to_dict("records")
     said = rows[rows.status == "unsupported"].message
     assert not [text for text in said if not any(re.match(known, text) for known in KNOWN)]
     assert (ends.status == "ok").any()
     against = rows[(rows.metric == "relative_error") & (rows.scope == "against_eager")]
-    rounded = [factors["optimisation"].startswith("autocast") for factors in against.factors]
+    rounded = [factors["optimization"].startswith("autocast") for factors in against.factors]
     assert (against.estimate < [0.1 if low else 1e-4 for low in rounded]).all()
     errors = rows[(rows.metric == "relative_error") & (rows.scope == "forward")]
     assert (errors.estimate < [_ALLOWED[factors["dtype"]] for factors in errors.factors]).all()
@@ -238,10 +238,10 @@ def _walked(name, field):
         ("attention", "dtypes", DTYPES),
         ("attention", "quality_patterns", QUALITY_PATTERNS),
         ("model", "dtypes", DTYPES),
-        ("model", "optimisations", OPTIMISATIONS),
+        ("model", "optimizations", OPTIMIZATIONS),
         ("fp8", "precisions", speed.DTYPES),
         ("fp8", "modes", speed.MODES),
-        ("fp8", "parity_arms", {*parity.ARMS}),
+        ("fp8", "parity_recipes", {*parity.TRAINED}),
         ("fp8", "numerics", {*VARIANTS}),
         ("energy", "phases", {"prefill", "decode", "training_step"}),
         ("energy", "profiling", {"minimal", "standard", "deep"}),

@@ -54,7 +54,7 @@ def test_a_step_of_three_percent_is_found_where_it_is():
 def test_a_later_slower_level_is_a_slowdown_and_cuts_nothing():
     rng = np.random.default_rng(3)
     found = steady_state((1 + 0.05 * (np.arange(N) >= 100)) * (1 + 0.005 * rng.normal(size=N)))
-    assert found.slowdown and found.cut == 0 and found.changes == (100,)
+    assert found.got_slower and found.cut == 0 and found.changes == (100,)
 
 
 @pytest.mark.parametrize("level", [1 + 0.1 * (np.arange(N) >= 170), 1 + 0.5 * (np.arange(N) < 130)])
@@ -73,7 +73,7 @@ def test_a_short_series_is_left_whole(n):
     found = steady_state(
         np.arange(n, 0, -1.0)
     )  # nothing can be said, and nothing is said against it
-    assert (found.cut, found.changes, found.steady, found.slowdown) == (0, (), True, False)
+    assert (found.cut, found.changes, found.steady, found.got_slower) == (0, (), True, False)
 
 
 def test_a_coarse_clock_tells_the_same_steps_as_a_fine_one():
@@ -82,7 +82,7 @@ def test_a_coarse_clock_tells_the_same_steps_as_a_fine_one():
     ticks[10:15] += 1
     ticks[100:105] += 1
     found = steady_state(ticks)
-    assert found.cut == 40 and found.changes == (40,) and found.steady and not found.slowdown
+    assert found.cut == 40 and found.changes == (40,) and found.steady and not found.got_slower
 
 
 def test_cold_calls_at_the_head_are_counted():

@@ -24,7 +24,7 @@ LATENCY = Measurement(
     predicted=1.2,
     method="perf_counter",
     scope="forward",
-    flags=(Flag.SLOWDOWN,),
+    flags=(Flag.GOT_SLOWER,),
     details={"mean": np.float64(1.5)},
 )
 

@@ -64,7 +64,7 @@ def test_texts_lose_what_names_somebody_and_keep_the_rest(text, expected):
 def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, ending):
     text = f"{HOME}/diary.txt of zander on vaultbox, /srv/quilla/x"
     ended = Measurement(
-        "case_time",
+        "case_duration",
         1.0,
         status=Status.ERROR,
         message=text,

@@ -54,11 +54,11 @@ def test_real_results_are_merged_to_the_last_figure(tmp_path):
 
 
 def _copy(path, status, finished, torch="2.13"):
-    rows = {f"c{n}": ({"n": n}, [Measurement("case_time", 1.0, n=1)]) for n in range(finished)}
+    rows = {f"c{n}": ({"n": n}, [Measurement("case_duration", 1.0, n=1)]) for n in range(finished)}
     rows |= (
         {}
         if status == "done"
-        else {"open": ({"n": 9}, [Measurement("case_time", status=Status.STARTED)])}
+        else {"open": ({"n": 9}, [Measurement("case_duration", status=Status.STARTED)])}
     )
     with Store(path) as store:
         store.add(make_run("first"))

@@ -14,7 +14,7 @@ def _at(store, run_id, day):
 
 
 def _cases(*names, estimate=1.0):
-    return {name: ({"name": name}, [Measurement("case_time", estimate, n=1)]) for name in names}
+    return {name: ({"name": name}, [Measurement("case_duration", estimate, n=1)]) for name in names}
 
 
 def _shown(frame):
@@ -86,9 +86,9 @@ def test_cases_that_began_and_cases_that_ended_are_told_apart(store):
     store.add(make_run("a", rows={}))
     endings = {"x": (Status.OK, 2.0), "y": (Status.ERROR, 3.0), "z": (Status.OK, 5.0)}
     for name, (status, seconds) in endings.items():
-        ending = Measurement("case_time", seconds, n=1, status=status, message="m")
+        ending = Measurement("case_duration", seconds, n=1, status=status, message="m")
         store.write_case("a", name, {}, [ending, LATENCY])
-    started = Measurement("case_time", status=Status.STARTED, details={"attempts": 2})
+    started = Measurement("case_duration", status=Status.STARTED, details={"attempts": 2})
     store.write_case("a", "w", {}, [started])
     assert store.finished_cases("a") == {"x", "y", "z"} and store.started_attempts("a") == {"w": 2}
     counts = [("error", 1, 3.0), ("ok", 2, 7.0), ("started", 1, 0.0)]

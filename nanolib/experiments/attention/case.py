@@ -221,7 +221,7 @@ class AttentionCase(Case):
             yield latency
             if scope == "forward" and self.compiles:
                 yield compile_row(first_ms, latency.estimate)
-            if scope == "forward" and params.cold:
+            if scope == "forward" and params.cold_cache:
                 cold = params.timing(self.device) | {"scope": "forward, cold", "cold": True}
                 yield measure(call, predicted=latency.predicted, **cold)
 
@@ -246,8 +246,8 @@ class AttentionCase(Case):
             work.sparsity,
             method="mask",
             predicted=self.options.get("sparsity"),
-            flags=(Flag.NOT_SPARSE,) if dense_mask else (),
-            message=FLAG_TEXT[Flag.NOT_SPARSE] if dense_mask else "",
+            flags=(Flag.MASK_IS_DENSE,) if dense_mask else (),
+            message=FLAG_TEXT[Flag.MASK_IS_DENSE] if dense_mask else "",
         )
         yield exact("block_sparsity", work.block_sparsity, method="mask")
         # the counter knows torch's own operations, not what others compile

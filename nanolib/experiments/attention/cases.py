@@ -36,14 +36,14 @@ class Params(shared.Params):
         head_dim: Width of a head.
         causal: Whether the future is masked.
         backward: Whether to measure the backward pass too.
-        cold: Whether to time the forward pass with a cold cache too: what it holds is overwritten before each call.
+        cold_cache: Whether to time the forward pass with a cold cache too: what it holds is overwritten before each call.
         quality_patterns: Sparse patterns that take the place of a trained decoder's dense attention; none for no such cases.
         quality_sparsities: Shares of connections that they remove there.
         quality_seq_len: Tokens that the decoder sees.
         quality_block_size: Side of a tile there; small, since the sequences are short.
         quality_seeds: Decoders trained, each from weights of its own; the interval is over them.
         quality_steps: Steps of training before the attention is replaced.
-        quality_tuning_steps: Steps of training after it, of both.
+        quality_finetune_steps: Steps of training after it, of both.
         quality_d_model: Width of the decoder.
         quality_layers: Its blocks.
     """
@@ -83,14 +83,14 @@ class Params(shared.Params):
     head_dim: int = pydantic.Field(32, gt=0, le=4096)
     causal: bool = True
     backward: bool = True
-    cold: bool = False
+    cold_cache: bool = False
     quality_patterns: list[str] = pydantic.Field(["window"], max_length=64)
     quality_sparsities: list[_Share] = pydantic.Field([0.5], min_length=1, max_length=64)
     quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)
     quality_block_size: int = pydantic.Field(16, gt=0, le=4096)
     quality_seeds: int = pydantic.Field(2, ge=2, le=1000)
     quality_steps: int = pydantic.Field(10, ge=1, le=1_000_000)
-    quality_tuning_steps: int = pydantic.Field(5, ge=1, le=1_000_000)
+    quality_finetune_steps: int = pydantic.Field(5, ge=1, le=1_000_000)
     quality_d_model: int = pydantic.Field(32, ge=8, multiple_of=8, le=65_536)
     quality_layers: int = pydantic.Field(1, gt=0, le=1000)
 
@@ -176,7 +176,7 @@ def cases(params: Params) -> list[Case]:
                 params.quality_block_size,
                 params.quality_seeds,
                 params.quality_steps,
-                params.quality_tuning_steps,
+                params.quality_finetune_steps,
                 params.quality_d_model,
                 params.quality_layers,
             )

@@ -61,7 +61,7 @@ def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     """Whether a pattern is faster than every dense kernel, at each length that was measured."""
-    sparse = group[_sparse_kinds(group) & ~group["not_sparse"]]
+    sparse = group[_sparse_kinds(group) & ~group["mask_is_dense"]]
     lines = known(sparse, "speed_up")
     if len(sparse) and lines.empty:
         answer = "Sparse attention was not timed in the same rounds as a dense kernel"
@@ -122,7 +122,7 @@ def _of_yours(group: pd.DataFrame, about: str) -> Iterator[Claim]:
 
 def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
     """Which kinds are dense at which lengths, since their masks remove nothing there, and what would change that."""
-    nothing = group[group["not_sparse"]]
+    nothing = group[group["mask_is_dense"]]
     if len(nothing):
         names, lengths = listed(nothing["name"]), _tokens(sorted(nothing["seq_len"].unique()))
         answer = f"The mask of {names} removes nothing at {lengths}"

@@ -49,7 +49,7 @@ class QualityCase(Case):
     block_size: int
     seeds: int
     steps: int
-    tuning_steps: int
+    finetune_steps: int
     d_model: int
     num_layers: int
 
@@ -87,7 +87,7 @@ class QualityCase(Case):
 
     def tuned_loss(self, model: Transformer, seed: int) -> float:
         """After more training, on the same text for dense and sparse."""
-        train(model, self.batches(_TUNED, self.tuning_steps, seed), _RATE / 3)
+        train(model, self.batches(_TUNED, self.finetune_steps, seed), _RATE / 3)
         return self.loss(model)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:

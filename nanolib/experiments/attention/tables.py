@@ -22,9 +22,9 @@ _COLUMNS = (
     Column("flops", "", "flops", "forward", "formula"),
     Column("forward", "Forward, ms [95 %]", "latency", "forward", interval=True),
     Column("cold", "", "latency", "forward, cold", interval=True),
-    Column("forward_share", "", "ceiling_share", "forward", interval=True),
+    Column("forward_share", "", "mfu", "forward", interval=True),
     Column("backward", "Backward, ms [95 %]", "latency", "backward", interval=True),
-    Column("backward_share", "", "ceiling_share", "backward"),
+    Column("backward_share", "", "mfu", "backward"),
     Column("speed_up", "Speed-up, × [95 %]"),
     Column("peak_memory", "Peak, MiB", "peak_memory", "forward"),
     Column("peak_memory_backward", "", "peak_memory", "forward_backward"),
@@ -55,7 +55,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: the factors, those of `_COLUMNS`, `speed_up` (the smallest over any dense kernel
         timed in the same rounds, with what `with_speed_ups` adds), `once` (ms of a mask that is
         built once, and of compiling), `speed_up_paid` (with `once` in it), `bound` (what a dense
-        kernel would gain by skipping the same tiles), `not_sparse` (its mask removes nothing),
+        kernel would gain by skipping the same tiles), `mask_is_dense` (its mask removes nothing),
         `is_dense`, `unsteady` (a timing never settled), `message`.
     """
     rows = of_experiment(rows, "attention")
@@ -70,7 +70,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     dense_tiles = dense_tiles.groupby([table[name] for name in _SHAPE]).transform("first")
     table = table.assign(
         is_dense=is_dense,
-        not_sparse=(table["sparsity"] == 0) & ~is_dense,
+        mask_is_dense=(table["sparsity"] == 0) & ~is_dense,
         shape=table["batch_size"].astype(int).astype(str) + ", " + table["dtype"],
         bound=(1 - dense_tiles) / (1 - table["block_sparsity"]),
         unsteady=[Flag.NO_STEADY_STATE in flags for flags in table["flags"]],

@@ -33,7 +33,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Smallest forward speed-up over any dense kernel, and what that one would gain by skipping the same tiles."""
     timed = attention_table(rows)
     table = known(timed, "speed_up")
-    table = table[~table["is_dense"] & ~table["not_sparse"]] if len(table) else table
+    table = table[~table["is_dense"] & ~table["mask_is_dense"]] if len(table) else table
     title = "Speed-up of sparse attention over dense"
     if table.empty:
         alone = "no sparse kind was measured with a dense one"
@@ -146,7 +146,7 @@ SECTION = Section(
         ),
         "attention_efficiency": over_length(
             "attention",
-            "ceiling_share",
+            "mfu",
             "Attention efficiency",
             ["Useful FLOP/s (of kept connections) as a share of the measured peak rate."],
             _TIMED,

@@ -46,8 +46,8 @@ class Params(shared.Params):
         train_seq_len: Tokens per sequence of training.
         train_batch_size: Its sequences on each rank.
         threads: Of each rank, on a CPU.
-        model_world_sizes: Ranks to which the cost model is carried on.
-        hang_s: A rank that lets others wait longer has hung, s.
+        extrapolate_to_ranks: Ranks to which the cost model is carried on.
+        rank_timeout_s: A rank that lets others wait longer has hung, s.
         private_network: Whether ranks get a network of their own where the system allows it, so that
             their bytes can be counted.
     """
@@ -98,10 +98,10 @@ class Params(shared.Params):
     train_seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     train_batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     threads: int = pydantic.Field(1, gt=0, le=4096)
-    model_world_sizes: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field(
+    extrapolate_to_ranks: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field(
         [4, 8, 16], max_length=64
     )  # type: ignore[valid-type]
-    hang_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
+    rank_timeout_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
     grids: ClassVar = tuple(
         ("world_sizes", "dtypes", lengths)
@@ -170,20 +170,20 @@ def cases(params: Params) -> list[Case]:
         names = ("batch_size", "num_heads", "num_kv_heads", "head_dim")
         shape = {name: getattr(params, name) for name in names} | {"dtype": dtype}
         for seq_len, world in itertools.product(params.seq_lens, params.world_sizes):
-            of = {"forms": tuple(params.algorithms), "q_len": params.q_len, "seq_len": seq_len}
+            of = {"algorithms": tuple(params.algorithms), "q_len": params.q_len, "seq_len": seq_len}
             found.append(DecodeCase(**_on_ranks(params, world), **shape, **of))
         # One rank is measured in the same launch as several, interleaved.
         for seq_len, world in itertools.product(params.prefill_seq_lens, several or [1]):
-            forms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
-            of = {"prefill_forms": forms, "backward": params.backward, "seq_len": seq_len}
+            algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
+            of = {"prefill_algorithms": algorithms, "backward": params.backward, "seq_len": seq_len}
             found.append(PrefillCase(**_on_ranks(params, world), **shape, **of))
-        for form in prefill.MEMORY_ALGORITHMS:
-            for world in several if form in prefill.ALGORITHMS else [1]:
+        for algorithm in prefill.MEMORY_ALGORITHMS:
+            for world in several if algorithm in prefill.ALGORITHMS else [1]:
                 has_heads = not (params.num_heads % world or params.num_kv_heads % world)
-                if form == prefill.ULYSSES and not has_heads:
+                if algorithm == prefill.ULYSSES and not has_heads:
                     continue
                 for seq_len in params.memory_seq_lens:
-                    of = {"memory_form": form, "world_size": world, "seq_len": seq_len}
+                    of = {"memory_algorithm": algorithm, "world_size": world, "seq_len": seq_len}
                     measured = seq_len <= params.memory_measured_up_to
                     found.append(MemoryCase(device, **shape, **of, measured=measured))
     for world in (several or [1]) if params.training_preset else ():

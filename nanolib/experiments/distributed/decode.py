@@ -72,7 +72,7 @@ def random_heads(case: Any, generator: torch.Generator, heads: int, length: int)
 class DecodeCase(SequenceCase):
     """A few new tokens over a sequence, by every algorithm."""
 
-    forms: tuple[str, ...]
+    algorithms: tuple[str, ...]
     batch_size: int
     num_heads: int
     num_kv_heads: int
@@ -92,10 +92,10 @@ class DecodeCase(SequenceCase):
         per_key = 2 * self.batch_size * self.num_kv_heads * self.head_dim
         return per_key * self.shape["itemsize"] * longest
 
-    def traffic(self, form: str, world_size: int) -> Traffic:
+    def traffic(self, algorithm: str, world_size: int) -> Traffic:
         """What the algorithm sends."""
         layout = Sharding.contiguous(self.seq_len, world_size)
-        return decode_traffic(form, layout, q_len=self.q_len, **self.shape)
+        return decode_traffic(algorithm, layout, q_len=self.q_len, **self.shape)
 
     def plan(self) -> Plan:
         """Keys and values of the ranks that share this device."""
@@ -103,7 +103,9 @@ class DecodeCase(SequenceCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Rounds and bytes of each algorithm, and what each rank holds."""
-        sent = {form: self.traffic(form, self.world_size) for form in self.forms}
+        sent = {
+            algorithm: self.traffic(algorithm, self.world_size) for algorithm in self.algorithms
+        }
         return {"shard": f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"} | traffic_words(sent)
 
     @property
@@ -119,39 +121,44 @@ class DecodeCase(SequenceCase):
         launch = Launch(*measure_on_ranks(rank, self, params, **how))
         link, rows = link_rows(launch, f"{self.world_size} ranks")
         yield from rows
-        for scope in (*alone, *self.forms):
+        for scope in (*alone, *self.algorithms):
             yield launch.latency(scope, threads=self.threads)
-        for form in self.forms:
-            yield from launch.speed_ups(form, (*self.forms, *alone))
-            traffic = self.traffic(form, self.world_size)
-            rows = [*launch.algorithm(form, traffic, link and _sending_ms(link, traffic))]
+        for algorithm in self.algorithms:
+            yield from launch.speed_ups(algorithm, (*self.algorithms, *alone))
+            traffic = self.traffic(algorithm, self.world_size)
+            rows = [*launch.algorithm(algorithm, traffic, link and _sending_ms(link, traffic))]
             yield from rows
-            compute = next(row.estimate for row in rows if row.scope == f"{form}: compute")
-            for world in params.model_world_sizes if link else ():
+            compute = next(row.estimate for row in rows if row.scope == f"{algorithm}: compute")
+            for world in params.extrapolate_to_ranks if link else ():
                 if world > self.world_size:
-                    yield self._modelled(form, world, compute, link, launch.flags)
+                    yield self._modelled(algorithm, world, compute, link, launch.flags)
         size = self.shard_bytes(self.world_size) / MIB
-        yield exact("footprint", size, scope="keys and values of a rank")
+        yield exact("weight_memory", size, scope="keys and values of a rank")
         if None in launch.answers[0]["bytes"].values():
             yield Measurement(
                 "wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=_NO_NETWORK
             )
 
     def _modelled(
-        self, form: str, world: int, compute_ms: float, link: LinkCost, flags: tuple[Flag, ...]
+        self, algorithm: str, world: int, compute_ms: float, link: LinkCost, flags: tuple[Flag, ...]
     ) -> Measurement:
         """Model the latency on more ranks: compute shared evenly, messages and bytes by formula."""
         compute = compute_ms * self.world_size / world
-        sending = _sending_ms(link, self.traffic(form, world))
+        sending = _sending_ms(link, self.traffic(algorithm, world))
         return Measurement(
             "latency",
             compute + sending,
             n=1,
             provenance=Provenance.MODELLED,
             method="alpha-beta",
-            scope=f"{form} at {world} ranks",
+            scope=f"{algorithm} at {world} ranks",
             flags=flags,
-            details={"form": form, "world_size": world, "compute": compute, "sending": sending},
+            details={
+                "algorithm": algorithm,
+                "world_size": world,
+                "compute": compute,
+                "sending": sending,
+            },
         )
 
 
@@ -207,24 +214,30 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     is_checked = elements <= _CHECKED_ELEMENTS
     whole = _whole(case, seed, device) if is_checked or (alone and me == 0) else None
 
-    def decode(form: str, shard: tuple[torch.Tensor, ...] = (k, v), timer: Any = None) -> Any:
-        return tree_attention_decode(q, *shard, algorithm=form, layout=case.layout, timer=timer)
+    def decode(algorithm: str, shard: tuple[torch.Tensor, ...] = (k, v), timer: Any = None) -> Any:
+        return tree_attention_decode(
+            q, *shard, algorithm=algorithm, layout=case.layout, timer=timer
+        )
 
-    def decode_in_parts(form: str, timer: Any) -> None:
+    def decode_in_parts(algorithm: str, timer: Any) -> None:
         with timer.time_block("comp_shard_kv"):
             shard = [case.layout.take(x, me) for x in whole] if is_checked else (k, v)
-        decode(form, shard, timer)
+        decode(algorithm, shard, timer)
 
     with torch.no_grad():
-        calls = {form: partial(decode, form) for form in case.forms}
+        calls = {algorithm: partial(decode, algorithm) for algorithm in case.algorithms}
         errors = {}
         if is_checked:
             reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
-            errors = {form: relative_error(call(), reference) for form, call in calls.items()}
-        counted = {form: count_bytes(call) for form, call in calls.items()} if several else {}
+            errors = {
+                algorithm: relative_error(call(), reference) for algorithm, call in calls.items()
+            }
+        counted = (
+            {algorithm: count_bytes(call) for algorithm, call in calls.items()} if several else {}
+        )
         if alone:
             calls[ONE_RANK] = lambda: attend_alone(q, *whole) if me == 0 else None
-        parts = {form: partial(decode_in_parts, form) for form in case.forms}
+        parts = {algorithm: partial(decode_in_parts, algorithm) for algorithm in case.algorithms}
         answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
     answer["blocks"] |= {link["scope"]: link.pop("blocks") for link in links}
     return answer | {"links": links, "errors": errors, "bytes": counted}

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, exact
-from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.timer import KINDS
 from nanolib.meters.time.together import parts_together, time_together
@@ -57,9 +57,9 @@ def time_calls(
 
 def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
     """Each algorithm's rounds, and the bytes of the rank that sends most."""
-    rounds = [f"{form} {traffic.rounds}" for form, traffic in sent.items()]
-    most = [f"{form} {max(traffic.sent):,.0f}" for form, traffic in sent.items()]
-    return {"rounds": ", ".join(rounds), "bytes sent per rank": ", ".join(most)}
+    rounds = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
+    most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]
+    return {"communication_steps": ", ".join(rounds), "bytes sent per rank": ", ".join(most)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Launch:
 
     def latency(self, scope: str, **details: Any) -> Measurement:
         """Make the `latency` of a call that all ranks make together."""
-        row = summarise(self.slowest(scope), scope=scope, method=_SLOWEST, details=details)
+        row = summarize(self.slowest(scope), scope=scope, method=_SLOWEST, details=details)
         return replace(row, flags=(*row.flags, *self.flags))
 
     @cached_property
@@ -102,29 +102,33 @@ class Launch:
                 yield replace(row, flags=(*row.flags, *self.flags))
 
     def algorithm(
-        self, form: str, traffic: Traffic | None, predicted_ms: float | None = None
+        self, algorithm: str, traffic: Traffic | None, predicted_ms: float | None = None
     ) -> Iterator[Measurement]:
         """Make an algorithm's rows other than times of whole calls: traffic, parts and error.
 
         Args:
-            form: The algorithm.
+            algorithm: The algorithm.
             traffic: What it sends by formula; None if it sends nothing.
             predicted_ms: What the cost model predicts for the communication.
         """
         if traffic:
-            yield exact("rounds", traffic.rounds, scope=form)
-            yield from self._bytes(form, traffic.sent)
-        yield from self._parts(form, predicted_ms)
-        errors = [answer["errors"][form] for answer in self.answers if form in answer["errors"]]
+            yield exact("communication_steps", traffic.rounds, scope=algorithm)
+            yield from self._bytes(algorithm, traffic.sent)
+        yield from self._parts(algorithm, predicted_ms)
+        errors = [
+            answer["errors"][algorithm] for answer in self.answers if algorithm in answer["errors"]
+        ]
         if errors:
             error, n = max(errors), len(errors)
-            yield Measurement("relative_error", error, n=n, method="float64", scope=form)
+            yield Measurement("relative_error", error, n=n, method="float64", scope=algorithm)
 
-    def _bytes(self, form: str, sent: Sequence[float]) -> Iterator[Measurement]:
+    def _bytes(self, algorithm: str, sent: Sequence[float]) -> Iterator[Measurement]:
         """Make `wire_bytes` per rank: by formula, and as the interface counted them if it could."""
         mean = sum(sent) / len(sent)
-        yield exact("wire_bytes", mean, scope=form, details={"most": max(sent), "all": sum(sent)})
-        counted = self.answers[0]["bytes"].get(form)
+        yield exact(
+            "wire_bytes", mean, scope=algorithm, details={"most": max(sent), "all": sum(sent)}
+        )
+        counted = self.answers[0]["bytes"].get(algorithm)
         if counted is not None:
             yield Measurement(
                 "wire_bytes",
@@ -132,14 +136,16 @@ class Launch:
                 n=1,
                 predicted=mean,
                 method="interface",
-                scope=form,
+                scope=algorithm,
                 flags=self.flags,
                 details={"includes": _PROTOCOL},
             )
 
-    def _parts(self, form: str, predicted_ms: float | None) -> Iterator[Measurement]:
-        """Make `part_time` of each part and each kind of part, and `time_share` of each kind."""
-        ranks = {rank: pd.DataFrame(one["parts"][form]) for rank, one in enumerate(self.answers)}
+    def _parts(self, algorithm: str, predicted_ms: float | None) -> Iterator[Measurement]:
+        """Make `component_time` of each part and each kind of part, and `time_share` of each kind."""
+        ranks = {
+            rank: pd.DataFrame(one["parts"][algorithm]) for rank, one in enumerate(self.answers)
+        }
         parts = pd.concat(ranks).fillna(0.0)  # a line per rank and run
         kinds = parts.T.groupby(lambda part: KINDS.get(part.split("_")[0])).sum().T
         kinds = kinds.reindex(columns=KINDS.values(), fill_value=0.0)
@@ -149,7 +155,7 @@ class Launch:
             low, estimate, high, confidence = interval_of(longest)
             spread = pd.DataFrame({"mean": of_runs.mean(axis=1), "sd": of_runs.std(axis=1)})
             yield Measurement(
-                "part_time",
+                "component_time",
                 estimate,
                 low,
                 high,
@@ -158,7 +164,7 @@ class Launch:
                 tuple(longest.tolist()),
                 predicted_ms if name == "communication" else None,
                 method=_SLOWEST,
-                scope=f"{form}: {name}",
+                scope=f"{algorithm}: {name}",
                 flags=self.flags,
                 details={"ranks": spread.to_dict("records")},
             )
@@ -175,7 +181,7 @@ class Launch:
                 0.95,
                 n=len(share),
                 method="one rank's own time",
-                scope=f"{form}: {kind}",
+                scope=f"{algorithm}: {kind}",
                 flags=self.flags,
                 details={"rank": rank},
             )

@@ -39,7 +39,7 @@ class PrefillCase(SequenceCase):
     `dense` is the baseline: the first rank attends to the whole sequence while the others wait.
     """
 
-    prefill_forms: tuple[str, ...]
+    prefill_algorithms: tuple[str, ...]
     batch_size: int
     num_heads: int
     num_kv_heads: int
@@ -53,20 +53,20 @@ class PrefillCase(SequenceCase):
         """What is timed of each algorithm."""
         return ("forward", "training") if self.backward else ("forward",)
 
-    def layout(self, form: str) -> Sharding:
+    def layout(self, algorithm: str) -> Sharding:
         """Which positions each rank holds."""
-        if form == DENSE:
+        if algorithm == DENSE:
             return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
-        split = Sharding.zigzag if form == ZIGZAG else Sharding.contiguous
+        split = Sharding.zigzag if algorithm == ZIGZAG else Sharding.contiguous
         return split(self.seq_len, self.world_size)
 
     @property
     def traffic(self) -> dict[str, Traffic]:
         """What a forward pass of each algorithm sends."""
         return {
-            form: prefill_traffic(form, self.layout(form), **self.shape)
-            for form in self.prefill_forms
-            if form != DENSE and self.world_size > 1
+            algorithm: prefill_traffic(algorithm, self.layout(algorithm), **self.shape)
+            for algorithm in self.prefill_algorithms
+            if algorithm != DENSE and self.world_size > 1
         }
 
     def plan(self) -> Plan:
@@ -77,7 +77,10 @@ class PrefillCase(SequenceCase):
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Rounds, bytes and memory of each algorithm."""
         peaks = self.rank_plan().peaks
-        words = (f"{form} {peaks[f'{form} forward'] / MIB:.4g} MiB" for form in self.prefill_forms)
+        words = (
+            f"{algorithm} {peaks[f'{algorithm} forward'] / MIB:.4g} MiB"
+            for algorithm in self.prefill_algorithms
+        )
         found: dict[str, float | str] = {"peak memory per rank": ", ".join(words)}
         return found | (traffic_words(self.traffic) if self.traffic else {})
 
@@ -85,8 +88,8 @@ class PrefillCase(SequenceCase):
         """Peak memory of one rank for each scope; the other ranks are simulated."""
 
         def workloads() -> Iterator[Workload]:
-            for form in self.prefill_forms:
-                share = _Share(self, form, 0, 0, torch.device(self.device))
+            for algorithm in self.prefill_algorithms:
+                share = _Share(self, algorithm, 0, 0, torch.device(self.device))
                 for scope, call in share.calls().items():
                     yield Workload(scope, call, lambda share=share: share.tensors)
 
@@ -98,18 +101,18 @@ class PrefillCase(SequenceCase):
         planned = self.rank_plan().peaks
         network = params.private_network
         launch = Launch(*measure_on_ranks(rank, self, params, private_network=network))
-        for form in self.prefill_forms:
+        for algorithm in self.prefill_algorithms:
             for direction in self.directions:
-                scope = f"{form} {direction}"
+                scope = f"{algorithm} {direction}"
                 yield launch.latency(scope, threads=self.threads)
                 peaks = [answer["peaks"][scope] for answer in launch.answers]
                 method = f"{launch.answers[0]['peak method']}, largest rank"
                 plan = planned[scope] / MIB if scope in planned else None
                 peak = max(peaks) / MIB
                 yield exact("peak_memory", peak, scope=scope, method=method, predicted=plan)
-                others = [f"{other} {direction}" for other in self.prefill_forms]
+                others = [f"{other} {direction}" for other in self.prefill_algorithms]
                 yield from launch.speed_ups(scope, others)
-            yield from launch.algorithm(form, self.traffic.get(form))
+            yield from launch.algorithm(algorithm, self.traffic.get(algorithm))
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ class MemoryCase(Case):
 
     world_size: int
     seq_len: int
-    memory_form: str
+    memory_algorithm: str
     batch_size: int
     num_heads: int
     num_kv_heads: int
@@ -130,7 +133,7 @@ class MemoryCase(Case):
 
     def __str__(self) -> str:
         """Algorithm, ranks and length."""
-        return f"memory {self.memory_form} {self.world_size} rank(s) n={self.seq_len}"
+        return f"memory {self.memory_algorithm} {self.world_size} rank(s) n={self.seq_len}"
 
     def unsupported(self) -> str:
         """Why this machine cannot run it."""
@@ -152,28 +155,30 @@ class MemoryCase(Case):
 
     def _rank_plan(self) -> Plan:
         """The peak of a forward pass on one rank."""
-        if self.memory_form not in ALGORITHMS:
+        if self.memory_algorithm not in ALGORITHMS:
             return planned(self, lambda: [self._dense()])
         shape = self.factors
         del shape["measured"]
-        forms = (shape.pop("memory_form"),)
-        return PrefillCase(**shape, threads=1, prefill_forms=forms, backward=False).rank_plan()
+        algorithms = (shape.pop("memory_algorithm"),)
+        return PrefillCase(
+            **shape, threads=1, prefill_algorithms=algorithms, backward=False
+        ).rank_plan()
 
     def _dense(self) -> Workload:
         generator = torch.Generator(self.device)
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         tensors = [random_heads(self, generator, count, self.seq_len) for count in heads]
-        options = {"backend": self.memory_form}
+        options = {"backend": self.memory_algorithm}
 
         @torch.no_grad()
         def call() -> torch.Tensor:
             return attention.attend("dense", *tensors, causal=True, options=options)
 
-        return Workload(f"{self.memory_form} forward", call, lambda: tensors)
+        return Workload(f"{self.memory_algorithm} forward", call, lambda: tensors)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure `peak_memory` if requested, on one rank and if it fits; otherwise plan it."""
-        scope, predicted = f"{self.memory_form} forward", self.predict().get("peak_memory")
+        scope, predicted = f"{self.memory_algorithm} forward", self.predict().get("peak_memory")
         if self._is_run:
             work = self._dense()
             work.call()
@@ -212,18 +217,18 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     scores = case.seq_len**2 * case.batch_size * case.num_heads
     is_checked = scores <= _CHECKED_SCORES * case.world_size
     calls, parts, peaks, errors, counted = {}, {}, {}, {}, {}
-    for form in case.prefill_forms:
-        share = _Share(case, form, dist.get_rank(), seed, device)
+    for algorithm in case.prefill_algorithms:
+        share = _Share(case, algorithm, dist.get_rank(), seed, device)
         for scope, call in share.calls().items():
             call()
             with peak_memory(device, *share.tensors) as peak:
                 call()
             calls[scope], peaks[scope] = call, peak.own
-        parts[form] = share.in_parts
+        parts[algorithm] = share.in_parts
         if is_checked:
-            errors[form] = share.error()
-        if form in case.traffic:
-            counted[form] = count_bytes(calls[f"{form} forward"], calls=2)
+            errors[algorithm] = share.error()
+        if algorithm in case.traffic:
+            counted[algorithm] = count_bytes(calls[f"{algorithm} forward"], calls=2)
     answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
     found = {"peaks": peaks, "peak method": peak.method, "errors": errors, "bytes": counted}
     return answer | found
@@ -237,11 +242,11 @@ class _Share:
     """
 
     def __init__(
-        self, case: PrefillCase, form: str, rank: int, seed: int, device: torch.device
+        self, case: PrefillCase, algorithm: str, rank: int, seed: int, device: torch.device
     ) -> None:
-        self._case, self._form, self._rank = case, form, rank
+        self._case, self._form, self._rank = case, algorithm, rank
         self._seed, self._device = seed, device
-        self._layout = case.layout(form)
+        self._layout = case.layout(algorithm)
         self.tensors = [self._layout.take(x, rank).clone() for x in self._whole()]
         for x in self.tensors[:3]:
             x.requires_grad_(case.backward)

@@ -17,19 +17,19 @@ KINDS = ("compute", "wait", "communication")
 UNCLEAR = "unclear"
 ONE_RANK = "one rank"  # attends to the whole sequence while the others wait
 _SENT = (
-    Column("rounds", "", "rounds"),
+    Column("communication_steps", "", "communication_steps"),
     Column("sent", "Sent, B", "wire_bytes", method="formula"),
     Column("counted", "", "wire_bytes", method="interface"),
     Column("relative_error", "", "relative_error"),
     Column("state", "State"),
 )
-_SHAPE = (Column("ranks", "Ranks"), Column("seq_len", "Seq len"), Column("form", "Algorithm"))
+_SHAPE = (Column("ranks", "Ranks"), Column("seq_len", "Seq len"), Column("algorithm", "Algorithm"))
 _EFFICIENCY = Column("efficiency", "Efficiency [95 %]")
 _DECODE = (
     *_SHAPE,
     Column("latency", "Token, ms [95 %]", "latency", "", interval=True),
     *(
-        Column(kind, f"{kind.capitalize()}, ms [95 %]", "part_time", kind, interval=True)
+        Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind, interval=True)
         for kind in KINDS
     ),
     *(Column(f"{kind}_share", "", "time_share", kind, interval=True) for kind in KINDS),
@@ -55,7 +55,7 @@ _TRAINING = (
     Column("tokens_per_second", "Tokens/s [95 %]", "tokens_per_second", interval=True),
     _EFFICIENCY,
     Column("exposed", "Exposed communication, ms [95 %]", "exposed_communication", interval=True),
-    Column("weights", "Weights of a rank, MiB", "footprint"),
+    Column("weights", "Weights of a rank, MiB", "weight_memory"),
     Column("sent", "Sent, B", "wire_bytes"),
     Column("state", "State"),
 )
@@ -63,7 +63,7 @@ TRAINING_COLUMNS = titles(_TRAINING)
 COMPONENT_COLUMNS = {
     "ranks": "Ranks",
     "seq_len": "Seq len",
-    "form": "Algorithm",
+    "algorithm": "Algorithm",
     "component": "Component",
     "ms": "Slowest rank, ms [95 %]",
     "mean": "Mean of ranks, ms",
@@ -78,14 +78,17 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns of `_DECODE` and those that `_lines` adds, and `binds` (see `limit_of`).
     """
-    rows = having(rows, EXPERIMENT, "forms")
+    rows = having(rows, EXPERIMENT, "algorithms")
     if rows.empty:
         return pd.DataFrame()
     parts = rows["scope"].str.partition(": ")
-    named = rows.assign(form=parts[0], scope=parts[2])
-    own = [form in forms for form, forms in zip(parts[0], rows["factor.forms"], strict=True)]
-    names = ["seq_len", "dtype", "form"]
-    table = _lines(rows, named[own], "forms", names, _DECODE, ONE_RANK)
+    named = rows.assign(algorithm=parts[0], scope=parts[2])
+    own = [
+        algorithm in algorithms
+        for algorithm, algorithms in zip(parts[0], rows["factor.algorithms"], strict=True)
+    ]
+    names = ["seq_len", "dtype", "algorithm"]
+    table = _lines(rows, named[own], "algorithms", names, _DECODE, ONE_RANK)
     table["binds"] = [limit_of(line)[0] for _, line in table.iterrows()]
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable", ignore_index=True)
 
@@ -93,13 +96,13 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 @cached
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a line per algorithm, direction, number of ranks and length."""
-    rows = having(rows, EXPERIMENT, "prefill_forms")
+    rows = having(rows, EXPERIMENT, "prefill_algorithms")
     if rows.empty:
         return pd.DataFrame()
     parts = rows["scope"].str.partition(" ")  # bytes are stored for the algorithm alone
-    named = rows.assign(form=parts[0], direction=parts[2].replace("", "forward"))
-    names = ["seq_len", "dtype", "form", "direction"]
-    return _lines(rows, named, "prefill_forms", names, _PREFILL, "dense ")
+    named = rows.assign(algorithm=parts[0], direction=parts[2].replace("", "forward"))
+    names = ["seq_len", "dtype", "algorithm", "direction"]
+    return _lines(rows, named, "prefill_algorithms", names, _PREFILL, "dense ")
 
 
 @cached
@@ -170,7 +173,7 @@ def limit_of(line: pd.Series) -> tuple[str, Pairs]:
     if not all(f"{kind}_low" in line and pd.notna(line[kind]) for kind in KINDS):
         return "", ()
     compute, wait, communication = (
-        Figure.of(line, kind, "part_time", f"{line['form']}: {kind}", line["ranks"])
+        Figure.of(line, kind, "component_time", f"{line['algorithm']}: {kind}", line["ranks"])
         for kind in KINDS
     )
     ends = ("low", "estimate", "high")
@@ -193,11 +196,11 @@ def with_cores(table: pd.DataFrame) -> pd.DataFrame:
 @cached
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a line per component of a call; columns of `COMPONENT_COLUMNS` and ids."""
-    found = pick(having(rows, EXPERIMENT, "world_size"), "part_time")
+    found = pick(having(rows, EXPERIMENT, "world_size"), "component_time")
     if found.empty:
         return pd.DataFrame()
     names = found["scope"].str.split(": ", expand=True)
-    found = found.assign(form=names[0], component=names[1].map(_spoken))
+    found = found.assign(algorithm=names[0], component=names[1].map(_spoken))
     found = found[~names[1].isin(["compute", "communication"])].reset_index(drop=True)
     spread = [pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]]
     found = found.join(pd.DataFrame(spread)).rename(

@@ -97,7 +97,7 @@ class ShardedTrainingCase(RanksCase):
                 yield from launch.speed_ups(strategy, [ALONE])
                 yield exact("wire_bytes", self.sent(strategy), scope=strategy)
                 weights = launch.answers[0]["weights"][strategy] / MIB
-                yield exact("footprint", weights, scope=strategy, method="live_tensor_bytes")
+                yield exact("weight_memory", weights, scope=strategy, method="live_tensor_bytes")
                 yield _exposed(launch, strategy, step.estimate)
 
 

@@ -60,7 +60,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     measured = table.rename(columns={"latency": "y", "latency_low": "low", "latency_high": "high"})
     measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
     measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
-    modelled = pick(having(rows, EXPERIMENT, "forms"), "latency")
+    modelled = pick(having(rows, EXPERIMENT, "algorithms"), "latency")
     modelled = modelled[modelled["provenance"] == Provenance.MODELLED]
     modelled = with_cores(modelled) if len(with_cores(modelled)) else modelled
     # from the most ranks that were measured, where the dashed line begins
@@ -68,12 +68,14 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     modelled = modelled[modelled["factor.world_size"] == most]
     measured["pred"] = measured["y"].where(measured["world_size"] == most)
     dashed = modelled.rename(columns=lambda name: name.removeprefix("factor."))
-    at = pd.DataFrame([*modelled["details"]], index=modelled.index, columns=["form", "world_size"])
+    at = pd.DataFrame(
+        [*modelled["details"]], index=modelled.index, columns=["algorithm", "world_size"]
+    )
     dashed = dashed.assign(**at, pred=modelled["estimate"], note="modelled", sure=True)
     both = pd.concat([measured, dashed], ignore_index=True)
     data = both.reindex(columns=["y", "low", "high", "pred", "note", "sure"]).assign(
         panel=_shapes(both),
-        series=both["form"].str.replace("_", " "),
+        series=both["algorithm"].str.replace("_", " "),
         x=both["world_size"].astype(int),
         **links(both),
     )
@@ -96,7 +98,7 @@ def _shapes(table: pd.DataFrame) -> pd.Series:
 def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw a bar per component of a token: the seven parts of tree attention and the wait."""
     title = "Where the time of a token goes"
-    table = component_table(having(rows, EXPERIMENT, "forms"))
+    table = component_table(having(rows, EXPERIMENT, "algorithms"))
     if table.empty:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
     for column in ("world_size", "seq_len"):
@@ -104,7 +106,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = table[table["dtype"] == table["dtype"].iloc[0]]
     data = pd.DataFrame(
         {
-            "panel": table["form"].str.replace("_", " "),
+            "panel": table["algorithm"].str.replace("_", " "),
             "series": table["component"].str.split(": ").str[-1],
             "part": table["component"].str.split(":").str[0],
             "x": table["ms"],
@@ -128,13 +130,13 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
     if peaks.empty:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
-    form = peaks["scope"].str.removesuffix(" forward").replace("dense", "flash")
-    is_whole = form.isin(["flash", "math"])
+    algorithm = peaks["scope"].str.removesuffix(" forward").replace("dense", "flash")
+    is_whole = algorithm.isin(["flash", "math"])
     ranks = peaks["factor.world_size"]
     several = ranks.where(~is_whole, 1).max()
     data = pd.DataFrame(
         {
-            "series": form + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"}),
+            "series": algorithm + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"}),
             "x": peaks["factor.seq_len"].astype(int),
             "y": (peaks["estimate"] / 1024).where(peaks["provenance"] == Provenance.MEASURED),
             "pred": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
@@ -170,7 +172,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
             scaling.append(_scaling(fastest, about))
             limits.append(_limit(fastest.iloc[0], about))
     whole = known(prefill_table(rows), "latency")
-    whole = with_cores(whole[whole["form"] != "dense"]) if len(whole) else whole
+    whole = with_cores(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
     prefill = [
         _scaling(_fastest(group), about)
         for about, group in _longest(whole, "Attention over {n} tokens, {by}", "direction")
@@ -198,11 +200,11 @@ def _fastest(fair: pd.DataFrame) -> pd.DataFrame:
 def _scaling(lines: pd.DataFrame, about: str) -> Claim:
     """Compare the fastest algorithm with one rank and with the others of its launch."""
     best = lines.iloc[0]
-    form, ranks = best["form"].replace("_", " "), f"{best['ranks']} ranks"
+    algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
     rivals = {figure.name for figure in best["speed_up_over"]} - {best["gain_baseline"]}
-    which = f"{form} is the {'fastest' if rivals else 'only'} algorithm"
+    which = f"{algorithm} is the {'fastest' if rivals else 'only'} algorithm"
     if ties := not_slower(best, lines["call"]):
-        names = lines.loc[lines["call"].isin([best["call"], *ties]), "form"]
+        names = lines.loc[lines["call"].isin([best["call"], *ties]), "algorithm"]
         names = listed(names.str.replace("_", " "))
         which = f"no clear difference between {names} (the intervals overlap)"
     if pd.isna(best["gain"]):
@@ -213,8 +215,8 @@ def _scaling(lines: pd.DataFrame, about: str) -> Claim:
     else:
         answer = f"{ranks} are {times(best, 'gain')} as fast as one rank"
         scale = f"{percent(best, 'efficiency', math.inf)} of perfect scaling; {which}"
-    sure = f"{form} takes {in_ms(best, 'latency')}, {scale}"
-    return Claim(answer, sure, about=about, compared=gains(best, form))
+    sure = f"{algorithm} takes {in_ms(best, 'latency')}, {scale}"
+    return Claim(answer, sure, about=about, compared=gains(best, algorithm))
 
 
 def _limit(best: pd.Series, about: str) -> Claim:

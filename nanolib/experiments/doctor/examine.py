@@ -100,7 +100,7 @@ def _ceilings(params: doctor.Params) -> dict[str, str]:
     run.finish()
     found = {}
     for row in rows.itertuples():
-        if row.metric == "case_time":
+        if row.metric == "case_duration":
             if row.status != "ok":
                 found[row.factors["ceiling"]] = f"{row.status}: {row.message}"
             continue

@@ -52,8 +52,8 @@ class Params(OwnModelParams):
         power_trace: A recording that is replayed in the place of a sensor: a CSV file with the columns `t_s` (s) and `power_w`
             (W); empty for this machine's own power.
         profiling: Modes whose cost is measured; the last looks into the layers; empty for none.
-        every_kth_token: So often a call is looked at closely.
-        every_nth_layer: Of the blocks, only each n-th is looked into.
+        detail_every_n_calls: So often a call is looked at closely.
+        detail_every_n_layers: Of the blocks, only each n-th is looked into.
     """
 
     NAME: ClassVar[str] = "energy"
@@ -87,8 +87,8 @@ class Params(OwnModelParams):
     idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = pydantic.Field([*MODES])
-    every_kth_token: int = pydantic.Field(4, gt=0, le=1_000_000)
-    every_nth_layer: int = pydantic.Field(1, gt=0, le=10_000)
+    detail_every_n_calls: int = pydantic.Field(4, gt=0, le=1_000_000)
+    detail_every_n_layers: int = pydantic.Field(1, gt=0, le=10_000)
 
     _presets = pydantic.field_validator("presets")(known_presets)
     _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
@@ -186,7 +186,7 @@ class EnergyCase(Case):
         return self.model_case.plan()
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """What the phase takes; every machine can: without a sensor energy is a labelled estimate."""
+        """What the phase takes; every machine can: without a sensor energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
         call: Callable[[], object] = step
@@ -228,8 +228,8 @@ class ProfileCase(EnergyCase):
     """The same work, looked into."""
 
     look: Literal["layers"] = "layers"
-    every_kth_token: int = 16
-    every_nth_layer: int = 1
+    detail_every_n_calls: int = 16
+    detail_every_n_layers: int = 1
 
     def __str__(self) -> str:
         """As of the energy, and that it is looked into."""
@@ -243,7 +243,10 @@ class ProfileCase(EnergyCase):
         self, params: Params, built: nn.Module, call: Callable[[], object]
     ) -> Iterator[Measurement]:
         """The time of each layer, its share of the energy, and what profiling costs."""
-        often = {"every_kth_token": self.every_kth_token, "every_nth_layer": self.every_nth_layer}
+        often = {
+            "detail_every_n_calls": self.detail_every_n_calls,
+            "detail_every_n_layers": self.detail_every_n_layers,
+        }
         modes = {name: MODES[name](**often) for name in MODES if name in params.profiling}
         yield from profile(self.phase, built, call, modes, params)
         yield from overheads(self.phase, built, call, modes, params)
@@ -259,6 +262,6 @@ def cases(params: Params) -> list[Case]:
         for seq_len in params.seq_lens
         for phase in params.phases
     ]
-    often = (params.every_kth_token, params.every_nth_layer)
+    often = (params.detail_every_n_calls, params.detail_every_n_layers)
     looked = [ProfileCase(*shape, "layers", *often) for shape in shapes] if params.profiling else []
     return [*(EnergyCase(*shape) for shape in shapes), *looked]

@@ -9,7 +9,7 @@ import pydantic
 from torch import nn
 
 from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
-from nanolib.experiments.fp8.parity import ARMS, ParityCase, small_decoder
+from nanolib.experiments.fp8.parity import TRAINED, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, SpeedCase, product_of
 from nanolib.experiments.model.case import model_name
 from nanolib.experiments.model.own_model import OwnModelParams, check_own
@@ -38,8 +38,8 @@ class Params(OwnModelParams):
         seq_len: Tokens per sequence of the models whose speed is measured.
         batch_size: Their sequences.
         excluded_modules: Linear layers that stay in high precision: names, `*` and `?` allowed.
-        parity_arms: What is trained beside bf16, controls included; empty for none.
-        parity_seeds: Pairs of runs per arm.
+        parity_recipes: What is trained beside bf16, controls included; empty for none.
+        parity_seeds: Pairs of runs per recipe.
         parity_first_seed: The first seed; other ones are other runs.
         parity_steps: Training steps.
         parity_margin: A difference of this share of the loss counts as none.
@@ -62,7 +62,7 @@ class Params(OwnModelParams):
         "modes",
         "seq_len",
         "batch_size",
-        "parity_arms",
+        "parity_recipes",
         "parity_seeds",
         "parity_steps",
         "device",
@@ -83,7 +83,7 @@ class Params(OwnModelParams):
     seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
     batch_size: int = pydantic.Field(1, gt=0, le=65_536)
     excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
-    parity_arms: list[Literal[ARMS]] = pydantic.Field(
+    parity_recipes: list[Literal[TRAINED]] = pydantic.Field(
         ["bf16_again", "fp8_tensorwise", "no_scaling"]
     )  # type: ignore[valid-type]
     parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
@@ -103,7 +103,7 @@ class Params(OwnModelParams):
     _presets = pydantic.field_validator("presets")(known_presets)
 
     _distinct = pydantic.field_validator(
-        "presets", "precisions", "modes", "compiled", "parity_arms", "numerics"
+        "presets", "precisions", "modes", "compiled", "parity_recipes", "numerics"
     )(distinct)
 
     _corpus = pydantic.field_validator("corpus")(known_corpus)
@@ -132,7 +132,7 @@ class Params(OwnModelParams):
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
         check_own(self, *self.reads)
         if not self.model and any(
-            arm.startswith("fp8_") or arm in fp8.CONTROLS for arm in self.parity_arms
+            recipe.startswith("fp8_") or recipe in fp8.CONTROLS for recipe in self.parity_recipes
         ):
             small = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
             where = " (in the decoder that is trained for parity)"
@@ -178,7 +178,7 @@ def cases(params: Params) -> list[Case]:
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
     runs = (params.parity_seeds, params.parity_first_seed, params.parity_steps)
     rest = (params.parity_margin, ("head",) if params.model else keep)
-    parity = [ParityCase(device, arm, *runs, *small, *rest) for arm in params.parity_arms]
+    parity = [ParityCase(device, recipe, *runs, *small, *rest) for recipe in params.parity_recipes]
     numerics = [
         NumericsCase(device, variant, params.numerics_steps, *small, params.seed)
         for variant in params.numerics

@@ -21,14 +21,14 @@ from nanolib.run.rows import over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
-# Arm → the type of its products; the rest are recipes on top of bf16.
+# Recipe → the type of its products; the rest are recipes on top of bf16.
 _TYPES = {
     BASE: torch.bfloat16,
     AGAIN: torch.bfloat16,
     "float32": torch.float32,
     "float16": torch.float16,
 }
-ARMS = (AGAIN, "float32", "float16", *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
+TRAINED = (AGAIN, "float32", "float16", *(f"fp8_{recipe}" for recipe in fp8.RECIPES), *fp8.CONTROLS)
 TENTHS = 10
 _RATE = 1e-3
 
@@ -59,14 +59,14 @@ class SmallDecoderCase(Case):
 
 @dataclass(frozen=True)
 class ParityCase(SmallDecoderCase):
-    """One arm against bf16, over seeds.
+    """One recipe against bf16, over seeds.
 
     Attributes:
-        arm: `bf16_again` is bf16 with initial weights that differ in their last bit; the rest are types, recipes and controls.
+        recipe: `bf16_again` is bf16 with initial weights that differ in their last bit; the rest are types, recipes and controls.
         margin: A difference of this share of the loss counts as none; declared beforehand.
     """
 
-    arm: str
+    recipe: str
     seeds: int
     first_seed: int
     steps: int
@@ -78,8 +78,8 @@ class ParityCase(SmallDecoderCase):
     keep: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The arm, seeds and steps."""
-        return f"parity {self.arm.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
+        """The recipe, seeds and steps."""
+        return f"parity {self.recipe.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
     @property
     def on_cpu(self) -> bool:
@@ -92,9 +92,9 @@ class ParityCase(SmallDecoderCase):
 
         8 bits and bf16 on a CPU are, which multiplies float32 faster, and every control.
         """
-        if self.arm in _TYPES:
-            return self.on_cpu and _TYPES[self.arm] is torch.bfloat16
-        return bool(fp8.native(self.device)) or self.arm in fp8.CONTROLS
+        if self.recipe in _TYPES:
+            return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
+        return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """The difference in loss from bf16 over the last tenth of the run, with its verdict.
@@ -104,28 +104,39 @@ class ParityCase(SmallDecoderCase):
         between two runs of one seed.
 
         Returns:
-            `parity` (nats per byte) with the verdict in its details, and `loss` of both arms. A run whose loss is not finite makes
-            the arm worse, without a number.
+            `parity` (nats per byte) with the verdict in its details, and `loss` of both recipes. A run whose
+            loss is not finite makes the recipe worse, without a number.
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
-        base = [_last_loss(replace(self, arm=BASE), seed, params.corpus) for seed in seeds]
-        arm = [_last_loss(self, seed, params.corpus) for seed in seeds]
+        base = [_last_loss(replace(self, recipe=BASE), seed, params.corpus) for seed in seeds]
+        recipe = [_last_loss(self, seed, params.corpus) for seed in seeds]
         provenance = Provenance.EMULATED if self.emulated else Provenance.MEASURED
-        details = {"arm": self.arm, "margin": self.margin, "control": self.arm in fp8.CONTROLS}
+        details = {
+            "recipe": self.recipe,
+            "margin": self.margin,
+            "control": self.recipe in fp8.CONTROLS,
+        }
         common = {"provenance": provenance}
         yield over_seeds("loss", base, BASE, **common)
-        if lost := sum(not math.isfinite(loss) for loss in arm):
+        if lost := sum(not math.isfinite(loss) for loss in recipe):
             message = f"the loss was not finite any more in {lost} of {self.seeds} seeds"
-            common |= {"scope": self.arm, "details": details | {"verdict": "worse"}}
-            yield Measurement("parity", message=message, **common)
+            common |= {"scope": self.recipe, "details": details | {"verdict": "worse"}}
+            yield Measurement("loss_difference_from_bf16", message=message, **common)
             return
-        yield over_seeds("loss", arm, self.arm, **common)
-        differences = [a - b for a, b in zip(arm, base, strict=True)]
+        yield over_seeds("loss", recipe, self.recipe, **common)
+        differences = [a - b for a, b in zip(recipe, base, strict=True)]
         base_loss = sum(base) / len(base)
         margin = self.margin * base_loss
         verdict = parity_verdict(differences, margin)
         details |= {"base_loss": base_loss, "margin_nats": margin, "verdict": verdict}
-        yield over_seeds("parity", differences, self.arm, paired=True, details=details, **common)
+        yield over_seeds(
+            "loss_difference_from_bf16",
+            differences,
+            self.recipe,
+            paired=True,
+            details=details,
+            **common,
+        )
 
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
@@ -144,7 +155,7 @@ def parity_verdict(differences: list[float], margin: float) -> str:
     """What is said of differences paired by seed.
 
     Args:
-        differences: Arm less base, one per seed.
+        differences: Recipe less base, one per seed.
         margin: What counts as none, declared beforehand.
 
     Returns:
@@ -160,8 +171,8 @@ def parity_verdict(differences: list[float], margin: float) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
-    """One training run: the mean loss of the last tenth of its steps. Kept, since every arm is compared with the same bf16 runs."""
-    dtype = _TYPES.get(case.arm, torch.bfloat16)
+    """One training run: the mean loss of the last tenth of its steps. Kept: all recipes share the bf16 runs."""
+    dtype = _TYPES.get(case.recipe, torch.bfloat16)
     cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
     losses = train(
         _model(case, seed),
@@ -181,12 +192,12 @@ def rate_share(step: int, steps: int) -> float:
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
     model = create_model(case.config, case.device, seed=seed)
-    if case.arm == AGAIN:
+    if case.recipe == AGAIN:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
-    if case.arm not in _TYPES or case.emulated:
-        recipe = fp8.BF16 if case.arm in (BASE, AGAIN) else case.arm.removeprefix("fp8_")
+    if case.recipe not in _TYPES or case.emulated:
+        recipe = fp8.BF16 if case.recipe in (BASE, AGAIN) else case.recipe.removeprefix("fp8_")
         fp8.convert(
             model,
             recipe,

@@ -112,11 +112,11 @@ class SpeedCase(Case):
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
             yield self.converted_share(model)
         ids = text_batch(self, params.corpus, params.seed)
-        optimisation = "compile" if self.compiled else "eager"
+        optimization = "compile" if self.compiled else "eager"
         step = (
-            Inferring(model, ids[:, :-1], optimisation)
+            Inferring(model, ids[:, :-1], optimization)
             if self.mode == "forward"
-            else Training(model, ids, optimisation, 1e-4)
+            else Training(model, ids, optimization, 1e-4)
         )
         (work,) = step.workloads()
         if self.precision == "tf32":

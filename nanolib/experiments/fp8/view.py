@@ -27,7 +27,7 @@ _SPEED = (
     Column("speed_up", "Over bf16, × [95 %]"),
     Column("bound", "", "converted_share", detail="amdahl_bound"),
     Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
-    Column("mfu", "Of the peak rate", "ceiling_share"),
+    Column("mfu", "Of the peak rate", "mfu"),
     Column("weights", "Weights, MiB", "memory_part", "weights"),
     Column("gradients", "", "memory_part", "gradients"),
     Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
@@ -35,11 +35,16 @@ _SPEED = (
     Column("state", "State"),
 )
 _PARITY = (
-    Column("arm", "Recipe"),
-    Column("verdict", "Against bf16", "parity", detail="verdict"),
-    Column("difference", "Loss above bf16, nats/byte [95 %]", "parity", interval=True),
-    Column("margin_nats", "Margin, nats", "parity", detail="margin_nats"),
-    Column("control", "", "parity", detail="control"),
+    Column("recipe", "Recipe"),
+    Column("verdict", "Against bf16", "loss_difference_from_bf16", detail="verdict"),
+    Column(
+        "difference",
+        "Loss above bf16, nats/byte [95 %]",
+        "loss_difference_from_bf16",
+        interval=True,
+    ),
+    Column("margin_nats", "Margin, nats", "loss_difference_from_bf16", detail="margin_nats"),
+    Column("control", "", "loss_difference_from_bf16", detail="control"),
     Column("loss", "Loss, nats/byte [95 %]", "loss", interval=True),
     Column("seeds", "Seeds"),
     Column("steps", "Steps"),
@@ -96,19 +101,21 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 @cached
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per arm that was trained beside bf16.
+    """One line per recipe that was trained beside bf16.
 
     Returns:
-        Columns: `run_id`, `case_id`, `seq_len`, `arm`, `control`, `verdict`, `difference` and
+        Columns: `run_id`, `case_id`, `seq_len`, `recipe`, `control`, `verdict`, `difference` and
         `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`, `seeds`, `steps`,
         `provenance`, `not_finite` (why there is no difference), `status`, `message`.
     """
-    rows = having(rows, "fp8", "arm")
+    rows = having(rows, "fp8", "recipe")
     if rows.empty:
         return pd.DataFrame()
-    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.arm"])]
-    table = filled(base(rows, ["arm", "seq_len", "seeds", "steps"], "arm"), rows, _PARITY)
-    pairs = rows[rows["metric"] == "parity"].rename(columns={"message": "not_finite"})
+    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
+    table = filled(base(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe"), rows, _PARITY)
+    pairs = rows[rows["metric"] == "loss_difference_from_bf16"].rename(
+        columns={"message": "not_finite"}
+    )
     pairs = pairs[[*CASE, "provenance", "not_finite"]]
     table = table.merge(pairs, on=list(CASE), how="left").fillna({"not_finite": ""})
     smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
@@ -116,13 +123,13 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """The difference in loss of each arm at the end, with the margin declared beforehand."""
+    """The difference in loss of each recipe at the end, with the margin declared beforehand."""
     table = known(parity_table(rows), "difference")
     if table.empty:
         return empty_chart("Loss above bf16 after training", why_empty(rows, "fp8"))
     controls = table["control"].eq(True)
     measured = table["provenance"] == Provenance.MEASURED
-    names = table["arm"].str.replace("_", " ")
+    names = table["recipe"].str.replace("_", " ")
     data = pd.DataFrame(
         {
             "series": names + controls.map({True: " (control)", False: ""}),
@@ -245,31 +252,31 @@ def _pays(mode: str, group: pd.DataFrame) -> Claim:
 
 
 def _of_parity(table: pd.DataFrame) -> list[Claim]:
-    """The verdict of every arm against its pair."""
+    """The verdict of every recipe against its pair."""
     if table.empty:
         return []
-    named = table.assign(arm=table["arm"].str.replace("_", " "))
+    named = table.assign(recipe=table["recipe"].str.replace("_", " "))
     ended = named[named["status"] == "ok"]
     short = ended[ended["steps"] < LEARNING_STEPS]
     long = ended.drop(index=short.index)
     claims = [_parity(row) for _, row in long.iterrows()]
     if len(short):
         steps = int(short["steps"].max())
-        trained = f"{listed(short['arm'])}: trained beside bf16 for {steps} steps"
+        trained = f"{listed(short['recipe'])}: trained beside bf16 for {steps} steps"
         claims.insert(0, Claim(trained, SMOKE_TEST, "raise parity_steps"))
     blind = long[long["control"].eq(True) & (long["verdict"] != "worse")]
     if len(blind):
-        answer = f"The control {', '.join(blind['arm'])} was not found worse"
+        answer = f"The control {', '.join(blind['recipe'])} was not found worse"
         why = "so these runs are too short or too few to trust an 'equivalent'"
         claims.append(Claim(f"{answer}, {why}", advice="raise parity_steps or parity_seeds"))
     return claims
 
 
 def _parity(row: pd.Series) -> Claim:
-    about = row["arm"] + (" (emulated)" if row["provenance"] == "emulated" else "")
+    about = row["recipe"] + (" (emulated)" if row["provenance"] == "emulated" else "")
     if pd.isna(row["difference"]):
         return Claim("worse than bf16", row["not_finite"], about=about)
-    difference = Figure.of(row, "difference", "parity", name=row["arm"])
+    difference = Figure.of(row, "difference", "loss_difference_from_bf16", name=row["recipe"])
     above = f"{with_ends(row, 'difference')} nats per byte above bf16"
     sure = f"{above}, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
     answer = f"{row['verdict']} after {int(row['steps'])} steps"

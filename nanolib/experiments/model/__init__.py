@@ -1,1 +1,1 @@
-"""Whole models: inference, generation, training, and what optimisations change."""
+"""Whole models: inference, generation, training, and what optimizations change."""

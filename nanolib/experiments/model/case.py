@@ -26,8 +26,8 @@ from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
 from nanolib.meters.memory import MIB
 from nanolib.models import attention, text
-from nanolib.models.optimise import is_compiled
-from nanolib.models.optimise import unsupported as unsupported_on
+from nanolib.models.optimize import is_compiled
+from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.user import context_length, hugging_face_config, missing
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.memory_plan import Workload
@@ -42,7 +42,7 @@ class ModelCase(ShapedCase):
     """A model that runs, trains or generates."""
 
     mode: Mode
-    optimisation: str = "eager"
+    optimization: str = "eager"
 
     @property
     def model_case(self) -> ModelCase:
@@ -52,8 +52,8 @@ class ModelCase(ShapedCase):
     @property
     def planned_as(self) -> ModelCase:
         """What has the same plan: the model under any name; if it is compiled or captured, the eager one."""
-        eager = is_compiled(self.optimisation) or self.optimisation == "cuda_graph"
-        return replace(self, name="", optimisation="eager" if eager else self.optimisation)
+        eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
+        return replace(self, name="", optimization="eager" if eager else self.optimization)
 
     @property
     def _look(self) -> Look:
@@ -110,7 +110,7 @@ class ModelCase(ShapedCase):
         reason = ""
         if self.own and not self.runs_code:
             reason = missing(self.preset) or self.plan().unsupported
-        return reason or unsupported_on(self.optimisation, self.device)
+        return reason or unsupported_on(self.optimization, self.device)
 
     def plan(self) -> Plan:
         """The peak memory of a case, counted without running it."""
@@ -151,14 +151,14 @@ class ModelCase(ShapedCase):
             ceilings: As `roofline_ms` takes them.
 
         Returns:
-            `parameters`, `footprint` (MiB of weights), `flops` and `bytes` (see `Counted`), and
+            `parameters`, `weight_memory` (MiB of weights), `flops` and `bytes` (see `Counted`), and
             `latency` (ms, roofline) if the ceilings are known.
         """
         if (counted := self.counted) is None:
             return {}
         predicted: dict[str, float | str] = {
             "parameters": counted.parameters,
-            "footprint": counted.parameters * self.item / MIB,
+            "weight_memory": counted.parameters * self.item / MIB,
             "flops": counted.flops,
             "bytes": counted.bytes,
         }
@@ -176,12 +176,12 @@ class ModelCase(ShapedCase):
     ) -> Step:
         """Its calls: what its times and its memory are of."""
         if self.mode == "inference":
-            return Inferring(model, ids[:, :-1], self.optimisation)
-        return Training(model, ids, self.optimisation, learning_rate, optimizer)
+            return Inferring(model, ids[:, :-1], self.optimization)
+        return Training(model, ids, self.optimization, learning_rate, optimizer)
 
     @property
     def group(self) -> str:
-        """See `Case.group`: all optimisations and types of one model, shape and mode."""
+        """See `Case.group`: all optimizations and types of one model, shape and mode."""
         overrides = json.dumps(self.overrides, sort_keys=True)
         model = (self.device, self.preset, overrides, self.attention_type)
         return " ".join(map(str, (*model, self.seq_len, self.batch_size, self.mode)))
@@ -189,24 +189,27 @@ class ModelCase(ShapedCase):
     @property
     def title(self) -> str:
         """See `Case.title`."""
-        return f"{self.optimisation} {self.dtype}"
+        return f"{self.optimization} {self.dtype}"
 
     @property
     def is_baseline(self) -> bool:
         """See `Case.is_baseline`: each type as it is."""
-        return self.optimisation == "eager"
+        return self.optimization == "eager"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Its size, work and memory, and in turns with others of its group its times."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())
-        count, footprint = (sum(p.numel() for p in weights), sum(p.nbytes for p in weights) / MIB)
-        for metric, size in (("parameters", count), ("footprint", footprint)):
+        count, weight_memory = (
+            sum(p.numel() for p in weights),
+            sum(p.nbytes for p in weights) / MIB,
+        )
+        for metric, size in (("parameters", count), ("weight_memory", weight_memory)):
             yield exact(metric, size, method="count", predicted=predicted[metric])
         ids = text_batch(self, params.corpus, params.seed)
         step = self.step(model, ids, params.learning_rate)
-        yield from step.against_eager(self.optimisation)  # before a step changes the weights
+        yield from step.against_eager(self.optimization)  # before a step changes the weights
         flops, scope = int(predicted["flops"]), {"scope": step.scope}
         counted = {"method": "flop_counter"} | scope
         yield exact("flops", flops, **(counted if self.own else scope))
@@ -226,7 +229,7 @@ class ModelCase(ShapedCase):
 
     def _memory_rows(self, work: Workload, model: nn.Module) -> list[Measurement]:
         """The peak of a call, by kind if its tensors are born where a counter sees them."""
-        if self.planned_as.optimisation == self.optimisation:
+        if self.planned_as.optimization == self.optimization:
             planned = self._look.holdings.get(work.scope)
             return holding_rows(work, model, self.device, self.plan(), planned)
         rows = memory_rows if self.device.startswith("cuda") else unattributed_rows
@@ -248,7 +251,7 @@ class GenerationCase(ModelCase):
         self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
         """Reading the prompt, and one token after it."""
-        return Generating(model, ids[:, :-1], self.new_tokens, self.optimisation)
+        return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
 
     def unsupported(self) -> str:
         """Also a prompt and tokens that are too many for the model."""
@@ -268,14 +271,14 @@ def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: i
     return ModelCase(case.device, "", min(PRESETS), fields, *shape, "training").plan()
 
 
-def model_name(preset: str, overrides: dict[str, Any], optimisation: str = "eager") -> str:
+def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
     """What charts and tables call a model: one that was changed never goes by its bare name."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > 60:
         digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
         changed = f"{changed[:50]} … {digest[:4]}"
     name = f"{preset} with {changed}" if changed else preset
-    return name if optimisation == "eager" else f"{name} ({optimisation.replace('_', ' ')})"
+    return name if optimization == "eager" else f"{name} ({optimization.replace('_', ' ')})"
 
 
 def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:

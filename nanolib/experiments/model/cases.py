@@ -1,4 +1,4 @@
-"""What does a whole model cost here? Inference, training and generation over presets, lengths and optimisations; and the loss."""
+"""What does a whole model cost here? Inference, training and generation over presets, lengths and optimizations; and the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanolib.experiments.model.case import GenerationCase, Mode, ModelCase, mode
 from nanolib.experiments.model.loss_case import LossCase
 from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.meters.machine import resolve_device
-from nanolib.models.optimise import OPTIMISATIONS, applies
+from nanolib.models.optimize import OPTIMIZATIONS, applies
 from nanolib.run import params as shared
 from nanolib.run.case import Case
 from nanolib.run.params import (
@@ -39,7 +39,7 @@ class Params(OwnModelParams):
         dtypes: Types of the weights.
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
-        optimisations: Names in `nanolib.models.optimise.OPTIMISATIONS`; generation is eager, or by `cuda_graph`.
+        optimizations: Names in `nanolib.models.optimize.OPTIMIZATIONS`; generation is eager, or by `cuda_graph`.
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         generation_batch_sizes: More batches of generation, after a prompt of the longest sequence length.
@@ -58,7 +58,7 @@ class Params(OwnModelParams):
         "dtypes",
         "attention_types",
         "overrides",
-        "optimisations",
+        "optimizations",
         "train",
         "new_tokens",
         "device",
@@ -74,7 +74,7 @@ class Params(OwnModelParams):
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
     overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
-    optimisations: list[str] = pydantic.Field(["eager"], min_length=1)
+    optimizations: list[str] = pydantic.Field(["eager"], min_length=1)
     train: bool = True
     new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)
     generation_batch_sizes: list[shared.Batch] = pydantic.Field([2, 4], max_length=64)
@@ -82,7 +82,7 @@ class Params(OwnModelParams):
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
     grids: ClassVar = (
-        ("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimisations"),
+        ("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimizations"),
     )
 
     _presets = pydantic.field_validator("presets")(known_presets)
@@ -94,12 +94,12 @@ class Params(OwnModelParams):
         "batch_sizes",
         "dtypes",
         "attention_types",
-        "optimisations",
+        "optimizations",
         "generation_batch_sizes",
     )(distinct)
 
-    _optimisations = pydantic.field_validator("optimisations")(
-        lambda names: known(names, OPTIMISATIONS, "optimisation")
+    _optimizations = pydantic.field_validator("optimizations")(
+        lambda names: known(names, OPTIMIZATIONS, "optimization")
     )
     _corpus = pydantic.field_validator("corpus")(known_corpus)
 
@@ -142,12 +142,12 @@ def _model_cases(
         uses["generation"] = [*shapes, *((max(params.seq_lens), size) for size in batches)]
     for mode, shapes in uses.items():
         eager = ["eager"] if mode == "generation" else []
-        for optimisation in dict.fromkeys([*eager, *params.optimisations]):
-            if not applies(optimisation, mode, dtype):
+        for optimization in dict.fromkeys([*eager, *params.optimizations]):
+            if not applies(optimization, mode, dtype):
                 continue
-            model = (device, model_name(preset, overrides, optimisation), preset, overrides, kind)
+            model = (device, model_name(preset, overrides, optimization), preset, overrides, kind)
             for shape in shapes:
-                fields = (*model, *shape, dtype, mode, optimisation)
+                fields = (*model, *shape, dtype, mode, optimization)
                 if mode == "generation":
                     yield GenerationCase(*fields, params.new_tokens)
                 else:

@@ -138,7 +138,7 @@ def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
     # checkpointing computes more, and autocast counts the same
-    step = dataclasses.replace(case, optimisation="eager").step(model, case.no_ids(), 1e-3)
+    step = dataclasses.replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
         flops = count_flops(step, as_model=True)

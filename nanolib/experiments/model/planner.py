@@ -25,7 +25,7 @@ _BISECT_EVERY = 4  # guesses: a line may creep towards a bend
 _NOTHING = Holding({})
 _SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
 
-# Use → mode of the case, optimisation.
+# Use → mode of the case, optimization.
 USES = {
     "inference": ("inference", "eager"),
     "decoding": ("generation", "eager"),
@@ -110,8 +110,8 @@ class Planner:
             return math.inf
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
-        mode, optimisation = USES[name]
-        case = replace(self.source, mode=mode, optimisation=optimisation, batch_size=batch)
+        mode, optimization = USES[name]
+        case = replace(self.source, mode=mode, optimization=optimization, batch_size=batch)
         if not case.own:
             longer = lengthened(case.preset, case.overrides, length)
             case = replace(case, overrides=case.overrides | longer)

@@ -12,7 +12,7 @@ from nanolib.measurement import Held, Measurement, Unsupported, exact
 from nanolib.meters.ceilings import rate
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
-from nanolib.models.optimise import is_compiled, optimise
+from nanolib.models.optimize import is_compiled, optimize
 from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Measuring
@@ -70,19 +70,19 @@ class Step:
         raise NotImplementedError
 
     def eager_result(self) -> Any:
-        """The same without the optimisation."""
+        """The same without the optimization."""
         raise NotImplementedError
 
     def difference(self) -> float:
         """Relative error of the result against the eager one."""
         return relative_error(self.result(), self.eager_result())
 
-    def against_eager(self, optimisation: str) -> Iterator[Measurement]:
+    def against_eager(self, optimization: str) -> Iterator[Measurement]:
         """Measure what compiling takes and how far the result is from the eager one."""
-        if is_compiled(optimisation):
+        if is_compiled(optimization):
             first_ms, later_ms = (first_call_ms(self.result) for _ in range(2))
             yield compile_row(first_ms, later_ms)
-        if optimisation != "eager" and isinstance(self.result(), torch.Tensor):
+        if optimization != "eager" and isinstance(self.result(), torch.Tensor):
             row = {"scope": "against_eager", "method": self.compared}
             yield exact("relative_error", self.difference(), **row)
 
@@ -93,15 +93,15 @@ class Inferring(Step):
     Args:
         model: Is put into evaluation mode.
         ids: int64, shape [batch, length].
-        optimisation: A key of `OPTIMISATIONS`.
+        optimization: A key of `OPTIMIZATIONS`.
     """
 
     scope, compared = "inference", "logits"
 
-    def __init__(self, model: nn.Module, ids: torch.Tensor, optimisation: str) -> None:
+    def __init__(self, model: nn.Module, ids: torch.Tensor, optimization: str) -> None:
         self.model, self.ids = model.eval(), ids
         self._eager = logits_of(model)
-        self._forward = optimise(optimisation, model, self._eager, ids)
+        self._forward = optimize(optimization, model, self._eager, ids)
         self.phases, self.tokens = {self.scope: self.result}, ids.numel()
 
     @torch.no_grad()  # torchao's FP8 layers by rows fail under inference_mode
@@ -111,7 +111,7 @@ class Inferring(Step):
 
     @torch.no_grad()
     def eager_result(self) -> Any:
-        """Logits without the optimisation."""
+        """Logits without the optimization."""
         return self._eager(self.ids)
 
 
@@ -142,7 +142,7 @@ class Training(Step):
     Args:
         model: Is put into training mode.
         ids: int64, shape [batch, length + 1].
-        optimisation: A key of `OPTIMISATIONS`.
+        optimization: A key of `OPTIMIZATIONS`.
         learning_rate: Of the optimizer.
         optimizer: A key of `OPTIMIZERS`.
     """
@@ -153,18 +153,18 @@ class Training(Step):
         self,
         model: nn.Module,
         ids: torch.Tensor,
-        optimisation: str,
+        optimization: str,
         learning_rate: float,
         optimizer: str = "adamw",
     ) -> None:
         check_loss(model)
         self.model, self.ids = model.train(), ids
         self._eager = logits_of(model)
-        self._forward = optimise(optimisation, model, self._eager, ids[:, :-1])
+        self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
         self._optimizer = OPTIMIZERS[optimizer](model.parameters(), learning_rate)
         # a scaler looks at its tensors' values, which a plan has not
         has_data = not isinstance(ids, torch._subclasses.FakeTensor)
-        scaled = has_data and optimisation == "autocast_float16"
+        scaled = has_data and optimization == "autocast_float16"
         self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
         self._loss = torch.zeros(())
         self.phases = {
@@ -193,7 +193,7 @@ class Training(Step):
         return self._gradient(self._forward)
 
     def eager_result(self) -> torch.Tensor:
-        """The gradient without the optimisation, for which nothing is checkpointed."""
+        """The gradient without the optimization, for which nothing is checkpointed."""
         checkpointing = getattr(self.model, "checkpointing", False)
         self.model.checkpointing = False
         found = self._gradient(self._eager)
@@ -230,16 +230,16 @@ class Generating(Step):
         model: Is put into evaluation mode.
         prompt: int64, shape [batch, length].
         new_tokens: After so many it goes back to the end of the prompt.
-        optimisation: `eager` or `cuda_graph`.
+        optimization: `eager` or `cuda_graph`.
     """
 
     scope, compared = "decode", "cache"
 
     def __init__(
-        self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimisation: str = "eager"
+        self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimization: str = "eager"
     ) -> None:
         self.model, self.ids = model.eval(), prompt
-        self.generation = generation_of(model, prompt, new_tokens, optimisation == "cuda_graph")
+        self.generation = generation_of(model, prompt, new_tokens, optimization == "cuda_graph")
         self.phases, self.tokens = {self.scope: self.generation.decode}, len(prompt)
 
     def result(self) -> torch.Tensor:
@@ -247,7 +247,7 @@ class Generating(Step):
         return _filled_cache(self.generation)
 
     def eager_result(self) -> torch.Tensor:
-        """The cache that is filled without the optimisation."""
+        """The cache that is filled without the optimization."""
         new_tokens = self.generation.new_tokens
         return _filled_cache(generation_of(self.model, self.ids, new_tokens))
 

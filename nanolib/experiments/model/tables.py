@@ -10,7 +10,7 @@ from nanolib.report.tables import Column, filled, flagged, joined, known, titles
 
 MIB = 2**20
 MOST_MODELS, _MOST_PARTS = 4, 8  # of a chart, and of a model in the table of its memory
-_FACTORS = ["name", "optimisation", "attention_type", "seq_len", "batch_size", "dtype", "device"]
+_FACTORS = ["name", "optimization", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 MODEL = ["run_id", "name", "attention_type", "dtype"]
 SERIES = [*MODEL, "seq_len"]
 CALLS = {
@@ -26,10 +26,10 @@ _COLUMNS = (
     Column("seq_len", "Seq len"),
     Column("shape", "Attention, batch, dtype"),
     Column("parameters", "", "parameters"),
-    Column("footprint", "", "footprint"),
+    Column("weight_memory", "", "weight_memory"),
     Column("flops", "", "flops", "inference", "formula"),
     Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
-    Column("inference_share", "", "ceiling_share", "inference"),
+    Column("inference_share", "", "mfu", "inference"),
     Column("inference_tokens_per_second", "", "tokens_per_second", "inference"),
     Column("inference_memory", "Peak reading, MiB", "peak_memory", "inference"),
     Column("prefill", "First token, ms [95 %]", "latency", "prefill", interval=True),
@@ -42,7 +42,7 @@ _COLUMNS = (
     Column("backward", "", "latency", "backward", interval=True),
     Column("optimizer_step", "", "latency", "optimizer_step", interval=True),
     Column("training_step", "Training step, ms [95 %]", "latency", "training_step", interval=True),
-    Column("training_share", "", "ceiling_share", "training_step"),
+    Column("training_share", "", "mfu", "training_step"),
     Column("training_tokens_per_second", "", "tokens_per_second", "training_step"),
     Column("training_memory", "Peak training, MiB", "peak_memory", "training_step"),
     Column("compile", "", "latency", "compile"),
@@ -74,7 +74,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
-    ends = rows[rows["metric"] == "case_time"].groupby(key, sort=False)
+    ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
     table = ends.agg(status=("status", worst), message=("message", joined)).reset_index()
     table = filled(table, rows, _COLUMNS, key)
     for scope in SCOPES:
@@ -103,7 +103,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
         mib=found["estimate"],
         planned=found["predicted"],
     )
-    found = found[found["parts"].notna() & found["optimisation"].isin(["eager", None])]
+    found = found[found["parts"].notna() & found["optimization"].isin(["eager", None])]
     found = found.sort_values(["trains", "mib"], ascending=False, kind="stable")
     return found.drop_duplicates(MODEL[1:])
 
@@ -147,7 +147,7 @@ def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
     table = known(model_table(rows), "decode")
     if table.empty:
         return table
-    table = table[table["optimisation"] == "eager"].sort_values("batch_size", kind="stable")
+    table = table[table["optimization"] == "eager"].sort_values("batch_size", kind="stable")
     table = table[table.groupby(SERIES)["batch_size"].transform("nunique") > 1]
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
         table[f"user{end}"] = 1e3 / table[f"decode{other}"]

@@ -113,12 +113,12 @@ model_performance = over_length(
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Claim]:
-    """What each model costs, what optimisations change, what uses the memory, and what a batch brings."""
+    """What each model costs, what optimizations change, what uses the memory, and what a batch brings."""
     table = model_table(rows)
     timed = known(table, "inference")
     if timed.empty:
         return [Claim("No model case gave a time", advice="nano run quick model")]
-    eager = timed[timed["optimisation"] == "eager"]
+    eager = timed[timed["optimization"] == "eager"]
     longest = (eager if len(eager) else timed).sort_values("seq_len", kind="stable")
     claims = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
     for _, row in table[table["status"] == "oom_predicted"].iterrows():
@@ -145,7 +145,7 @@ def _cost(row: pd.Series) -> Claim:
         scopes += ["prefill", "decode"]
     if pd.notna(row["training_step"]):
         times.append(f"a training step {in_ms(row, 'training_step')}")
-        weights = row["training_memory"] / row["footprint"]
+        weights = row["training_memory"] / row["weight_memory"]
         evidence.append(
             f"training peaks at {row['training_memory']:,.0f} MiB, {weights:.1f}× the weights"
         )
@@ -157,11 +157,11 @@ def _cost(row: pd.Series) -> Claim:
 
 
 def _changes(table: pd.DataFrame) -> Iterator[Claim]:
-    """Each optimisation and dtype against what it was timed in turns with, at its longest length."""
+    """Each optimization and dtype against what it was timed in turns with, at its longest length."""
     words = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "no clear difference"}
     longest = table.sort_values("seq_len", kind="stable").drop_duplicates(MODEL, keep="last")
     for _, row in longest.iterrows():
-        dtype = table["dtype"].iloc[0] if row["optimisation"] == "eager" else row["dtype"]
+        dtype = table["dtype"].iloc[0] if row["optimization"] == "eager" else row["dtype"]
         base, parts, compared = f"eager {dtype}", [], ()
         for scope in SCOPES:
             for pair in gains(row, row["name"], f"{scope}_speed_up", {base}):

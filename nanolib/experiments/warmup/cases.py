@@ -21,7 +21,7 @@ from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
-from nanolib.meters.time.latency import summarise
+from nanolib.meters.time.latency import summarize
 from nanolib.models import create_model, generate_random_batch, text
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
@@ -169,7 +169,7 @@ class WarmupCase(Case):
         trace(Workload(self.direction, step, tuple), self, params)
         details = {"threads": torch.get_num_threads()}
         curve = samples[: self.curve_steps]
-        yield summarise(curve, scope=self.direction, method=clock.method, details=details)
+        yield summarize(curve, scope=self.direction, method=clock.method, details=details)
         yield _needed(curve, self.direction)
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
@@ -195,9 +195,9 @@ def cases(params: Params) -> list[Case]:
 def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any]) -> Measurement:
     """The latency over all samples, warm or not: what someone who warms up this little would report."""
     whole = steady_state([])
-    row = summarise(samples, scope=scope, method=method, details=details, steady=whole)
+    row = summarize(samples, scope=scope, method=method, details=details, steady=whole)
     # there are as many as `steps`, by no budget
-    flags = tuple(flag for flag in row.flags if flag is not Flag.FEW_BLOCKS)
+    flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
     return replace(row, flags=flags, message="no sample is cut: this is what the setting gives")
 
 

@@ -37,7 +37,7 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
     """
     t, p = _checked(t_s, power_w, start_s, end_s)
     read = ~np.isnan(p)
-    # a failed read makes a gap between its neighbours that could be read
+    # a failed read makes a gap between its neighbors that could be read
     failed = np.logical_or.reduceat(~read, np.flatnonzero(read))[:-1]
     t, p = t[read], p[read]
     _check_reach(t, start_s, end_s)

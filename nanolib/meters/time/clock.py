@@ -40,7 +40,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """`perf_counter_ns` around each call, with a device synchronisation before each reading where there is a device."""
+    """`perf_counter_ns` around each call, with a device synchronization before each reading where there is a device."""
 
     def __init__(self, synchronize: Call | None = None) -> None:
         self.synchronize = synchronize
@@ -88,7 +88,7 @@ _LONGEST_LAUNCH_MS = (
 
 
 class CudaClock:
-    """CUDA events around each phase and one synchronisation at the end of the block: what calls in a row take.
+    """CUDA events around each phase and one synchronization at the end of the block: what calls in a row take.
 
     The device's sensors are read in each block, while it computes.
 

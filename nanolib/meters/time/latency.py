@@ -178,7 +178,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
             sums = [sum(apart[name] for apart in own.values()) for name in HOST_AND_DEVICE]
             own[timing.total] = dict(zip(HOST_AND_DEVICE, sums, strict=True))
     return {
-        scope: summarise(
+        scope: summarize(
             samples,
             calls_per_block=per_block,
             steady=steady,
@@ -191,7 +191,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     }
 
 
-def summarise(
+def summarize(
     samples: Sequence[float] | np.ndarray,
     *,
     calls_per_block: int = 1,
@@ -201,7 +201,7 @@ def summarise(
     outliers: Outliers = "keep",
     details: Mapping[str, Any] | None = None,
 ) -> Measurement:
-    """Summarise a series of timings as a `latency` row.
+    """Summarize a series of timings as a `latency` row.
 
     It has the estimate with its interval, labels and descriptive figures.
 
@@ -257,8 +257,8 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
         Flag.OUTLIERS_SEVERE: counts.severe > 0,
         Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
-        Flag.SLOWDOWN: steady.slowdown,
-        Flag.FEW_BLOCKS: range_confidence(len(medians)) < CONFIDENCE,
+        Flag.GOT_SLOWER: steady.got_slower,
+        Flag.LOW_SAMPLE_COUNT: range_confidence(len(medians)) < CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,

@@ -152,7 +152,7 @@ def settled(series: np.ndarray, calls_per_block: int) -> SteadyState:
     cold = leading_slow_samples(series) if len(series) >= 8 else 0
     if cold <= found.cut or cold >= len(series) / 2:
         return found
-    return SteadyState(cold, found.changes, found.steady, found.slowdown)
+    return SteadyState(cold, found.changes, found.steady, found.got_slower)
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:

@@ -75,7 +75,7 @@ def take_turns(
         enough: Told how many rounds there are, says whether they are enough for all, where samplers do not end by themselves.
 
     Returns:
-        The rounds, in order, those labelled in which others were at work.
+        The rounds, in order, those labeled in which others were at work.
     """
     order, rounds = random.Random(seed), []
     watch = _Watch() if len(samplers) > 1 else None
@@ -100,7 +100,7 @@ class _Watch:
     """Labels rounds by what the CPUs did meanwhile, over as many rounds as their counters need."""
 
     def __init__(self) -> None:
-        self._labelled, self._before, self._since = 0, cpu_times(), time.monotonic()
+        self._labeled, self._before, self._since = 0, cpu_times(), time.monotonic()
 
     def label(self, rounds: Sequence[Round], last: bool = False) -> None:
         """Label the rounds since the last label, if that is long ago."""
@@ -110,13 +110,13 @@ class _Watch:
         load = load_between(self._before, after)
         if load.taken is not None:
             is_busy = load.is_busy
-        elif last and self._labelled:  # too short to be told by themselves
-            is_busy = rounds[self._labelled - 1].is_busy
+        elif last and self._labeled:  # too short to be told by themselves
+            is_busy = rounds[self._labeled - 1].is_busy
         else:
             return
-        for one in rounds[self._labelled :]:
+        for one in rounds[self._labeled :]:
             one.is_busy = is_busy
-        self._labelled, self._before, self._since = len(rounds), after, time.monotonic()
+        self._labeled, self._before, self._since = len(rounds), after, time.monotonic()
 
 
 def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:

@@ -135,11 +135,9 @@ def loop_bytes(name: str, q: Tensor, k: Tensor, mask: BlockMask) -> int:
             most = max(most, held + copies + rows)
             continue
         sizes = [together * group * block.height * block.keys for block in blocks]
-        neighbours = map(
-            sum, itertools.pairwise([*sizes, *(sizes[:1] if together < heads else [])])
-        )
+        neighbors = map(sum, itertools.pairwise([*sizes, *(sizes[:1] if together < heads else [])]))
         most = max(
-            most, held + 3 * copies + max([scores + max(rows, keys * q.shape[-1]), *neighbours])
+            most, held + 3 * copies + max([scores + max(rows, keys * q.shape[-1]), *neighbors])
         )
     return most * q.itemsize
 

@@ -1,7 +1,7 @@
 """8-bit floating point: the cast, the products it is used in, and a model whose linear layers use them.
 
 A tensor is scaled so that its largest magnitude meets the format's largest value, clamped, and rounded to nearest even. `round_to`
-does the rounding in the open; `quantise` leaves it to torch, and the tests hold the two together. Without FP8 tensor cores a
+does the rounding in the open; `quantize` leaves it to torch, and the tests hold the two together. Without FP8 tensor cores a
 product is emulated: (a / scale_a) @ (b / scale_b) in float32, bit for bit torchao's own emulation.
 """
 
@@ -12,10 +12,10 @@ from nanolib.models.fp8.casts import (
     FORMATS,
     RECIPES,
     Cast,
-    Quantised,
+    Quantized,
     Recipe,
     largest_over,
-    quantise,
+    quantize,
     recipe_of,
     round_to,
     scale_of,
@@ -42,7 +42,7 @@ __all__ = [
     "AuditedLayer",
     "Cast",
     "EmulatedLinear",
-    "Quantised",
+    "Quantized",
     "Recipe",
     "amdahl_bound",
     "audit",
@@ -52,7 +52,7 @@ __all__ = [
     "largest_over",
     "linear_layers",
     "native",
-    "quantise",
+    "quantize",
     "recipe_of",
     "round_to",
     "scale_of",

@@ -120,7 +120,7 @@ def round_to(x: torch.Tensor, format: str) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Quantised:
+class Quantized:
     """A tensor in 8 bits.
 
     Attributes:
@@ -135,7 +135,7 @@ class Quantised:
     underflow: torch.Tensor
     overflow: torch.Tensor
 
-    def dequantised(self) -> torch.Tensor:
+    def dequantized(self) -> torch.Tensor:
         """Back in its own range, float32."""
         return self.values.float() / self.scale
 
@@ -168,7 +168,7 @@ def _saturated(scaled: torch.Tensor, format: str) -> torch.Tensor:
     return scaled.clamp(-largest, largest).to(FORMATS[format])
 
 
-def quantise(x: torch.Tensor, cast: Cast, dim: int = -1) -> Quantised:
+def quantize(x: torch.Tensor, cast: Cast, dim: int = -1) -> Quantized:
     """Largest magnitude → scale → clamp → round.
 
     Args:
@@ -184,4 +184,4 @@ def quantise(x: torch.Tensor, cast: Cast, dim: int = -1) -> Quantised:
     largest = torch.finfo(FORMATS[cast.format]).max
     step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
     clamped = (scaled.abs() > largest + step / 2).float().mean()
-    return Quantised(values, scale, gone, clamped)
+    return Quantized(values, scale, gone, clamped)

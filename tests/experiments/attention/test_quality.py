@@ -13,7 +13,7 @@ def _case(pattern, target, **changes):
         "block_size": 8,
         "seeds": 2,
         "steps": 4,
-        "tuning_steps": 2,
+        "finetune_steps": 2,
         "d_model": 32,
         "num_layers": 2,
     }

@@ -83,7 +83,7 @@ def _measured(store, experiment, params):
 
 
 def _ends(rows):
-    return rows[rows["metric"] == "case_time"].set_index("case_id")["status"]
+    return rows[rows["metric"] == "case_duration"].set_index("case_id")["status"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measur
         model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK | asked
     )
     rows = _measured(store, model, params)
-    ends = rows[rows["metric"] == "case_time"]
+    ends = rows[rows["metric"] == "case_duration"]
     refused = ends[ends["status"] != "ok"]
     assert set(refused["status"]) == {"unsupported"}
     assert refused["message"].str.contains(said).all()
@@ -171,7 +171,7 @@ def test_what_fails_to_build_or_run_is_an_error_row_with_its_reason(store, name,
         "seq_lens": [24],
     }
     rows = _measured(store, model, model.Params(**given, **QUICK | {"train": False}))
-    ends = rows[(rows["metric"] == "case_time") & rows["factor.preset"].notna()]
+    ends = rows[(rows["metric"] == "case_duration") & rows["factor.preset"].notna()]
     assert (
         set(ends["status"]) == {"error"} and ends["message"].str.contains(said, regex=False).all()
     )
@@ -182,7 +182,7 @@ def test_a_length_for_which_there_is_too_little_memory_leaves_the_shorter_theirs
         model="odd_models:Hungry", seq_lens=[8, 24], device="cpu", **QUICK | {"train": False}
     )
     rows = _measured(store, model, params)
-    ends = rows[(rows["metric"] == "case_time") & rows["factor.preset"].notna()]
+    ends = rows[(rows["metric"] == "case_duration") & rows["factor.preset"].notna()]
     assert list(zip(ends["factor.seq_len"], ends["status"], strict=True)) == [
         (8, "ok"),
         (24, "oom"),
@@ -213,7 +213,7 @@ def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predic
     (own,) = (case for case, _ in plans.predictions(model, params) if case.runs_code)
     assert own.plan().reason == "not planned: it takes over 0.5 s"
     ends = _measured(store, model, params)
-    ends = ends[(ends["metric"] == "case_time") & (ends["factor.preset"] == "odd_models:Hangs")]
+    ends = ends[(ends["metric"] == "case_duration") & (ends["factor.preset"] == "odd_models:Hangs")]
     assert set(ends["status"]) == {"timeout"} and (ends["estimate"] >= 1.4).all()
 
 
@@ -225,9 +225,9 @@ def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is
         model.Params(seq_lens=[32], overrides=SMALL, train=False, device="cpu", **asked),
     )
     (loss,) = rows[rows["metric"] == "loss"].to_dict("records")
-    (ended,) = rows[(rows["metric"] == "case_time") & (rows["case_id"] == loss["case_id"])].to_dict(
-        "records"
-    )
+    (ended,) = rows[
+        (rows["metric"] == "case_duration") & (rows["case_id"] == loss["case_id"])
+    ].to_dict("records")
     assert (
         ended["status"] == "error"
         and f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]

@@ -111,7 +111,7 @@ def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor]
 
 
 # Name → (model, its forward, example ids) → the forward to use in its place.
-OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] = {
+OPTIMIZATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] = {
     "eager": _eager,
     "compile": _compiled("default"),
     "compile_reduce_overhead": _compiled("reduce-overhead"),
@@ -121,7 +121,7 @@ OPTIMISATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] 
     "autocast_bfloat16": _autocast(torch.bfloat16),
     "autocast_float16": _autocast(torch.float16),
 }
-# Modes in which an optimisation means anything, where that is not in inference and in training.
+# Modes in which an optimization means anything, where that is not in inference and in training.
 _MODES = {
     "eager": ("inference", "training", "generation"),
     "cuda_graph": ("inference", "training", "generation"),
@@ -130,19 +130,19 @@ _MODES = {
 
 
 def is_compiled(name: str) -> bool:
-    """Whether an optimisation compiles the model, in whichever mode of `torch.compile`."""
+    """Whether an optimization compiles the model, in whichever mode of `torch.compile`."""
     return name.startswith("compile")
 
 
 def applies(name: str, mode: str, dtype: str) -> bool:
-    """Whether an optimisation means anything in a mode and with weights of a type: some are for weights in float32."""
+    """Whether an optimization means anything in a mode and with weights of a type: some are for weights in float32."""
     return mode in _MODES.get(name, ("inference", "training")) and (
         dtype == "float32" or not name.startswith("autocast")
     )
 
 
 def unsupported(name: str, device: str) -> str:
-    """Why a device has no such optimisation; empty when it has."""
+    """Why a device has no such optimization; empty when it has."""
     kind = torch.device(device).type
     if name == "cuda_graph" and kind != "cuda":
         return f"CUDA graphs need a CUDA device, and this is {kind}"
@@ -151,11 +151,11 @@ def unsupported(name: str, device: str) -> str:
     return ""
 
 
-def optimise(name: str, model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
-    """The forward of `model` under an optimisation.
+def optimize(name: str, model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    """The forward of `model` under an optimization.
 
     Args:
-        name: A key of `OPTIMISATIONS`.
+        name: A key of `OPTIMIZATIONS`.
         model: Whose weights they are.
         forward: ids → logits.
         ids: What it will be called with: shape and device count.
@@ -165,4 +165,4 @@ def optimise(name: str, model: nn.Module, forward: Forward, ids: torch.Tensor) -
     """
     if reason := unsupported(name, ids.device.type):
         raise Unsupported(reason)
-    return OPTIMISATIONS[name](model, forward, ids)
+    return OPTIMIZATIONS[name](model, forward, ids)

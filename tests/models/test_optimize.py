@@ -10,7 +10,7 @@ from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
-from nanolib.models.optimise import OPTIMISATIONS
+from nanolib.models.optimize import OPTIMIZATIONS
 from nanolib.run.rows import first_call_ms
 
 
@@ -56,10 +56,10 @@ def test_generation_is_measured_eagerly_and_by_graphs():
         presets=["decoder_tiny"],
         seq_lens=[16],
         dtypes=["float32", "bfloat16"],
-        optimisations=list(OPTIMISATIONS),
+        optimizations=list(OPTIMIZATIONS),
     )
     found = {
-        (case.dtype, case.optimisation)
+        (case.dtype, case.optimization)
         for case in cases(params)
         if isinstance(case, GenerationCase)
     }
