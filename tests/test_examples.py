@@ -8,7 +8,9 @@ from click.testing import CliRunner
 from nanolib.cli import main
 
 EXAMPLES = [
-    (name, example) for name, command in main.commands.items() for example in command.examples
+    (name, example.strip())
+    for name, command in main.commands.items()
+    for example in command.epilog.partition("Examples:\n")[2].splitlines()
 ]
 
 
@@ -16,7 +18,7 @@ def test_each_command_has_one_and_its_help_shows_it_in_a_line():
     assert {name for name, _ in EXAMPLES} == set(main.commands)
     for name, example in EXAMPLES:
         shown = CliRunner().invoke(main, [name, "--help"], terminal_width=80).output
-        assert f"\n  {example}\n" in shown and shown.index("Examples:") > shown.index("Options:")
+        assert f"  {example}\n" in shown and shown.index("Examples:") > shown.index("Options:")
 
 
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)

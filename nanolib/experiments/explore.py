@@ -80,7 +80,8 @@ class Explore:
         self._folder = TemporaryDirectory(prefix="nanolib-explore-")
         self._path = Path(self._folder.name) / "unsaved.sqlite"
         self._stop, self._busy = threading.Event(), False
-        own = [name for name in type(params).model_fields if name not in shared.Params.model_fields]
+        names = type(params).MAIN or tuple(type(params).model_fields)
+        own = [name for name in names if name not in shared.Params.model_fields]
         self.controls = {name: _control(params, name) for name in [*own, "budget_s"]}
         for control in self.controls.values():
             control.observe(self._moved, names="value")

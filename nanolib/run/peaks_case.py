@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from nanolib.measurement import Measurement
+from nanolib.measurement import Flag, Measurement, Provenance, Status
 from nanolib.meters.ceilings import measure_ceiling, measure_sustained, operand_bytes, rate
 from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
@@ -136,10 +136,14 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     is_peak = rows["metric"].isin(METRICS_OF_CEILINGS) & rows["estimate"].notna()
     for row in rows[is_peak & (rows["scope"] == case.ceiling)].to_dict("records"):
         message = f"{row['message']}; measured by run {row['run_id'][:8]} of the same command"
-        names = [field.name for field in dataclasses.fields(Measurement)]
-        return [
-            replace(Measurement.from_dict({name: row[name] for name in names}), message=message)
-        ]
+        values = {field.name: row[field.name] for field in dataclasses.fields(Measurement)}
+        typed = {
+            "samples": tuple(row["samples"]),
+            "provenance": Provenance(row["provenance"]),
+            "status": Status(row["status"]),
+            "flags": tuple(map(Flag, row["flags"])),
+        }
+        return [Measurement(**values | typed | {"message": message})]
     return []
 
 

@@ -32,7 +32,7 @@ class SteadyState:
         cut: Samples to drop from the head; the steady part is `series[cut:]`.
         changes: Where the level changed, in samples.
         steady: False when the series kept changing: no verdict should rest on it.
-        slowdown: A later segment is slower than the one before.
+        got_slower: A later segment is slower than the one before.
     """
 
     cut: int

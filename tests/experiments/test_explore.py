@@ -20,7 +20,7 @@ WALKED = {
     ),
     "model": (
         TINY | {"seq_lens": [32]},
-        {"seq_lens": "[16]", "train": False, "learning_rate": "0.01"},
+        {"seq_lens": "[16]", "train": False, "new_tokens": "4"},
     ),
     "warmup": (TINY, {"warmup_steps": "[0, 3]", "directions": "[forward_backward]"}),
     "energy": (TINY | {"seq_lens": [32]}, {"phases": "[decode]", "batch_size": "2"}),

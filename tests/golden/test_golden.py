@@ -7,7 +7,7 @@ from tests.golden.sheet import differences, path_of, read, told
 
 _EACH = 60  # of the full suite's cases so many share one that is planned in every run of the tests
 # Of the quick suite, what takes seconds where others show the same kind of answers.
-_LONG = ("batch_size=16 ", "recipe=fp8_tensorwise ", "recipe=scale_off_by_1024 ")
+_LONG = ("batch_size=16 ", "arm=fp8_tensorwise ", "arm=scale_off_by_1024 ")
 BOTH = [(suite, notebook) for suite in names.SUITES for notebook in names.NOTEBOOKS]
 
 

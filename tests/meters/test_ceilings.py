@@ -36,7 +36,7 @@ def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypa
 
 def test_a_rate_turns_the_interval_round_and_keeps_what_it_came_from():
     latency = Measurement(
-        "latency", 2.0, 1.0, 4.0, 0.95, 20, (2.0, 4.0), "perf_counter", scope="decode"
+        "latency", 2.0, 1.0, 4.0, 0.95, 20, (2.0, 4.0), method="perf_counter", scope="decode"
     )
     row = rate("tokens_per_second", 8, replace(latency, flags=(Flag.GOT_SLOWER,)), message="how")
     assert (row.low, row.estimate, row.high, row.samples) == (2000, 4000, 8000, (4000, 2000))

@@ -98,7 +98,7 @@ QUIET = {
             QUIET
             | {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x08 | 0x20 | 0x40 | 0x80 | 0x4 | 0x2},
             [
-                "the GPU's clock is lowered by hardware got_slower, heat, heat, in hardware, power brake"
+                "the GPU's clock is lowered by hardware slowdown, heat, heat, in hardware, power brake"
             ],
         ),
     ],

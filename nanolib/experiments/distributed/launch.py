@@ -59,7 +59,7 @@ def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
     """Each algorithm's rounds, and the bytes of the rank that sends most."""
     rounds = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
     most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]
-    return {"communication_steps": ", ".join(rounds), "bytes sent per rank": ", ".join(most)}
+    return {"rounds": ", ".join(rounds), "bytes sent per rank": ", ".join(most)}
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ class _Share:
     def __init__(
         self, case: PrefillCase, algorithm: str, rank: int, seed: int, device: torch.device
     ) -> None:
-        self._case, self._form, self._rank = case, algorithm, rank
+        self._case, self._algorithm, self._rank = case, algorithm, rank
         self._seed, self._device = seed, device
         self._layout = case.layout(algorithm)
         self.tensors = [self._layout.take(x, rank).clone() for x in self._whole()]
@@ -260,13 +260,13 @@ class _Share:
     def calls(self) -> dict[str, Callable[[], object]]:
         """Scope → call: without gradients, and with them."""
         calls = {"forward": torch.no_grad()(self._attend), "training": self._train}
-        return {f"{self._form} {name}": calls[name] for name in self._case.directions}
+        return {f"{self._algorithm} {name}": calls[name] for name in self._case.directions}
 
     def _attend(self, **more: Any) -> torch.Tensor:
         q, k, v, _ = self.tensors
-        if self._form == DENSE:  # nothing on all ranks but the first
+        if self._algorithm == DENSE:  # nothing on all ranks but the first
             return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
-        attend = ulysses_attention if self._form == ULYSSES else ring_attention
+        attend = ulysses_attention if self._algorithm == ULYSSES else ring_attention
         return attend(q, k, v, layout=self._layout, **more)
 
     def _train(self) -> Any:
@@ -276,11 +276,11 @@ class _Share:
     @torch.no_grad()
     def in_parts(self, timer: Any) -> None:
         """Attend part by part; hops that overlap with blocks could not be told apart."""
-        if self._form == DENSE:
+        if self._algorithm == DENSE:
             with timer.time_block("comp_attention"):
                 self._attend()
         else:
-            more = {} if self._form == ULYSSES else {"overlap": False}
+            more = {} if self._algorithm == ULYSSES else {"overlap": False}
             self._attend(timer=timer, **more)
 
     @torch.no_grad()

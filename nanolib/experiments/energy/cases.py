@@ -244,8 +244,8 @@ class ProfileCase(EnergyCase):
     ) -> Iterator[Measurement]:
         """The time of each layer, its share of the energy, and what profiling costs."""
         often = {
-            "detail_every_n_calls": self.detail_every_n_calls,
-            "detail_every_n_layers": self.detail_every_n_layers,
+            "every_kth_token": self.detail_every_n_calls,
+            "every_nth_layer": self.detail_every_n_layers,
         }
         modes = {name: MODES[name](**often) for name in MODES if name in params.profiling}
         yield from profile(self.phase, built, call, modes, params)
