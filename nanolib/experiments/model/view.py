@@ -194,7 +194,7 @@ def _batches(rows: pd.DataFrame) -> Iterator[Claim]:
     for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
         first, last = group.iloc[0], group.iloc[-1]
         less, more = (
-            Figure.of(line, "total", name=f"{line['batch_size']}") for line in (first, last)
+            Figure.of(line, "total", name=f"{line['batch_size']:.0f}") for line in (first, last)
         )
         compared = comparing(more, less)
         ratio = f"{more.estimate / less.estimate:#.3g}× the tokens/s of batch {less.name}"
