@@ -82,9 +82,9 @@ class StrictModel(pydantic.BaseModel):
         settings = rest.pop("settings")
         if isinstance(settings, str):  # of papermill's -p
             settings = _load(f"settings: {shown(settings)}", settings)
-        if not isinstance(settings, Mapping):
+        if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             raise BadInput(
-                f"settings: must be a mapping, got {shown(settings)}; write {{name: value}}"
+                f"settings: must be a mapping of names, got {shown(settings)}; write {{name: value}}"
             )
         return {**settings, **rest}
 

@@ -38,7 +38,8 @@ def test_a_setting_is_accepted_in_settings_and_by_its_own_name(values):
             {"settings": {"seed": -1}},
             "model.seed: Input should be greater than or equal to 0, got -1",
         ),
-        ({"settings": [3]}, "model.settings: must be a mapping, got [3]; write {name: value}"),
+        ({"settings": [3]}, "model.settings: must be a mapping of names, got [3]; write {name: v"),
+        ({"settings": {1: 2}}, "model.settings: must be a mapping of names, got {1: 2}; write"),
         ({"settings": "{a"}, "model.settings: '{a' is not valid YAML"),
     ],
 )

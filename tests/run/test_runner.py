@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from papermill.cli import papermill
 
+from nanolib.experiments import ALL
 from nanolib.run.jobs import notebooks
 from nanolib.store import Store
 
@@ -132,8 +133,8 @@ def test_papermill_help_reads_as_help(name):
         papermill, ["--help-notebook", str(ROOT / f"notebooks/{name}.ipynb")]
     )
     assert ended.exit_code == 0 and "Unknown" not in ended.output
-    lines = [line for line in ended.output.splitlines() if line.startswith("  ") and ":" in line]
-    assert len(lines) >= 5
+    names = re.findall(r"^  (\w+): ", ended.output, re.MULTILINE)
+    assert names == [*ALL[name]().Params.MAIN, "settings"]
 
 
 def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):
