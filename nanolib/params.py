@@ -127,13 +127,8 @@ class StrictModel(pydantic.BaseModel):
         Raises:
             BadInput: One line per field that is not valid.
         """
-        return cls(
-            **{
-                name: namespace[name]
-                for name in (*cls.model_fields, "settings")
-                if name in namespace
-            }
-        )
+        names = [*cls.model_fields, *(["settings"] if cls.MAIN else [])]
+        return cls(**{name: namespace[name] for name in names if name in namespace})
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Validate the whole object with the new value, then take it."""

@@ -79,10 +79,11 @@ class NotebookCommand(click.Command):
         if not ctx.obj:
             return
         main, settings = _parameters(ctx.obj)
-        with formatter.section(f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"):
-            formatter.write_dl(main, col_max=34)
-        with formatter.section("Its settings (-p NAME=VALUE too)"):
-            formatter.write_dl(settings, col_max=34)
+        title = f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"
+        for heading, lines in {title: main, "Its settings (-p NAME=VALUE too)": settings}.items():
+            if lines:
+                with formatter.section(heading):
+                    formatter.write_dl(lines, col_max=34)
 
 
 def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -69,23 +69,10 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
         case: Its identity.
         workloads: Builds the case's workloads, models and inputs and all, where no tensor has data.
     """
-    return _made_once(case, lambda: {work.scope: _peak(work) for work in workloads()})
-
-
-def planned_by_depth(case: Case, depth: int, at: _At) -> Plan:
-    """Plan a stack of equal blocks; arguments are as in `holdings_by_depth`."""
-
-    def peaks() -> dict[str, int]:
-        return {scope: holding.peak for scope, holding in holdings_by_depth(depth, at).items()}
-
-    return _made_once(case, peaks)
-
-
-def _made_once(case: Case, peaks: Callable[[], dict[str, int]]) -> Plan:
     if case.case_id not in _PLANS:
         try:
             with fake_tensors():
-                plan = Plan(peaks())
+                plan = Plan({work.scope: _peak(work) for work in workloads()})
         except Unsupported as error:
             plan = Plan(reason=one_line(error), unsupported=one_line(error))
         except Exception as error:  # the case decides by running

@@ -1,9 +1,14 @@
 """What a notebook's cell does not declare by itself is in `settings`, or is given by its own name."""
 
-import pytest
+import json
 
+import pytest
+from click.testing import CliRunner
+
+from nanolib.cli import listing, main
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
+from nanolib.params import StrictModel
 from nanolib.run.jobs import plan
 
 Params = ALL["model"]().Params
@@ -56,3 +61,18 @@ def test_only_notebooks_have_settings():
 
     with pytest.raises(BadInput, match="settings: unknown name"):
         NanoConfig(settings={})
+
+
+def test_a_notebook_that_declares_all_of_its_parameters_has_no_settings(tmp_path, monkeypatch):
+    class All(StrictModel):
+        size: int = 1
+
+    assert All.collect({"size": 2, "settings": "a variable of the notebook"}) == All(size=2)
+    assert All.nested({"size": 2}) == {"size": 2}
+    (tmp_path / "notebooks").mkdir()
+    cell = {"metadata": {"tags": ["parameters"]}, "source": ["size: int = 1  # how large"]}
+    (tmp_path / "notebooks" / "all.ipynb").write_text(json.dumps({"cells": [cell]}))
+    monkeypatch.setattr(listing, "find_checkout", lambda: tmp_path)
+    ended = CliRunner().invoke(main, ["run", "all", "--help"])
+    assert ended.exit_code == 0 and "size: int = 1" in ended.output
+    assert "settings" not in ended.output

@@ -73,7 +73,7 @@ def test_where_weights_outweigh_activations_the_peak_of_a_high_stack_is_elsewher
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "summary"])
 def test_listing_the_full_cases_plans_none(monkeypatch, name):
-    monkeypatch.setattr(memory_plan, "_made_once", lambda *_: pytest.fail("it was planned"))
+    monkeypatch.setattr(memory_plan, "fake_tensors", lambda *_: pytest.fail("it was planned"))
     monkeypatch.setattr(look, "_look", lambda _: pytest.fail("it was planned"))
     experiment = ALL[name]()
     params = experiment.Params(**read_yaml(checkout() / "params" / "full" / f"{name}.yml"))
