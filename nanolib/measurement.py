@@ -32,7 +32,7 @@ class Status(enum.StrEnum):
     ERROR = "error"
 
 
-class Held(enum.StrEnum):
+class MemoryKind(enum.StrEnum):
     """What memory is used for, in the order of charts and tables; `GATHERED` is what FSDP gathers."""
 
     WEIGHTS = "weights"

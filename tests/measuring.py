@@ -16,7 +16,7 @@ def timed_alone(measuring):
             yield made
 
 
-def holding(work, model):
+def breakdown(work, model):
     """What is alive at the peak of one call, by kind and module."""
     work.first()
-    return max(followed(work, model).holdings().values(), key=lambda held: held.peak)
+    return max(followed(work, model).breakdowns().values(), key=lambda held: held.peak)

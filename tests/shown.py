@@ -10,6 +10,6 @@ CHARTS = {
 }
 CLAIMS = {section.experiment: section.verdict for section in SECTIONS}
 VERDICTS = {
-    name: lambda rows, claims=claims: list(map(str, claims(rows)))
-    for name, claims in CLAIMS.items()
+    name: lambda rows, findings=findings: list(map(str, findings(rows)))
+    for name, findings in CLAIMS.items()
 }

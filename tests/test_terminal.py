@@ -44,7 +44,7 @@ def hostile(tmp_path):
         for run_id in ("run-a", "run-b"):
             memory = Measurement("peak_memory", 5.0, 5.0, 5.0, n=1)
             rows = {"c": ({"name": "x"}, [Measurement("case_duration", 1.0, n=1), memory, LATENCY])}
-            store.add(make_run(run_id, experiment=HOSTILE, rows=rows, disturbances=[HOSTILE]))
+            store.add(make_run(run_id, experiment=HOSTILE, rows=rows, interference=[HOSTILE]))
         db = store.connection
         db.execute(
             "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_duration'"

@@ -111,7 +111,7 @@ def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settin
         unfinished = [
             result
             for result in unfinished
-            if not result.failures and not known_well(result.blocks, settings.rel_ci)
+            if not result.failures and not is_precise_enough(result.blocks, settings.rel_ci)
         ]
         if not unfinished:
             return
@@ -122,7 +122,7 @@ def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
     return number >= FEWEST_PROCESS_PAIRS and spent_s * (1 + 1 / number) > budget_s
 
 
-def known_well(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
+def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
     """Whether the interval of every ratio is narrow enough, over enough pairs of processes."""
     return bool(blocks) and all(
         len(pairs.generations) >= SURE_PROCESS_PAIRS

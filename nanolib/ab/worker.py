@@ -191,7 +191,7 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
 
 def _list_cases(request: dict[str, Any], root: Path) -> None:
     _, cases = _experiment(request, root)
-    chosen = [case for case in cases.values() if case.interleaves]
+    chosen = [case for case in cases.values() if case.supports_ab]
     _answer(cases=[{"case_id": case.case_id, "factors": case.factors} for case in chosen])
 
 

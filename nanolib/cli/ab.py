@@ -183,7 +183,7 @@ def _spec(
     jobs = [
         (job.name, job.given, job.given)
         for job in plan(ALL, notebooks, overrides, {})
-        if any(case.interleaves for case in job.cases())
+        if any(case.supports_ab for case in job.cases())
     ]
     if not jobs:
         raise BadInput(

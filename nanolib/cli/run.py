@@ -137,7 +137,7 @@ def _check_packages(*, reports: bool) -> None:
 def _answers(end: Any) -> list[str]:
     """Return the question and the conclusions of a notebook that has ended, as lines for the terminal."""
     from nanolib.experiments import sections
-    from nanolib.report.claim import grouped
+    from nanolib.report.finding import grouped
     from nanolib.store import Store
 
     with Store(create=False) as store:
@@ -145,10 +145,10 @@ def _answers(end: Any) -> list[str]:
     for section in sections():
         if section.experiment in set(rows["experiment"]):
             lines = [section.question]
-            for heading, claims in grouped(section.verdict(rows)):
+            for heading, findings in grouped(section.verdict(rows)):
                 indent = "    " if heading else "  "
                 lines += [f"  {heading}:"] if heading else []
-                lines += [f"{indent}{claim.sentence}" for claim in claims]
+                lines += [f"{indent}{finding.sentence}" for finding in findings]
             return [*lines, ""]
     return []
 
@@ -156,7 +156,7 @@ def _answers(end: Any) -> list[str]:
 def _show_plan(jobs: list[Any]) -> None:
     """List the cases of a dry run, and how long each notebook takes."""
     from nanolib.meters.machine import this_machine
-    from nanolib.run.dry_run import expected_s, foreseen
+    from nanolib.run.dry_run import expected_s, predict_case
     from nanolib.run.peaks_case import ceilings_of
     from nanolib.store import Store
 
@@ -171,7 +171,7 @@ def _show_plan(jobs: list[Any]) -> None:
                 continue
             expected.append(store and expected_s(job.params, cases, store, machine_id))
             echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
-            _show_cases(cases, (foreseen(case, ceilings) for case in cases))
+            _show_cases(cases, (predict_case(case, ceilings) for case in cases))
     known = [one for one in expected if one]
     unknown = len(expected) - len(known)
     if known:
@@ -197,13 +197,13 @@ def _shown_once(line: Any) -> Any:
     return line[1:] if line.mib == "—" else line
 
 
-def _show_cases(cases: list[Any], foreseen: Iterable[Any]) -> None:
+def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
     """Print a line per case as it comes; neighbors without a prediction share one."""
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases) + len(_MORE.format(len(cases)))
     echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
-    with tqdm(foreseen, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
+    with tqdm(predictions, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
         for _, equal in itertools.groupby(bar, _shown_once):
             (first, ms, mib, here), *others = equal
             name = first + (_MORE.format(len(others)) if others else "")

@@ -16,7 +16,7 @@ from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import RECENT_RUNS, repeats
 from nanolib.measurement import METRICS, BadInput, Direction, case_name
 from nanolib.numbers import format_number
-from nanolib.stats.changes import changes_of_level, sticks_out
+from nanolib.stats.changes import changes_of_level, find_recent_outlier
 from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 from nanolib.store.schema import DURING
@@ -160,7 +160,7 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], C
     shares = widening * (points["high"] - points["low"]) / 2 / points["estimate"]
     widths = shares.fillna(0.0).to_numpy(dtype=float)
     changes = tuple(change(*step) for step in changes_of_level(values, widths, MARGIN))
-    newest = sticks_out(values, widths, MARGIN)
+    newest = find_recent_outlier(values, widths, MARGIN)
     return changes, newest and change(*newest, runs=len(points) - newest[0])
 
 
@@ -170,7 +170,7 @@ def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
     Interference during cases is left out, because the rows that it affected have a flag of their own.
     """
     found = {
-        run["run_id"]: [line for line in run["disturbances"] if not line.startswith(DURING)]
+        run["run_id"]: [line for line in run["interference"] if not line.startswith(DURING)]
         for _, run in store.runs_of(run_ids).iterrows()
     }
     return {run_id: lines for run_id, lines in found.items() if lines}

@@ -42,7 +42,7 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
         params: Where the controls begin.
         rows: What the notebook measured.
     """
-    if not sweep.live_front_end():
+    if not sweep.is_interactive():
         return None
     widget = Explore(experiment, params, rows).widget
     if params.NAME != "energy":

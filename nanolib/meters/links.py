@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nanolib.meters.time.together import time_together
+from nanolib.meters.time.across_ranks import time_across_ranks
 
 _COUNTERS = Path("/proc/net/dev")
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
@@ -60,7 +60,7 @@ def time_collectives(
             found.append(
                 {"collective": name, "payload": payload, "messages": messages, "sent": sent}
             )
-    blocks = time_together(calls, budget_s, device=device, seed=seed).ms
+    blocks = time_across_ranks(calls, budget_s, device=device, seed=seed).ms
     return [row | {"blocks": blocks[f"{row['collective']} {row['payload']}"]} for row in found]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from nanolib.report.claim import Claim, grouped
+from nanolib.report.finding import Finding, grouped
 from nanolib.report.section import Section
 from nanolib.report.theme import is_empty
 
@@ -93,25 +93,25 @@ class Lines:
         • undecided: batch 2.
     """
 
-    def __init__(self, claims: Iterable[Claim]) -> None:
-        self.groups = grouped(claims)
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.groups = grouped(findings)
 
     def _repr_html_(self) -> str:
         parts = []
-        for heading, claims in self.groups:
-            items = "".join(f"<li>{_claim_html(claim)}</li>" for claim in claims)
+        for heading, findings in self.groups:
+            items = "".join(f"<li>{_finding_html(finding)}</li>" for finding in findings)
             parts += [f"<p><small>{html.escape(heading)}</small></p>"] if heading else []
             parts.append(f"<ul>{items}</ul>")
         return "".join(parts)
 
     def __repr__(self) -> str:
         lines = []
-        for heading, claims in self.groups:
-            if heading and len(claims) == 1:
-                lines.append(f"• {claims[0]}")
+        for heading, findings in self.groups:
+            if heading and len(findings) == 1:
+                lines.append(f"• {findings[0]}")
                 continue
             lines += [f"• {heading}:"] if heading else []
-            lines += [f"{'  – ' if heading else '• '}{claim.sentence}" for claim in claims]
+            lines += [f"{'  – ' if heading else '• '}{finding.sentence}" for finding in findings]
         return "\n".join(lines)
 
 
@@ -154,7 +154,7 @@ def show(section: Section, rows: pd.DataFrame) -> None:
     display(Tables(section, rows))
 
 
-def _claim_html(claim: Claim) -> str:
-    answer = claim.answer.rstrip(".")
-    rest = claim.sentence.removeprefix(answer)
+def _finding_html(finding: Finding) -> str:
+    answer = finding.text.rstrip(".")
+    rest = finding.sentence.removeprefix(answer)
     return f"<b>{html.escape(answer)}</b>{html.escape(rest)}"

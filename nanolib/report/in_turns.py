@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag
-from nanolib.report.claim import Figure, Order, comparing
+from nanolib.report.finding import Estimate, Order, comparing
 from nanolib.report.overview import pick
 from nanolib.report.tables import CASE
 
-ONE = Figure.exactly(1.0)
-Pairs = tuple[tuple[Figure, Order, Figure], ...]
+ONE = Estimate.exact(1.0)
+Pairs = tuple[tuple[Estimate, Order, Estimate], ...]
 
 
 def with_speed_ups(
@@ -37,13 +37,13 @@ def with_speed_ups(
         The table with `name`, its smallest gain over any baseline, `name_low`, `name_high`, `name_busy`, `name_baseline` (over
         which), and `name_over`: all of them, a tuple of figures that are named like their baselines.
     """
-    known: dict[tuple[Any, ...], list[Figure]] = {}
+    known: dict[tuple[Any, ...], list[Estimate]] = {}
     for row in pick(rows, "speed_up").to_dict("records"):
         of, _, baseline = row["scope"].partition(OVER)
         known.setdefault((*(row[part] for part in key), of), []).append(_figure(row, baseline))
     scopes = table.assign(of=scope)[[*key, "of"]].itertuples(index=False, name=None)
     lines = [tuple(known.get(line, ())) for line in scopes]
-    nothing = Figure(*(float("nan"),) * 3)
+    nothing = Estimate(*(float("nan"),) * 3)
     least = [min(figures, key=lambda figure: figure.estimate, default=nothing) for figures in lines]
     return table.assign(
         **{
@@ -57,21 +57,21 @@ def with_speed_ups(
     )
 
 
-def _figure(row: Mapping[str, Any], baseline: str) -> Figure:
+def _figure(row: Mapping[str, Any], baseline: str) -> Estimate:
     busy = Flag.BUSY_MACHINE in row["flags"]
-    return Figure(
+    return Estimate(
         row["low"], row["estimate"], row["high"], "speed_up", row["scope"], baseline, busy
     )
 
 
-def over(line: Mapping[str, Any], baseline: str, name: str = "speed_up") -> Figure | None:
+def over(line: Mapping[str, Any], baseline: str, name: str = "speed_up") -> Estimate | None:
     """What one line gains over one baseline, where it was timed in the same rounds."""
     return next((figure for figure in line[f"{name}_over"] if figure.name == baseline), None)
 
 
 def not_slower(line: Mapping[str, Any], others: Iterable[str], name: str = "speed_up") -> list[str]:
     """The others, of those timed in its rounds, that a line is not shown to be faster than."""
-    slower = {figure.name: figure.against(ONE) is Order.ABOVE for figure in line[f"{name}_over"]}
+    slower = {figure.name: figure.compare_to(ONE) is Order.ABOVE for figure in line[f"{name}_over"]}
     return [other for other in others if other in slower and not slower[other]]
 
 

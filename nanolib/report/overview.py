@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from nanolib.measurement import FLAG_TEXT, case_name
-from nanolib.report.claim import MOST_CLAIMS, Claim
+from nanolib.report.finding import MOST_FINDINGS, Finding
 
-_Made = TypeVar("_Made", pd.DataFrame, list[Claim])
+_Made = TypeVar("_Made", pd.DataFrame, list[Finding])
 
 
 def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
@@ -39,13 +39,13 @@ def _sound(made: _Made) -> _Made:
     if isinstance(made, list):
         busy: set[str] = set()  # once of each thing is enough
         kept = []
-        for claim in made:
-            sound = claim.without_busy_order()
-            if sound is claim or claim.about not in busy:
+        for finding in made:
+            sound = finding.without_busy_order()
+            if sound is finding or finding.about not in busy:
                 kept.append(sound)
-            if sound is not claim:
-                busy.add(claim.about)
-        return kept[:MOST_CLAIMS]
+            if sound is not finding:
+                busy.add(finding.about)
+        return kept[:MOST_FINDINGS]
     return made
 
 
@@ -69,7 +69,7 @@ def machine_name(machine_id: str) -> str:
     return f"machine {machine_id[:6]}"
 
 
-def without_common(names: list[str]) -> list[str]:
+def strip_shared_words(names: list[str]) -> list[str]:
     """The names without the factors (`dtype=float32`) that all of them share, since they tell nothing apart."""
     common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
     return [
@@ -85,7 +85,7 @@ def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     return chosen.loc[:, used]
 
 
-def having(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
+def rows_with_factor(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
     """The rows of one experiment whose cases have a factor."""
     rows = of_experiment(rows, experiment)
     name = f"factor.{factor}"
@@ -106,7 +106,7 @@ def pick(
     return rows[mask]
 
 
-def leaders(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.DataFrame:
+def best_and_ties(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.DataFrame:
     """The first of the cases by a column, and all that cannot be told from it: their interval overlaps its own or is not known."""
     ordered = cases.sort_values(column, ascending=ascending, kind="stable")
     first = ordered.iloc[0]
@@ -155,7 +155,7 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 "Machine": f"{run['machine_id'][:6]}: {machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
                 "torch": run["versions"].get("torch", ""),
                 "Revision": run["git_revision"],
-                "Interference": "; ".join(run["disturbances"]) or "none found",
+                "Interference": "; ".join(run["interference"]) or "none found",
             }
         )
     return pd.DataFrame(lines)
@@ -175,12 +175,12 @@ def failures(rows: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def flag_lines(rows: pd.DataFrame) -> list[Claim]:
+def flag_lines(rows: pd.DataFrame) -> list[Finding]:
     """How many timings carry which label, and what it means."""
     timed = pick(rows, "latency")
     counts = timed["flags"].explode().value_counts() if len(timed) else {}
     return [
-        Claim(f"{flag} ({count} of {len(timed)} timings)", FLAG_TEXT.get(flag, ""))
+        Finding(f"{flag} ({count} of {len(timed)} timings)", FLAG_TEXT.get(flag, ""))
         for flag, count in counts.items()
     ]
 

@@ -18,7 +18,7 @@ from nanolib.compare.history import what_changed
 from nanolib.measurement import printable
 from nanolib.paths import make_folder
 from nanolib.report import hardware, overview, renderer
-from nanolib.report.claim import Claim
+from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
 from nanolib.report.section import Part, Section
 from nanolib.report.web import web_page
@@ -134,15 +134,15 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
     )
 
 
-def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[int, list[Claim]]]:
+def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[int, list[Finding]]]:
     """What the rows of one sequence length say alone, where several were measured and there are figures to say it with."""
     own = overview.of_experiment(rows, section.experiment)
     known = own.get("factor.seq_len", pd.Series(dtype=float))
     lengths = known.dropna().unique()
     for length in lengths if len(lengths) > 1 else ():
-        claims = section.verdict(own[known.isna() | (known == length)])
-        if claims and (claims[0].compared or claims[0].figures):
-            yield int(length), claims
+        findings = section.verdict(own[known.isna() | (known == length)])
+        if findings and (findings[0].compared or findings[0].figures):
+            yield int(length), findings
 
 
 def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
@@ -213,7 +213,7 @@ def _markdown(parts: list[Part]) -> str:
         if not part.newest:
             continue
         lines.append(f"## {part.title}")
-        lines.append("\n".join(f"- {_markdown_text(str(claim))}" for claim in part.verdict))
+        lines.append("\n".join(f"- {_markdown_text(str(finding))}" for finding in part.verdict))
         lines += [f"![{name}]({name}.png)" for name in part.charts]
         for title, (_, readable) in part.tables.items():
             lines += [f"### {title}", markdown_table(readable)]

@@ -12,8 +12,8 @@ import pandas as pd
 from nanolib.compare.findings import Comparison
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name
-from nanolib.report.claim import Claim, Figure, comparing
-from nanolib.report.overview import cached, machine_name, of_experiment, pick, without_common
+from nanolib.report.finding import Estimate, Finding, comparing
+from nanolib.report.overview import cached, machine_name, of_experiment, pick, strip_shared_words
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Part, Section
 from nanolib.report.tables import known
@@ -93,16 +93,16 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @cached
-def ab_verdict(rows: pd.DataFrame) -> list[Claim]:
+def ab_verdict(rows: pd.DataFrame) -> list[Finding]:
     """What `nano ab` found."""
     table = ab_table(rows)
     if table.empty:
-        return [Claim("No two versions were compared", advice="nano ab HEAD~1 .")]
+        return [Finding("No two versions were compared", next_step="nano ab HEAD~1 .")]
     counts = ", ".join(f"{n} {kind}" for kind, n in table["finding"].value_counts().items())
     versions = f"A is {table['a'].iloc[0]}, B is {table['b'].iloc[0]}"
     drift = "Blocks of A and B were interleaved and paired, so drift of the machine hits both alike"
-    advice = "which commit? nano ab takes any two revisions"
-    return [Claim(versions, counts), *_changed(table), Claim(drift, advice=advice)]
+    next_step = "which commit? nano ab takes any two revisions"
+    return [Finding(versions, counts), *_changed(table), Finding(drift, next_step=next_step)]
 
 
 def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -126,32 +126,32 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
     return ratio_chart(comparison_table(found), title, subtitle, found.threshold)
 
 
-def comparison_verdict(found: Comparison, what: str) -> list[Claim]:
+def comparison_verdict(found: Comparison, what: str) -> list[Finding]:
     """What a comparison of stored runs found."""
     drift = "The runs were measured at different times, so machine drift is not controlled"
     return [
-        Claim(what, ", ".join(f"{n} {finding}" for finding, n in found.counts.items())),
-        *(Claim("Take these times with care", noise) for noise in found.noise),
+        Finding(what, ", ".join(f"{n} {finding}" for finding, n in found.counts.items())),
+        *(Finding("Take these times with care", noise) for noise in found.noise),
         *_changed(comparison_table(found)),
-        Claim(drift, advice="to be sure, nano ab REV_A REV_B"),
+        Finding(drift, next_step="to be sure, nano ab REV_A REV_B"),
     ]
 
 
-def _changed(table: pd.DataFrame) -> list[Claim]:
+def _changed(table: pd.DataFrame) -> list[Finding]:
     """The first five of a table's lines that changed."""
-    claims = []
+    findings = []
     for line in table[~table["finding"].isin(_NOT_NAMED)].head(_MOST_NAMED).to_dict("records"):
-        name, compared, sure = _name(line), (), line["message"]
+        name, compared, evidence = _name(line), (), line["message"]
         if pd.notna(line.get("ratio")):
-            ratio = Figure.of(line, "ratio", name=name)
+            ratio = Estimate.of(line, "ratio", name=name)
             change, low, high = (
                 f"{end - 1:+.1%}" for end in (ratio.estimate, ratio.low, ratio.high)
             )
-            sure = f"{change} [{low} … {high}], {sure}".rstrip(", ")
-            compared = comparing(ratio, Figure.exactly(1.0))
+            evidence = f"{change} [{low} … {high}], {evidence}".rstrip(", ")
+            compared = comparing(ratio, Estimate.exact(1.0))
         about = f"machine {line['machine']}" if line.get("machine") else ""
-        claims.append(Claim(f"{line['finding']}, {name}", sure, "", about, compared))
-    return claims
+        findings.append(Finding(f"{line['finding']}, {name}", evidence, "", about, compared))
+    return findings
 
 
 def _name(line: Mapping[str, Any]) -> str:
@@ -183,7 +183,7 @@ def ratio_chart(
     names = [f"{line.get('machine', '')} {_name(line)}".strip() for line in data.to_dict("records")]
     left_out = f" The first {_MOST_SHOWN} of {len(table)}." if len(table) > _MOST_SHOWN else ""
     hue = data["text"].map(_HUES).fillna("rest")
-    data = data.assign(series=without_common(names), hue=hue)
+    data = data.assign(series=strip_shared_words(names), hue=hue)
     return plot(
         data[["series", "x", "low", "high", "hue", "text"]],
         title,
@@ -204,7 +204,7 @@ def ratio_chart(
 def history_chart(found: list[History]) -> alt.TopLevelMixin:
     """Each case over its runs, relative to its first; those that changed in color, with a mark where."""
     ordered = sorted(_named(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
-    short = without_common([name for name, _ in ordered])
+    short = strip_shared_words([name for name, _ in ordered])
     colored = hues(name for name, one in ordered if one.changes)
     parts = []
     for (name, one), label in zip(ordered, short, strict=True):
@@ -235,24 +235,24 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
     )
 
 
-def history_verdict(found: list[History]) -> list[Claim]:
+def history_verdict(found: list[History]) -> list[Finding]:
     """Which cases changed, and between which revisions."""
     if not found:
-        return [Claim("No case was run twice on one machine, so there is no history yet")]
+        return [Finding("No case was run twice on one machine, so there is no history yet")]
     named = _named(found)
     changed = [(name, one.changes[-1]) for name, one in named.items() if one.changes]
     newest = [(name, one) for name, one in named.items() if one.newest]
     runs = max(len(history.points) for history in found)
     level = f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs"
-    claims = [Claim(level)]
+    findings = [Finding(level)]
     if runs < LEAST_HISTORY:
         few = f"A change of level takes at least {LEAST_HISTORY} runs to be seen"
-        claims.append(Claim(few, advice="until then, nano compare latest~1 latest"))
+        findings.append(Finding(few, next_step="until then, nano compare latest~1 latest"))
     for name, last in sorted(changed, key=lambda one: -one[1].at)[:6]:
-        claims.append(Claim(f"{'worse' if last.worse else 'better'}, {name}", str(last)))
+        findings.append(Finding(f"{'worse' if last.worse else 'better'}, {name}", str(last)))
     for name, one in sorted(newest, key=lambda found: -abs(math.log(found[1].newest.ratio)))[:3]:
-        claims.append(Claim(f"sticks out, {name}", str(one.newest), one.command))
-    return claims
+        findings.append(Finding(f"sticks out, {name}", str(one.newest), one.command))
+    return findings
 
 
 def _named(found: list[History]) -> dict[str, History]:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from nanolib.numbers import scaled
-from nanolib.report.claim import Claim, Figure
-from nanolib.report.linking import links
+from nanolib.report.filters import links
+from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import listed, of_experiment, pick
 from nanolib.report.plot import plot
 from nanolib.report.tables import Column, filled, percent, ratios, short_names
@@ -124,28 +124,28 @@ def roofline_chart(experiment: str) -> Chart:
     return chart
 
 
-def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Claim]:
+def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
     """What binds each kind of timing, and the best share of it that was reached."""
     table = roofline_table(rows, experiment)
     if table.empty:
         return []
-    claims = []
+    findings = []
     table = table[table["attainable"] > 0]  # without work there is no share of a ceiling
     for scope, group in table.groupby("scope", sort=False):
         best = group.sort_values("share").iloc[-1]
         counts = group["bound"].value_counts().items()
         kinds = (f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts)
-        roof, advice = scaled(best["attainable"], "FLOP/s"), ""
-        sure = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
+        roof, next_step = scaled(best["attainable"], "FLOP/s"), ""
+        evidence = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
         if best["share_low"] > 1:  # a share of more than all there is would be no share
             reached = scaled(best["achieved"], "FLOP/s")
-            sure = f"{best['case']} reaches {reached}, above the roofline's {roof}: "
+            evidence = f"{best['case']} reaches {reached}, above the roofline's {roof}: "
             if best["bound"] == "memory":
-                sure += "part of its data stays in a cache"
+                evidence += "part of its data stays in a cache"
             else:
-                sure += "the peak rate was measured too low"
-                advice = "run nano doctor on an idle machine"
-        share = Figure.of(best, "share", name=best["case"])
+                evidence += "the peak rate was measured too low"
+                next_step = "run nano doctor on an idle machine"
+        share = Estimate.of(best, "share", name=best["case"])
         answer = f"{scope.replace('_', ' ').capitalize()} is {listed(kinds)}"
-        claims.append(Claim(answer, sure, advice, figures=(share,)))
-    return claims
+        findings.append(Finding(answer, evidence, next_step, figures=(share,)))
+    return findings

@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
-from nanolib.report.claim import Claim
+from nanolib.report.finding import Finding
 from nanolib.report.theme import Chart, is_empty
 
 
@@ -47,7 +47,7 @@ class Section:
     question: str
     charts: Mapping[str, Chart]
     tables: Mapping[str, CaseTable]
-    verdict: Callable[[pd.DataFrame], list[Claim]]
+    verdict: Callable[[pd.DataFrame], list[Finding]]
     files: Mapping[str, Chart] = field(default_factory=dict)
 
     def main_chart(self, rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -87,16 +87,16 @@ class Part:
 
     name: str
     title: str
-    verdict: Sequence[Claim] = ()
+    verdict: Sequence[Finding] = ()
     charts: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
     tables: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict)
     machine: str = ""
     newest: bool = True
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    by_length: Mapping[int, Sequence[Claim]] = field(default_factory=dict)
+    by_length: Mapping[int, Sequence[Finding]] = field(default_factory=dict)
     files: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
 
     @property
-    def said(self) -> dict[str, Sequence[Claim]]:
+    def said(self) -> dict[str, Sequence[Finding]]:
         """Sequence length → what is said of it; of all of them at the empty text."""
         return {"": self.verdict} | {str(length): said for length, said in self.by_length.items()}

@@ -11,7 +11,7 @@ import pandas as pd
 
 from nanolib.report import renderer
 from nanolib.report.display import Lines, Table
-from nanolib.report.linking import links
+from nanolib.report.filters import links
 from nanolib.report.section import Part
 from nanolib.report.theme import is_empty, variables, with_variables
 from nanolib.store import SHOWN_CASES

@@ -45,7 +45,7 @@ class Case:
         device: Where it runs.
     """
 
-    interleaves: ClassVar[bool] = True
+    supports_ab: ClassVar[bool] = True
 
     device: str
 

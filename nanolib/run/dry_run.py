@@ -58,7 +58,7 @@ def table_of(predicted: Sequence[Prediction]) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("")
 
 
-class Foreseen(NamedTuple):
+class CasePrediction(NamedTuple):
     """What is known of a case before it runs; texts for people."""
 
     case: str
@@ -67,20 +67,20 @@ class Foreseen(NamedTuple):
     here: str
 
 
-def foreseen(case: Case, ceilings: dict[str, float]) -> Foreseen:
+def predict_case(case: Case, ceilings: dict[str, float]) -> CasePrediction:
     """Predict a case by its formulas and its plan; a model of the user's own is not built."""
     ms = mib = "—"
     if case.runs_code:
-        return Foreseen(str(case), ms, mib, _NOT_LOOKED_AT)
+        return CasePrediction(str(case), ms, mib, _NOT_LOOKED_AT)
     if (latency := case.predict(ceilings).get("latency")) is not None:
         ms = _text("latency", latency)
     if reason := case.unsupported():
-        return Foreseen(str(case), ms, mib, f"unsupported: {reason}")
+        return CasePrediction(str(case), ms, mib, f"unsupported: {reason}")
     plan = case.plan()
     if plan.most is not None:
         mib = format_number(plan.most / 2**20)
     lacking = shortage(plan, case.device)
-    return Foreseen(str(case), ms, mib, f"oom_predicted: {lacking}" if lacking else "runs")
+    return CasePrediction(str(case), ms, mib, f"oom_predicted: {lacking}" if lacking else "runs")
 
 
 def expected_s(

@@ -31,7 +31,7 @@ class Interference:
     def __init__(self, store: Store, run_id: str, cases: int) -> None:
         self.lines: list[str] = []
         self._store, self._run_id, self._cases = store, run_id, cases
-        self._known = list(store.runs_of([run_id]).disturbances.iloc[0])
+        self._known = list(store.runs_of([run_id]).interference.iloc[0])
         # what happened → how much of the CPUs others took, by case
         self._shares: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -53,7 +53,7 @@ class Interference:
             for text, shares in self._shares.items()
         ]
         if load.flags:
-            self._store.update_run(self._run_id, disturbances=[*self._known, *self.lines])
+            self._store.update_run(self._run_id, interference=[*self._known, *self.lines])
 
 
 def flagged(rows: list[Measurement], load: CpuLoad) -> list[Measurement]:

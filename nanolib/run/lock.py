@@ -71,7 +71,7 @@ def device_lock(
         lock.release()
 
 
-def holder(device: str) -> str:
+def lock_owner(device: str) -> str:
     """Name who uses the device now; empty if nobody does."""
     lock = FileLock(lock_path(device), mode=0o666)
     with contextlib.suppress(BadInput):  # whoever wants to use it is told

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from nanolib.measurement import Unsupported
-from nanolib.meters.holders import Holders, Holding
 from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, why_not_planned
+from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker
 from nanolib.run.case import Case, Plan
 from nanolib.run.timeout import one_line
 
@@ -90,9 +90,9 @@ def _peak(work: Workload) -> int:
     return counter.peak
 
 
-def holdings_by_depth(
-    depth: int, at: _At, shared: Callable[[Holding], Holding] = lambda whole: whole
-) -> dict[str, Holding]:
+def breakdowns_by_depth(
+    depth: int, at: _At, shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole
+) -> dict[str, MemoryBreakdown]:
     """Return what is alive at each scope's peak in a stack of equal blocks, without any data.
 
     A call has sections: before each block, in it, after it, and its backward pass. With each block
@@ -119,7 +119,7 @@ def holdings_by_depth(
     }
 
 
-def _by_section(at: _At, depth: int) -> dict[str, dict[Any, Holding]]:
+def _by_section(at: _At, depth: int) -> dict[str, dict[Any, MemoryBreakdown]]:
     """Return, by scope and section, what is alive at its peak in a stack of so many blocks."""
     model, works = at(depth)
     stacks = [
@@ -128,16 +128,16 @@ def _by_section(at: _At, depth: int) -> dict[str, dict[Any, Holding]]:
     found = {}
     for work in works:
         work.first()
-        found[work.scope] = followed(work, model, stacks).holdings()
+        found[work.scope] = followed(work, model, stacks).breakdowns()
     return found
 
 
 def followed(
     work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None
-) -> Holders:
+) -> MemoryTracker:
     """Count one call by its phases, or by the sections that begin with each block of `stacks`."""
     phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
-    with Holders(model) as counter, counter.watching(), contextlib.ExitStack() as hooks:
+    with MemoryTracker(model) as counter, counter.watching(), contextlib.ExitStack() as hooks:
         for number, stack in enumerate(stacks or ()):
             for block, place in zip(stack, (*range(len(stack) - 1), "last"), strict=True):
                 _mark(counter, block, (number, place), hooks)
@@ -153,7 +153,7 @@ def followed(
 
 
 def _mark(
-    counter: Holders, block: nn.Module, place: tuple[int, Any], hooks: contextlib.ExitStack
+    counter: MemoryTracker, block: nn.Module, place: tuple[int, Any], hooks: contextlib.ExitStack
 ) -> None:
     """Begin a section with a block, after it, and with its backward pass."""
 

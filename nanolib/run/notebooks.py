@@ -26,11 +26,11 @@ import yaml
 from tqdm import tqdm
 
 from nanolib.measurement import RunStatus, printable
+from nanolib.meters.interference import find_interference
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.quiet import disturbances
 from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, make_folder
 from nanolib.run.jobs import Job, gpu_places, on_any_gpu
-from nanolib.run.lock import holder
+from nanolib.run.lock import lock_owner
 from nanolib.run.process import kill_tree, python, signal_name, start
 from nanolib.store import Store
 
@@ -121,7 +121,7 @@ def run_jobs(
     make_folder(command.output)
     ended = [Ended(job.title, len(job.cases())) for job in jobs]
     total = sum(end.cases for end in ended)
-    for line in disturbances("cpu") if total else ():
+    for line in find_interference("cpu") if total else ():
         log(f"not a quiet machine: {line}")
     stop, places, thread = threading.Event(), gpu_places(), threading.local()
     bar = tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True)
@@ -187,7 +187,7 @@ def run_job(
             end.run_id = str(next(iter(runs), ""))
             end.finished = len(store.finished_cases(end.run_id) & names.keys())
             at = [names[case_id] for case_id in store.started_attempts(end.run_id)]
-            if names and not end.run_id and (owner := holder(resolve_device(device))):
+            if names and not end.run_id and (owner := lock_owner(resolve_device(device))):
                 at = [f"waiting for {device}: in use by {owner}"]
             show(end, next(iter(at), ""))
 
@@ -203,7 +203,7 @@ def run_job(
         for status, count, seconds in store.case_endings(end.run_id):
             end.statuses[status] = count
             end.measured_s += seconds
-        end.interference = list(itertools.chain(*store.runs_of([end.run_id]).disturbances))
+        end.interference = list(itertools.chain(*store.runs_of([end.run_id]).interference))
 
 
 def _run_papermill(

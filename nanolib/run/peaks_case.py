@@ -50,7 +50,7 @@ class Ceiling(float):
 class CeilingCase(Case):
     """A peak of one device: the matrix product of a dtype, `tf32` or `fp8`, or a `copy`."""
 
-    interleaves: ClassVar[bool] = False  # a peak is the machine's, not the code's
+    supports_ab: ClassVar[bool] = False  # a peak is the machine's, not the code's
 
     ceiling: str
     budget_s: float

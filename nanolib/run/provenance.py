@@ -11,8 +11,8 @@ from pathlib import Path
 
 import nanolib
 from nanolib.measurement import RunStatus
+from nanolib.meters.interference import find_interference
 from nanolib.meters.machine import this_machine, versions
-from nanolib.meters.quiet import disturbances
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.lock import say
 from nanolib.run.params import Params
@@ -53,8 +53,8 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
         device: Where it runs.
         cases: How many cases it has.
     """
-    machine, disturbed = this_machine(), disturbances(device)
-    for line in disturbed:
+    machine, interference = this_machine(), find_interference(device)
+    for line in interference:
         say(f"not a quiet machine: {line}")
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
     identity = [name, params.defining(), made_by, machine.machine_id, device]
@@ -71,7 +71,7 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
         cases=cases,
         process=process_name(),
         launch=os.environ.get(LAUNCH_VARIABLE, ""),
-        disturbances=disturbed,
+        interference=interference,
     )
 
 
@@ -91,7 +91,7 @@ def take_over(store: Store, run: Run) -> str:
             process=run.process,
             launch=run.launch or before.launch,
             label=run.label or before.label,
-            disturbances=list(dict.fromkeys([*before.disturbances, *run.disturbances])),
+            interference=list(dict.fromkeys([*before.interference, *run.interference])),
         )
         return before.run_id
     return ""

@@ -53,7 +53,7 @@ class RanksCase(Case):
         nodes: Machines over which they are spread; of one, the factors say nothing.
     """
 
-    interleaves: ClassVar[bool] = False
+    supports_ab: ClassVar[bool] = False
 
     nodes: int = field(default=1, kw_only=True)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from nanolib.measurement import Held, Measurement, Status, Unsupported, exact
-from nanolib.meters.holders import Holding
+from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact
 from nanolib.meters.layers.trace import write_trace
 from nanolib.meters.memory import MIB, measure_memory, resident_row
+from nanolib.meters.memory_breakdown import MemoryBreakdown
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
@@ -47,8 +47,8 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
     )
 
 
-def holding_rows(
-    work: Workload, model: nn.Module, device: str, plan: Plan, foreseen: Holding | None
+def breakdown_rows(
+    work: Workload, model: nn.Module, device: str, plan: Plan, planned: MemoryBreakdown | None
 ) -> list[Measurement]:
     """Measure the peak of one call and what fills it, kind by kind; the kinds add up to it.
 
@@ -60,7 +60,7 @@ def holding_rows(
         model: Whose modules are named.
         device: Where it computes.
         plan: What was planned of the peak.
-        foreseen: What was planned of its parts; None if nobody knows.
+        planned: The planned breakdown; None if there is none.
 
     Returns:
         `peak_memory`, whose details hold its parts and the peak of each phase, bytes;
@@ -69,23 +69,23 @@ def holding_rows(
     work.first()  # counted from where the plan was
     gc.collect()
     counter = followed(work, model)
-    holdings = counter.holdings()
-    holding = max(holdings.values(), key=lambda held: held.peak)
+    breakdowns = counter.breakdowns()
+    breakdown = max(breakdowns.values(), key=lambda held: held.peak)
     details = {
-        "parts": [[*part, size] for part, size in holding.largest(len(holding.parts))],
-        "phases": {phase: held.peak for phase, held in holdings.items() if phase is not None},
+        "parts": [[*part, size] for part, size in breakdown.largest(len(breakdown.parts))],
+        "phases": {phase: held.peak for phase, held in breakdowns.items() if phase is not None},
     }
-    planned = foreseen.by_kind if foreseen else {}
-    kinds = dict.fromkeys(planned, 0) | holding.by_kind
+    planned_kinds = planned.by_kind if planned else {}
+    kinds = dict.fromkeys(planned_kinds, 0) | breakdown.by_kind
     if device.startswith("cuda"):
         peak, *others = memory_rows(work, device, plan)
-        kinds[Held.UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - holding.peak)
+        kinds[MemoryKind.UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - breakdown.peak)
         peak.details.update(details)
     else:
         predicted = plan.peaks.get(work.scope)
         peak = exact(
             "peak_memory",
-            holding.peak / MIB,
+            breakdown.peak / MIB,
             predicted=None if predicted is None else predicted / MIB,
             scope=work.scope,
             method="live_tensor_bytes",
@@ -95,7 +95,11 @@ def holding_rows(
         others = [resident_row(work.call, work.scope)]
     parts = []
     for kind, size in kinds.items():
-        expected = planned.get(kind, 0) / MIB if planned and kind != Held.UNATTRIBUTED else None
+        expected = (
+            planned_kinds.get(kind, 0) / MIB
+            if planned_kinds and kind != MemoryKind.UNATTRIBUTED
+            else None
+        )
         scope = f"{work.scope}: {kind}"
         parts.append(
             exact("memory_part", size / MIB, scope=scope, method=peak.method, predicted=expected)
@@ -109,7 +113,7 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
     part = Measurement(
         "memory_part",
         resident.estimate,
-        scope=f"{work.scope}: {Held.UNATTRIBUTED}",
+        scope=f"{work.scope}: {MemoryKind.UNATTRIBUTED}",
         message=f"{UNCOUNTED}, so its parts are not known",
         n=resident.n,
         method=resident.method,
@@ -118,7 +122,7 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
     return [refused, resident, part]
 
 
-def first_call_ms(call: Callable[[], object]) -> float:
+def timed_call_ms(call: Callable[[], object]) -> float:
     """Time one call, ms, compiling included if it is the first.
 
     Raises:

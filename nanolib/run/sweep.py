@@ -260,14 +260,14 @@ class _Sweep:
         return outcomes
 
 
-def live_front_end() -> bool:
+def is_interactive() -> bool:
     """Whether a person looks on: only a Jupyter server names its session to the kernel."""
     return bool(os.environ.get("JPY_SESSION_NAME")) and LAUNCH_VARIABLE not in os.environ
 
 
 def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
     """A widget in JupyterLab, a line in a terminal, and nothing in a batch notebook."""
-    if wanted and live_front_end():
+    if wanted and is_interactive():
         from tqdm.auto import tqdm as widget_bar
 
         return widget_bar(**settings)

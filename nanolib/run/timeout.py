@@ -133,7 +133,7 @@ def one_line(error: BaseException) -> str:
 
 
 @contextmanager
-def time_to_look() -> Iterator[None]:
+def planning_time_limit() -> Iterator[None]:
     """Give code of a user's a minute on tensors without data.
 
     Raises:

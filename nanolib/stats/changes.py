@@ -122,7 +122,9 @@ def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
     return [float(np.median(series[a:b])) for a, b in itertools.pairwise(bounds)]
 
 
-def sticks_out(values: ArrayLike, uncertainty: ArrayLike, least: float) -> tuple[int, float] | None:
+def find_recent_outlier(
+    values: ArrayLike, uncertainty: ArrayLike, least: float
+) -> tuple[int, float] | None:
     """The last one or two values where they lie apart from those before: a change, or a spike, as further runs will tell.
 
     Args:

@@ -22,7 +22,7 @@ from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert
 PUBLIC = {
     "machines": "machine_id cpu cores ram_gib gpus system driver torch threads governor dtypes",
     "runs": "run_id experiment suite label machine_id device params versions git_revision fingerprint cases started duration_s"
-    " status message disturbances",
+    " status message interference",
     "measurements": "run_id experiment suite label machine_id case_id factors metric scope unit estimate low high confidence n"
     " predicted provenance method status message flags details",
     "traces": "trace_id run_id case_id names",
@@ -33,7 +33,7 @@ _TEXTS = (
     "device",
     "params",
     "message",
-    "disturbances",
+    "interference",
     "factors",
     "scope",
     "details",

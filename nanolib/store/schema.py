@@ -29,7 +29,7 @@ JSON = (
     "dtypes",
     "params",
     "versions",
-    "disturbances",
+    "interference",
     "factors",
     "flags",
     "details",
@@ -73,7 +73,7 @@ SCHEMA = (
         machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, {_json("params")}, {_json("versions")},
         git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL, started TEXT NOT NULL,
         {_number("duration_s")}, {_one_of("status", RunStatus)}, message TEXT NOT NULL, process TEXT NOT NULL,
-        launch TEXT NOT NULL, {_json("disturbances")}
+        launch TEXT NOT NULL, {_json("interference")}
     ) STRICT""",
     f"""CREATE TABLE measurements (
         id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE, case_id TEXT NOT NULL,
@@ -124,7 +124,7 @@ class Run:
         cases: How many cases it has.
         process: Which process writes it, so that a dead one is told.
         launch: Token of the command that started it.
-        disturbances: What made the machine less than quiet when it began, and during its cases: such lines begin with `DURING`.
+        interference: What made the machine less than quiet when it began, and during its cases: such lines begin with `DURING`.
         rows: Case id → (factors, measurements), for a run that is added whole.
         run_id: Its UUID.
 
@@ -145,7 +145,7 @@ class Run:
     cases: int = 0
     process: str = ""
     launch: str = ""
-    disturbances: Sequence[str] = ()
+    interference: Sequence[str] = ()
     rows: Mapping[str, tuple[Mapping[str, Any], list[Measurement]]] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 

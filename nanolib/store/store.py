@@ -29,7 +29,7 @@ _SETTABLE = {
     "cases",
     "label",
     "suite",
-    "disturbances",
+    "interference",
 }
 
 

@@ -7,7 +7,7 @@ from nanolib.ab.schedule import (
     _judge,
     block_calls,
     ends_after,
-    known_well,
+    is_precise_enough,
     precise_enough,
 )
 from nanolib.measurement import Direction
@@ -108,7 +108,11 @@ def test_more_pairs_of_processes_add_to_what_a_task_has():
 def test_a_case_is_done_when_each_interval_is_narrow_and_rests_on_twenty_pairs_of_processes():
     rng = np.random.default_rng(4)
     narrow, wide = (_series(20, np.exp(rng.normal(0, spread, 20))) for spread in (0.001, 0.1))
-    assert known_well({"": narrow}, 0.01) and not known_well({"": narrow, "b": wide}, 0.01)
+    assert is_precise_enough({"": narrow}, 0.01) and not is_precise_enough(
+        {"": narrow, "b": wide}, 0.01
+    )
     low, _, high = capped_centre(np.log(wide.data()[1]))
-    assert known_well({"": wide}, (high - low) / 2 * 1.001) and not known_well({}, 0.01)
-    assert not known_well({"": _series(19, np.ones(19))}, 0.01)
+    assert is_precise_enough({"": wide}, (high - low) / 2 * 1.001) and not is_precise_enough(
+        {}, 0.01
+    )
+    assert not is_precise_enough({"": _series(19, np.ones(19))}, 0.01)

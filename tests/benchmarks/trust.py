@@ -47,7 +47,7 @@ from nanolib.ab.schedule import (
     WARM_UP_S,
     compare_versions,
     ends_after,
-    known_well,
+    is_precise_enough,
     next_look,
     precise_enough,
 )
@@ -136,7 +136,7 @@ def _replayed_ab(
         found = _replayed_pairs(generation, units, rng, budget_s)
         pairs += found
         spent_s += _seconds(recording, generation, found, number)
-        if ends_after(number, spent_s, budget_s) or known_well({"": pairs}, Settings.rel_ci):
+        if ends_after(number, spent_s, budget_s) or is_precise_enough({"": pairs}, Settings.rel_ci):
             break
     return np.asarray(pairs.data()[1])
 
@@ -283,7 +283,7 @@ def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, 
         found = _replayed_pairs(generation, EFFECTS["+5 %"], rng, Settings.budget_s)
         pairs += found
         seconds += _seconds(recording, generation, found, number)
-        if known_well({"": pairs}, 0.02):
+        if is_precise_enough({"": pairs}, 0.02):
             low, _, high = compare_processes(pairs.data()[1]).interval
             return seconds, bool(low <= 1.05 <= high)
     return np.inf, False

@@ -32,7 +32,7 @@ def nano(tmp_path, monkeypatch):
                     _machine(),
                     rows=rows,
                     run_id=run_id,
-                    disturbances=disturbed,
+                    interference=disturbed,
                     git_revision=revision,
                 )
                 store.add(run)

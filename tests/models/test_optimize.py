@@ -11,7 +11,7 @@ from nanolib.measurement import Unsupported
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
 from nanolib.models.optimize import OPTIMIZATIONS
-from nanolib.run.rows import first_call_ms
+from nanolib.run.rows import timed_call_ms
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(
     step = Inferring(_Broken(), torch.zeros(1, 4, dtype=torch.int64), "compile")
     with torch._dynamo.config.patch(recompile_limit=limit):
         if compiles:
-            assert first_call_ms(step) > 0
+            assert timed_call_ms(step) > 0
         else:
             for _ in range(2):
                 with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
@@ -145,7 +145,7 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(
                 Unsupported,
                 match=r"^call: torch would run part of it uncompiled, beyond .* \(4\); raise",
             ):
-                first_call_ms(step)
+                timed_call_ms(step)
     torch._dynamo.reset()
 
 

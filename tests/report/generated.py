@@ -235,7 +235,9 @@ def contradictions(name, runs, path):
                 Run(name, MACHINE | {"machine_id": machine}, rows=rows, run_id=f"{name}-{at}")
             )
         rows = store.measurements(samples=True)
-    return [f"{claim}: {wrong}" for claim in CLAIMS[name](rows) for wrong in _wrong(claim, rows)]
+    return [
+        f"{finding}: {wrong}" for finding in CLAIMS[name](rows) for wrong in _wrong(finding, rows)
+    ]
 
 
 # What a sentence says of two figures, the first against each of the others.
@@ -261,18 +263,18 @@ _ORDERING = re.compile(
 )
 
 
-def _wrong(claim, rows):
+def _wrong(finding, rows):
     stands = {
         (row.metric, *map(_known, (row.low, row.estimate, row.high))) for row in rows.itertuples()
     }
-    figures = [figure for pair in claim.compared for figure in (pair[0], pair[2])] + list(
-        claim.figures
+    figures = [figure for pair in finding.compared for figure in (pair[0], pair[2])] + list(
+        finding.figures
     )
     for figure in figures:
         ends = map(_known, (figure.low, figure.estimate, figure.high))
         if figure.metric and (figure.metric, *ends) not in stands:
             yield f"no row holds {figure}"
-    for first, order, second in claim.compared:
+    for first, order, second in finding.compared:
         lies = (
             "below"
             if first.high < second.low
@@ -282,31 +284,31 @@ def _wrong(claim, rows):
         )
         if lies != order:
             yield f"{first} is {lies} {second}, and not {order}"
-    said = str(claim)
+    said = str(finding)
     # a sentence on the loss before and after a fine-tune has a figure for each
-    clauses = claim.answer.split(", and after a fine-tune it ")
-    if 1 < len(clauses) != len(claim.compared):
-        yield f"{len(claim.compared)} figures for {len(clauses)} clauses"
+    clauses = finding.text.split(", and after a fine-tune it ")
+    if 1 < len(clauses) != len(finding.compared):
+        yield f"{len(finding.compared)} figures for {len(clauses)} clauses"
     for at, clause in enumerate(clauses):
-        lies = {str(order) for _, order, _ in claim.compared[at : at + 1]}
+        lies = {str(order) for _, order, _ in finding.compared[at : at + 1]}
         for pattern, allowed in _SAYS:
             if re.search(pattern, clause) and not lies <= allowed:
                 yield f"its figures lie {sorted(lies)}"
-    if _ORDERING.search(claim.answer) and not claim.compared:
+    if _ORDERING.search(finding.text) and not finding.compared:
         yield "it orders without figures"
     if "more ranks would help as long" in said and not any(
-        second.estimate == 0.8 for _, _, second in claim.compared
+        second.estimate == 0.8 for _, _, second in finding.compared
     ):
         yield "it advises more ranks without an efficiency"
-    orders = [order for _, order, _ in claim.compared]
+    orders = [order for _, order, _ in finding.compared]
     if faster := re.search(
         r"^Sparse attention is faster than .* at ([\d,]+(?:, [\d,]+)*(?: and [\d,]+)?) tokens",
-        claim.answer,
+        finding.text,
     ):
         lengths = re.split(r", | and ", faster[1])
         if orders.count("above") < len(lengths):
             yield f"it is faster at {orders.count('above')} of {len(lengths)} lengths"
-    if claim.answer.startswith("Dense attention is faster") and "below" not in orders:
+    if finding.text.startswith("Dense attention is faster") and "below" not in orders:
         yield "no dense kernel is faster"
 
 

@@ -6,7 +6,7 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.tables import attention_table
 from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
-from nanolib.report.claim import Figure
+from nanolib.report.finding import Estimate
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.report.cases import COMPUTING, attention_case, decode_case
@@ -126,7 +126,7 @@ def test_an_overhead_that_may_be_zero_is_not_told_from_zero(low, nothing):
     from nanolib.experiments.energy.view import _costs
 
     line = {"mode": "deep", "wall": 0.02, "wall_low": low / 100, "wall_high": 0.04}
-    said = _costs("decode", pd.DataFrame([line])).answer.removeprefix("profiling costs: ")
+    said = _costs("decode", pd.DataFrame([line])).text.removeprefix("profiling costs: ")
     assert said.startswith("deep, not distinguishable from zero (") == nothing
     assert said.startswith("deep")
 
@@ -141,4 +141,4 @@ def test_an_overhead_that_may_be_zero_is_not_told_from_zero(low, nothing):
     ],
 )
 def test_an_order_is_what_two_intervals_allow(second, order):
-    assert Figure(1.0, 2.0, 3.0).against(Figure(*second)) == order
+    assert Estimate(1.0, 2.0, 3.0).compare_to(Estimate(*second)) == order

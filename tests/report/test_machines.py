@@ -72,10 +72,10 @@ def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_bot
     text = (page.parent / "profiling_report.md").read_text()
     assert all(machine in text for machine in set(every["machine_id"]))
     for section in SECTIONS:
-        for claim in (
+        for finding in (
             section.verdict(alone) if section.experiment in set(runs["experiment"]) else ()
         ):
-            assert claim.answer.split("(")[0].split("[")[0] in html.unescape(text.replace("\\", ""))
+            assert finding.text.split("(")[0].split("[")[0] in html.unescape(text.replace("\\", ""))
 
 
 def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
@@ -87,9 +87,9 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(rows):
     assert set(comparison_table(found)["machine"]) == names
     worse = replace(found, lines=[replace(line, finding=Kind.REGRESSED) for line in found.lines])
     assert all(
-        claim.about
-        for claim in comparison_verdict(worse, "x")
-        if claim.answer.startswith("regressed")
+        finding.about
+        for finding in comparison_verdict(worse, "x")
+        if finding.text.startswith("regressed")
     )
     fewer = compare_rows(pd.concat([first, second]), second)
     assert (

@@ -145,9 +145,9 @@ def test_the_first_and_what_cannot_be_told_from_it():
             "ms_high": [6.0, 3.5, 4.5, 20.0],
         }
     )
-    assert list(overview.leaders(cases, "ms").index) == [1, 3]
-    assert list(overview.leaders(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
-    assert list(overview.leaders(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
+    assert list(overview.best_and_ties(cases, "ms").index) == [1, 3]
+    assert list(overview.best_and_ties(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
+    assert list(overview.best_and_ties(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
     assert [overview.listed(names) for names in ("a", "ab", "abac")] == [
         "a",
         "a and b",

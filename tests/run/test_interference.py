@@ -34,7 +34,7 @@ def loads(monkeypatch):
             yield next(left)
 
         monkeypatch.setattr(sweep, "watched_cpus", watched)
-        monkeypatch.setattr(provenance, "disturbances", lambda device: list(before))
+        monkeypatch.setattr(provenance, "find_interference", lambda device: list(before))
 
     return use
 
@@ -51,7 +51,7 @@ def _measure(path, *behaviors, **rest):
             rows["factor.behavior"] + " " + rows["metric"], rows["flags"], strict=True
         )
     }
-    return flags, runs.disturbances.to_list()
+    return flags, runs.interference.to_list()
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
@@ -119,7 +119,7 @@ def test_what_is_computed_from_a_timing_has_its_flags():
 
 
 def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr(notebooks, "disturbances", lambda device: [f"others use {device}"])
+    monkeypatch.setattr(notebooks, "find_interference", lambda device: [f"others use {device}"])
     monkeypatch.setattr(notebooks, "run_job", lambda *_: None)
     jobs = plan(
         ALL,

@@ -42,7 +42,7 @@ def other(place):
 
 def test_a_second_run_waits_and_says_for_whom(other):
     process, release = other
-    assert lock.holder("d") == f"process {process.pid} (the other)"
+    assert lock.lock_owner("d") == f"process {process.pid} (the other)"
     said = []
 
     def say(line):
@@ -50,19 +50,19 @@ def test_a_second_run_waits_and_says_for_whom(other):
         release.set()
 
     with lock.device_lock("d", "me", say):
-        assert lock.holder("d") == f"process {os.getpid()} (me)"
+        assert lock.lock_owner("d") == f"process {os.getpid()} (me)"
     assert said == [
         f"waiting for d: in use by process {process.pid} (the other); this run starts when that ends",
         "d is free; starting",
     ]
-    assert lock.holder("d") == ""
+    assert lock.lock_owner("d") == ""
 
 
 def test_a_crash_releases_the_device(other):
     os.kill(other[0].pid, signal.SIGKILL)
     other[0].join(30)
     with lock.device_lock("d", "me", lambda line: None):
-        assert lock.holder("d") == f"process {os.getpid()} (me)"
+        assert lock.lock_owner("d") == f"process {os.getpid()} (me)"
 
 
 def test_what_its_pause_raises_ends_the_wait(other):
@@ -91,7 +91,7 @@ def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, wh
         raise AssertionError("it was held")
     assert (
         len(error.value.lines) == 1
-        and lock.holder("d") == ""
+        and lock.lock_owner("d") == ""
         and precious.read_text() == "precious"
     )
 
@@ -101,7 +101,7 @@ def test_a_link_in_place_of_the_owners_name_is_not_followed(place):
     precious.write_text("precious")
     place.with_suffix(".owner").symlink_to(precious)
     with lock.device_lock("d", "me"):
-        assert lock.holder("d") == "another process"
+        assert lock.lock_owner("d") == "another process"
     assert precious.read_text() == "precious"
 
 
@@ -132,6 +132,6 @@ def test_another_user_waits_for_it_and_holds_it(place):
             f"waiting for d: in use by process {os.getpid()} (me)"
         )
     assert [theirs.stdout.readline() for _ in range(2)] == ["d is free; starting\n", "held\n"]
-    assert lock.holder("d") != ""
+    assert lock.lock_owner("d") != ""
     theirs.communicate("")
-    assert lock.holder("d") == ""
+    assert lock.lock_owner("d") == ""

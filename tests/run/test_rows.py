@@ -8,7 +8,7 @@ import torch
 
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
-from nanolib.measurement import Held, Status
+from nanolib.measurement import MemoryKind, Status
 from nanolib.meters import memory
 from nanolib.run import rows as rows_of
 from tests.experiments.own import LLAMA, TINY
@@ -56,7 +56,7 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
     peaks, parts = _memory(case)
     for scope, peak in peaks.items():
         own = [row for row in parts if row.scope.startswith(f"{scope}: ")]
-        assert {row.scope.partition(": ")[2] for row in own} <= set(Held)
+        assert {row.scope.partition(": ")[2] for row in own} <= set(MemoryKind)
         assert sum(row.estimate for row in own) == peak.estimate
         assert sum(part[-1] for part in peak.details["parts"]) == peak.estimate * 2**20
         assert (
@@ -72,7 +72,9 @@ def test_parts_add_up_to_the_peak_and_stand_beside_their_plan(case):
             "optimizer_step",
         }
         lines = {
-            part[3] for part in peaks["training_step"].details["parts"] if part[0] == Held.SAVED
+            part[3]
+            for part in peaks["training_step"].details["parts"]
+            if part[0] == MemoryKind.SAVED
         }
         assert lines and all(
             line.rpartition(":")[2].isdigit() and "/" not in line for line in lines
@@ -91,7 +93,7 @@ def test_a_tokens_peak_is_its_plan_wherever_decoding_stood():
     prefill, decode = step.workloads()
     prefill.call()
     for rows in (
-        functools.partial(rows_of.holding_rows, decode, step.model, "cpu", case.plan(), None),
+        functools.partial(rows_of.breakdown_rows, decode, step.model, "cpu", case.plan(), None),
         functools.partial(rows_of.memory_rows, decode, "cpu", case.plan()),
     ):
         for _ in range(3):
@@ -108,7 +110,7 @@ def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch)
     assert peaks["inference"].status is Status.UNSUPPORTED
     (part,) = parts
     assert (
-        part.scope == f"inference: {Held.UNATTRIBUTED}"
+        part.scope == f"inference: {MemoryKind.UNATTRIBUTED}"
         and "its parts are not known" in part.message
     )
     assert part.estimate is None or part.estimate >= 0
@@ -132,13 +134,13 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(mon
         return [peak, memory.exact("reserved_memory", 9.0, scope=said["scope"])]
 
     monkeypatch.setattr(rows_of, "measure_memory", measured)
-    peak, _, *parts = rows_of.holding_rows(
+    peak, _, *parts = rows_of.breakdown_rows(
         work, torch.nn.Module(), "cuda:0", dataclasses.replace(_case()).plan(), None
     )
     held = {row.scope.partition(": ")[2]: row for row in parts}
     assert (
-        held[Held.UNATTRIBUTED].estimate == 512 / 2**20
-        and held[Held.UNATTRIBUTED].predicted is None
+        held[MemoryKind.UNATTRIBUTED].estimate == 512 / 2**20
+        and held[MemoryKind.UNATTRIBUTED].predicted is None
     )
     assert sum(row.estimate for row in parts) == peak.estimate
 
@@ -146,6 +148,6 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(mon
 def _parts(work):
     counter = rows_of.followed(work, torch.nn.Module())
     return max(
-        (held.by_kind for held in counter.holdings().values()),
+        (held.by_kind for held in counter.breakdowns().values()),
         key=lambda kinds: sum(kinds.values()),
     )

@@ -72,7 +72,7 @@ def test_run_measures_reports_and_says_where_the_time_went(tmp_path):
         (run,) = store.runs().itertuples()
     assert (run.status, run.label, run.suite) == ("done", "mine", "quick")
     shown = " ".join(ended.stdout.split())  # lines may be broken
-    assert all(f"attention: not a quiet machine: {line}" in shown for line in run.disturbances)
+    assert all(f"attention: not a quiet machine: {line}" in shown for line in run.interference)
     assert (tmp_path / "attention.ipynb").exists() and (tmp_path / "report" / "index.html").exists()
     listed = _nano("runs", folder=tmp_path)
     assert "mine" in listed.stdout and "done" in listed.stdout

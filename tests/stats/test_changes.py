@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import ruptures
 
-from nanolib.stats.changes import PENALTY, change_points, changes_of_level, sticks_out
+from nanolib.stats.changes import PENALTY, change_points, changes_of_level, find_recent_outlier
 from nanolib.stats.compare import MARGIN
 
 RUNS = int(os.environ.get("NANOLIB_SIMULATIONS", "200"))
@@ -53,7 +53,8 @@ def test_noise_that_grows_at_one_level_is_hardly_ever_a_change(n, shape):
         np.mean([bool(changes_of_level(one, np.full(n, 0.02), MARGIN)) for one in series]) <= 0.05
     )
     assert (
-        np.mean([sticks_out(one, np.full(n, 0.02), MARGIN) is not None for one in series]) <= 0.05
+        np.mean([find_recent_outlier(one, np.full(n, 0.02), MARGIN) is not None for one in series])
+        <= 0.05
     )
 
 
@@ -104,11 +105,13 @@ def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
     for runs, changes, newest in ((1, [], step), (2, [], step), (3, [step], None)):
         series, widths = np.append(level, [12.0, 12.1, 12.0][:runs]), np.full(6 + runs, 0.01)
         assert changes_of_level(series, widths, MARGIN) == changes
-        assert sticks_out(series, widths, MARGIN) == newest
+        assert find_recent_outlier(series, widths, MARGIN) == newest
     one = np.append(level, 12.0)
-    assert sticks_out(1 / one, np.full(7, 0.01), MARGIN)[1] == pytest.approx(1 / 1.2)
-    assert sticks_out(one, np.full(7, 0.2), MARGIN) is None  # its intervals are as wide
-    assert sticks_out([10, 10, 10.25], np.zeros(3), MARGIN) is None  # before that there is no level
+    assert find_recent_outlier(1 / one, np.full(7, 0.01), MARGIN)[1] == pytest.approx(1 / 1.2)
+    assert find_recent_outlier(one, np.full(7, 0.2), MARGIN) is None  # its intervals are as wide
+    assert (
+        find_recent_outlier([10, 10, 10.25], np.zeros(3), MARGIN) is None
+    )  # before that there is no level
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.05])
@@ -116,7 +119,7 @@ def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
 def test_in_a_level_history_hardly_ever_a_run_sticks_out_also_beyond_its_own_interval(n, noise):
     rng = np.random.default_rng(n + 7)
     found = sum(
-        sticks_out(_history(rng, n, noise=noise), np.full(n, 0.01), MARGIN) is not None
+        find_recent_outlier(_history(rng, n, noise=noise), np.full(n, 0.01), MARGIN) is not None
         for _ in range(RUNS)
     )
     assert found / RUNS <= 0.01

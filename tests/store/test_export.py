@@ -78,7 +78,7 @@ def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, ending
             "label": text,
             "suite": text,
             "device": text,
-            "disturbances": [text],
+            "interference": [text],
         }
         store.add(make_run("a", rows=rows, process=text, launch=text, **given))
         store.update_run("a", status="running", message=text)

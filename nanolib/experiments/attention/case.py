@@ -21,7 +21,7 @@ from nanolib.models.attention.sparse import choose_mask, forget_masks
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.peaks_case import rate_rows, roofline_ms
-from nanolib.run.rows import UNCOUNTED, compile_row, first_call_ms, memory_rows, trace
+from nanolib.run.rows import UNCOUNTED, compile_row, memory_rows, timed_call_ms, trace
 
 _ERROR_ROWS = 128  # queries compared with float64: a wrong tile is found, a long sequence soon done
 _KIND_FACTORS = ("name", "attention_type", "options")  # those of the kind, not of the shape
@@ -197,7 +197,7 @@ class AttentionCase(Case):
             mask = choose_mask(*inputs[:2], causal=self.causal, options=self._parsed)
             work = mask.work
             yield self._build_mask(inputs, params)
-        first_ms = first_call_ms(forward.call) if self.compiles else 0.0
+        first_ms = timed_call_ms(forward.call) if self.compiles else 0.0
         yield self._error(forward.call(), inputs, mask)
         if work is not None:
             yield from self._counts(work, forward)

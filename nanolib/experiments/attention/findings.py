@@ -8,7 +8,7 @@ import pandas as pd
 
 from nanolib.experiments.attention.tables import attention_table, quality_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
-from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE, Pairs, gains, not_slower
 from nanolib.report.overview import cached, listed
 from nanolib.report.roofline import roofline_words
@@ -21,30 +21,30 @@ _ORDERS = {  # of several patterns at one length the first counts
     "slower": "dense attention is faster than sparse",
 }
 _LONGER = "raise budget_s for narrower intervals"
-_NONE = Figure.exactly(0.0, "no difference")
+_NONE = Estimate.exact(0.0, "no difference")
 _MEANING = {
     Order.ABOVE: "costs loss",
     Order.BELOW: "lowers the loss",
-    Order.ALIKE: "makes no clear difference to the loss",
+    Order.NO_DIFFERENCE: "makes no clear difference to the loss",
 }
 
 
 @cached
-def verdict(rows: pd.DataFrame) -> list[Claim]:
+def verdict(rows: pd.DataFrame) -> list[Finding]:
     """At which lengths sparse attention is faster than dense, by how much, and what it costs in loss."""
     timed = known(attention_table(rows), "forward")
     if timed.empty:
-        return [Claim("No attention case gave a time", advice="nano run quick attention")]
+        return [Finding("No attention case gave a time", next_step="nano run quick attention")]
     groups = list(_groups(timed))
-    claims = [claim for about, group in groups for claim in _answer(group, about)]
+    findings = [finding for about, group in groups for finding in _answer(group, about)]
     if not _sparse_kinds(timed).any():
         said = "Only dense kernels were measured, so nothing is known of sparse attention"
-        advice = "add a kind such as {kind: sparse, pattern: window} to attention_types"
-        claims.append(Claim(said, advice=advice))
-    claims += _quality(quality_table(rows))
+        next_step = "add a kind such as {kind: sparse, pattern: window} to attention_types"
+        findings.append(Finding(said, next_step=next_step))
+    findings += _quality(quality_table(rows))
     for further in (_of_yours, _removes_nothing, _fastest):
-        claims += [claim for about, group in groups for claim in further(group, about)]
-    return [*claims, *roofline_words(rows, "attention")]
+        findings += [finding for about, group in groups for finding in further(group, about)]
+    return [*findings, *roofline_words(rows, "attention")]
 
 
 def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -59,14 +59,14 @@ def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield ", ".join(about), group
 
 
-def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+def _answer(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Whether a pattern is faster than every dense kernel, at each length that was measured."""
     sparse = group[_sparse_kinds(group) & ~group["mask_is_dense"]]
     lines = known(sparse, "speed_up")
     if len(sparse) and lines.empty:
         answer = "Sparse attention was not timed in the same rounds as a dense kernel"
-        advice = "add {kind: dense} to attention_types, or raise budget_s"
-        yield Claim(answer, advice=advice, about=about)
+        next_step = "add {kind: dense} to attention_types, or raise budget_s"
+        yield Finding(answer, next_step=next_step, about=about)
     if lines.empty:
         return
     lines = lines.assign(order=[_order(row, group) for _, row in lines.iterrows()])
@@ -78,20 +78,20 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Claim]:
         for order, part in best.groupby("order")
     }
     shown = next(order for order in ("faster", "unclear", "slower", "busy") if order in said)
-    sure = [_gain(best[best["order"] == shown].iloc[-1])]
-    sure += [words for order, words in said.items() if order != shown]
+    evidence = [_gain(best[best["order"] == shown].iloc[-1])]
+    evidence += [words for order, words in said.items() if order != shown]
     told = lines.merge(best[["seq_len", "order"]])
     told = told[(told["order"] != "busy") | (shown == "busy")]
     compared = tuple(pair for _, row in told.iterrows() for pair in _over_dense(row))
-    advice = _LONGER if shown == "unclear" else ""
-    yield Claim(said[shown].capitalize(), "; ".join(sure), advice, about, compared)
+    next_step = _LONGER if shown == "unclear" else ""
+    yield Finding(said[shown].capitalize(), "; ".join(evidence), next_step, about, compared)
 
 
 def _order(row: pd.Series, group: pd.DataFrame) -> str:
     """What one pattern is to all dense kernels of its shape."""
     dense = group[group["is_dense"] & (group["seq_len"] == row["seq_len"])]["name"]
     figures = {figure.name: figure for figure in row["speed_up_over"]}
-    orders = {figure.against(ONE) for figure in figures.values()}
+    orders = {figure.compare_to(ONE) for figure in figures.values()}
     if any(figure.busy for figure in figures.values()):
         return "busy"
     if orders == {Order.ABOVE} and set(dense) <= set(figures):
@@ -111,38 +111,38 @@ def _gain(row: pd.Series) -> str:
     return text
 
 
-def _of_yours(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+def _of_yours(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """What each function of yours gains over the dense kernel that is nearest to it, at the longest length."""
     lines = known(group[group["name"].str.startswith("own ")], "speed_up")
     for _, row in lines[lines["seq_len"] == lines["seq_len"].max()].iterrows():
         answer = f"{row['name']} is {times(row, 'speed_up')} as fast as {row['speed_up_baseline']}"
         answer += f" at {_tokens([row['seq_len']])}"
-        yield Claim(answer, about=about, compared=_over_dense(row))
+        yield Finding(answer, about=about, compared=_over_dense(row))
 
 
-def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Which kinds are dense at which lengths, since their masks remove nothing there, and what would change that."""
     nothing = group[group["mask_is_dense"]]
     if len(nothing):
         names, lengths = listed(nothing["name"]), _tokens(sorted(nothing["seq_len"].unique()))
         answer = f"The mask of {names} removes nothing at {lengths}"
-        advice = "smaller tiles (block_size) or longer sequences make it sparse"
-        yield Claim(answer, "it is dense there, and no gain is claimed", advice, about)
+        next_step = "smaller tiles (block_size) or longer sequences make it sparse"
+        yield Finding(answer, "it is dense there, and no gain is claimed", next_step, about)
 
 
-def _fastest(group: pd.DataFrame, about: str) -> Iterator[Claim]:
+def _fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """The fastest dense kernel at the longest length with two of them."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return
     dense = dense[dense["seq_len"] == dense["seq_len"].max()]
     best, where = dense.loc[dense["forward"].idxmin()], f"at {_tokens(dense['seq_len'])}"
-    answer, advice = f"{best['name']} is the fastest dense kernel {where}", ""
+    answer, next_step = f"{best['name']} is the fastest dense kernel {where}", ""
     if alike := not_slower(best, dense["name"]):
         answer = f"No clear difference between {listed([best['name'], *alike])} {where}"
-        advice = _LONGER
-    sure = f"{best['name']} takes {in_ms(best, 'forward')}"
-    yield Claim(answer, sure, advice, about, _over_dense(best))
+        next_step = _LONGER
+    evidence = f"{best['name']} takes {in_ms(best, 'forward')}"
+    yield Finding(answer, evidence, next_step, about, _over_dense(best))
 
 
 def _sparse_kinds(group: pd.DataFrame) -> pd.Series:
@@ -159,27 +159,29 @@ def _over_dense(row: pd.Series) -> Pairs:
     return gains(row, f"{row['name']} at {_tokens([row['seq_len']])}")
 
 
-def _quality(table: pd.DataFrame) -> list[Claim]:
+def _quality(table: pd.DataFrame) -> list[Finding]:
     """What each pattern costs at its highest sparsity, and after the fine-tune."""
     short = table["steps"] < LEARNING_STEPS
     if len(table) and short.all():
         tried = f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps"
-        return [Claim(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
+        return [Finding(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
     tried = known(table[~short], "replaced").sort_values("sparsity", kind="stable")
     return [_cost(row) for _, row in tried.drop_duplicates("pattern", keep="last").iterrows()]
 
 
-def _cost(row: pd.Series) -> Claim:
+def _cost(row: pd.Series) -> Finding:
     """What one pattern does to the loss, when it replaces dense attention and after the fine-tune."""
     who = f"In a trained decoder {row['pattern']}"
     if not row["sparsity"]:
-        return Claim(f"{who} removed nothing, so its loss says nothing of sparsity")
+        return Finding(f"{who} removed nothing, so its loss says nothing of sparsity")
     scopes = [scope for scope in ("replaced", "fine_tuned") if pd.notna(row[scope])]
-    figures = [Figure.of(row, scope, "loss_difference", scope, row["pattern"]) for scope in scopes]
-    replaced, *tuned = (_MEANING[figure.against(_NONE)] for figure in figures)
+    figures = [
+        Estimate.of(row, scope, "loss_difference", scope, row["pattern"]) for scope in scopes
+    ]
+    replaced, *tuned = (_MEANING[figure.compare_to(_NONE)] for figure in figures)
     answer = f"{who}, which removes {row['sparsity']:.0%}, {replaced}"
     answer += "".join(f", and after a fine-tune it {meaning}" for meaning in tuned)
     ends = [f"{f.estimate:+.3f} [{f.low:+.3f} … {f.high:+.3f}] nats per byte" for f in figures]
-    sure = f"{', then '.join(ends)} on a loss of {row['dense_loss']:.2f}"
+    evidence = f"{', then '.join(ends)} on a loss of {row['dense_loss']:.2f}"
     compared = tuple(pair for figure in figures for pair in comparing(figure, _NONE))
-    return Claim(answer, f"{sure}; {int(row['seeds'])} seeds", compared=compared)
+    return Finding(answer, f"{evidence}; {int(row['seeds'])} seeds", compared=compared)

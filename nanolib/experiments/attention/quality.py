@@ -40,7 +40,7 @@ _Weights = dict[str, torch.Tensor]
 class QualityCase(Case):
     """One pattern at one sparsity in a small decoder, over seeds; `name` is what charts call it."""
 
-    interleaves: ClassVar[bool] = False  # nothing is timed
+    supports_ab: ClassVar[bool] = False  # nothing is timed
 
     name: str
     pattern: str

@@ -6,7 +6,7 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.report.in_turns import with_speed_ups
-from nanolib.report.overview import cached, having, of_experiment
+from nanolib.report.overview import cached, of_experiment, rows_with_factor
 from nanolib.report.tables import Column, base, filled, flagged, titles, with_state
 
 _SHAPE = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
@@ -94,7 +94,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
         `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats per byte) each with `_low`
         and `_high`, `seeds`, `steps` of training, `status`, `message`.
     """
-    rows = having(rows, "attention", "pattern")
+    rows = rows_with_factor(rows, "attention", "pattern")
     factors = ["pattern", "target", "seq_len", "seeds", "steps"]
     table = filled(base(rows, factors, "pattern"), rows, _QUALITY)
     table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_busy"))])

@@ -14,11 +14,11 @@ from nanolib.experiments.attention.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
-from nanolib.report.linking import link_columns, links
-from nanolib.report.over_length import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, over_length
+from nanolib.report.filters import link_columns, links
 from nanolib.report.overview import listed, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart
+from nanolib.report.scaling_chart import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, scaling_chart
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import known
 from nanolib.report.theme import empty_chart
@@ -133,10 +133,10 @@ SECTION = Section(
     },
     verdict,
     files={
-        "attention_latency": over_length(
+        "attention_latency": scaling_chart(
             "attention", "latency", "Attention latency", [KEY, ROOFLINE_KEY], _TIMED, _OTHERS
         ),
-        "attention_memory": over_length(
+        "attention_memory": scaling_chart(
             "attention",
             "peak_memory",
             "Attention memory",
@@ -144,7 +144,7 @@ SECTION = Section(
             {"forward": "forward", "forward_backward": "forward + backward"},
             _OTHERS,
         ),
-        "attention_efficiency": over_length(
+        "attention_efficiency": scaling_chart(
             "attention",
             "mfu",
             "Attention efficiency",

@@ -15,10 +15,10 @@ import pandas as pd
 import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, exact
+from nanolib.meters.time.across_ranks import parts_together, time_across_ranks
 from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.timer import KINDS
-from nanolib.meters.time.together import parts_together, time_together
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.traffic import Traffic
 from nanolib.stats.intervals import mean_interval
@@ -50,7 +50,7 @@ def time_calls(
         `blocks` (ms per scope and round), `busy` (of each round) and `parts` (ms per algorithm, run
         and part).
     """
-    blocks = time_together(calls, budget_s, device=device, seed=seed)
+    blocks = time_across_ranks(calls, budget_s, device=device, seed=seed)
     timed = parts_together(parts, budget_s, device=device) if parts else {}
     return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 

@@ -119,7 +119,7 @@ class PrefillCase(SequenceCase):
 class MemoryCase(Case):
     """The peak memory of attention over a sequence: planned, or measured on one rank."""
 
-    interleaves: ClassVar[bool] = False
+    supports_ab: ClassVar[bool] = False
 
     world_size: int
     seq_len: int

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag
-from nanolib.report.claim import Figure, Order, comparing
+from nanolib.report.finding import Estimate, Order, comparing
 from nanolib.report.in_turns import Pairs, with_speed_ups
-from nanolib.report.overview import cached, having, pick
+from nanolib.report.overview import cached, pick, rows_with_factor
 from nanolib.report.tables import CASE, Column, base, filled, titles, with_state
 
 EXPERIMENT = "distributed"
@@ -78,7 +78,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns of `_DECODE` and those that `_lines` adds, and `binds` (see `limit_of`).
     """
-    rows = having(rows, EXPERIMENT, "algorithms")
+    rows = rows_with_factor(rows, EXPERIMENT, "algorithms")
     if rows.empty:
         return pd.DataFrame()
     parts = rows["scope"].str.partition(": ")
@@ -96,7 +96,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 @cached
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a line per algorithm, direction, number of ranks and length."""
-    rows = having(rows, EXPERIMENT, "prefill_algorithms")
+    rows = rows_with_factor(rows, EXPERIMENT, "prefill_algorithms")
     if rows.empty:
         return pd.DataFrame()
     parts = rows["scope"].str.partition(" ")  # bytes are stored for the algorithm alone
@@ -108,7 +108,7 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
 @cached
 def training_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a line per strategy and number of ranks; each rank trains on a batch of its own."""
-    rows = having(rows, EXPERIMENT, "strategies")
+    rows = rows_with_factor(rows, EXPERIMENT, "strategies")
     if rows.empty:
         return pd.DataFrame()
     named = rows.assign(strategy=rows["scope"])
@@ -173,16 +173,16 @@ def limit_of(line: pd.Series) -> tuple[str, Pairs]:
     if not all(f"{kind}_low" in line and pd.notna(line[kind]) for kind in KINDS):
         return "", ()
     compute, wait, communication = (
-        Figure.of(line, kind, "component_time", f"{line['algorithm']}: {kind}", line["ranks"])
+        Estimate.of(line, kind, "component_time", f"{line['algorithm']}: {kind}", line["ranks"])
         for kind in KINDS
     )
     ends = ("low", "estimate", "high")
-    sending = Figure(*(getattr(wait, end) + getattr(communication, end) for end in ends))
+    sending = Estimate(*(getattr(wait, end) + getattr(communication, end) for end in ends))
     within = comparing(wait, communication)
-    if compute.against(sending) is not Order.BELOW:
-        is_clear = compute.against(sending) is Order.ABOVE
+    if compute.compare_to(sending) is not Order.BELOW:
+        is_clear = compute.compare_to(sending) is Order.ABOVE
         return "compute" if is_clear else UNCLEAR, comparing(compute, sending)
-    if within[0][1] is Order.ALIKE:
+    if within[0][1] is Order.NO_DIFFERENCE:
         return UNCLEAR, within
     longer = "wait" if within[0][1] is Order.ABOVE else "communication"
     return longer, comparing(sending, compute) + within
@@ -196,7 +196,7 @@ def with_cores(table: pd.DataFrame) -> pd.DataFrame:
 @cached
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a line per component of a call; columns of `COMPONENT_COLUMNS` and ids."""
-    found = pick(having(rows, EXPERIMENT, "world_size"), "component_time")
+    found = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "component_time")
     if found.empty:
         return pd.DataFrame()
     names = found["scope"].str.split(": ", expand=True)

@@ -25,16 +25,16 @@ from nanolib.experiments.distributed.tables import (
 )
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.filters import links
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE, gains, not_slower
-from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, listed, pick, why_empty
+from nanolib.report.overview import cached, listed, pick, rows_with_factor, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import in_ms, known, percent, times
 from nanolib.report.theme import empty_chart
 
-_SCALES = Figure.exactly(0.8)  # of perfect scaling: from here on one more rank is worth its cores
+_SCALES = Estimate.exact(0.8)  # of perfect scaling: from here on one more rank is worth its cores
 # What limits a token -> the answer, and what to do.
 _LIMITS = {
     "": ("Parts of a token: not measured", ""),
@@ -60,7 +60,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     measured = table.rename(columns={"latency": "y", "latency_low": "low", "latency_high": "high"})
     measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
     measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
-    modelled = pick(having(rows, EXPERIMENT, "algorithms"), "latency")
+    modelled = pick(rows_with_factor(rows, EXPERIMENT, "algorithms"), "latency")
     modelled = modelled[modelled["provenance"] == Provenance.MODELLED]
     modelled = with_cores(modelled) if len(with_cores(modelled)) else modelled
     # from the most ranks that were measured, where the dashed line begins
@@ -98,7 +98,7 @@ def _shapes(table: pd.DataFrame) -> pd.Series:
 def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw a bar per component of a token: the seven parts of tree attention and the wait."""
     title = "Where the time of a token goes"
-    table = component_table(having(rows, EXPERIMENT, "algorithms"))
+    table = component_table(rows_with_factor(rows, EXPERIMENT, "algorithms"))
     if table.empty:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
     for column in ("world_size", "seq_len"):
@@ -126,7 +126,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw a rank's peak memory over the sequence length: measured points, the plan dashed."""
     title = "Peak memory of a rank"
-    peaks = pick(having(rows, EXPERIMENT, "world_size"), "peak_memory")
+    peaks = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
     if peaks.empty:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
@@ -154,7 +154,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 @cached
-def verdict(rows: pd.DataFrame) -> list[Claim]:
+def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Say how attention scales, what limits it, and how much communication training exposes."""
     decoded = known(decode_table(rows), "latency")
     scaling, limits = [], []
@@ -163,10 +163,10 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
         fair = with_cores(several)
         if several.empty:
             only = "Only one rank was measured"
-            scaling.append(Claim(only, advice="set world_sizes: [1, 2]", about=about))
+            scaling.append(Finding(only, next_step="set world_sizes: [1, 2]", about=about))
         elif fair.empty:
             answer = "No speed is claimed: the ranks need more cores than this machine has"
-            scaling.append(Claim(answer, "bytes and errors are valid", about=about))
+            scaling.append(Finding(answer, "bytes and errors are valid", about=about))
         else:
             fastest = _fastest(fair)
             scaling.append(_scaling(fastest, about))
@@ -178,7 +178,9 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
         for about, group in _longest(whole, "Attention over {n} tokens, {by}", "direction")
     ]
     found = [*scaling[:2], *limits[:1], *prefill[:1], *_training(rows)]
-    nothing = Claim("Attention across ranks: not measured", advice="nano run quick distributed")
+    nothing = Finding(
+        "Attention across ranks: not measured", next_step="nano run quick distributed"
+    )
     return found or [nothing]
 
 
@@ -197,7 +199,7 @@ def _fastest(fair: pd.DataFrame) -> pd.DataFrame:
     return most[(most["run_id"] == best["run_id"]) & (most["case_id"] == best["case_id"])]
 
 
-def _scaling(lines: pd.DataFrame, about: str) -> Claim:
+def _scaling(lines: pd.DataFrame, about: str) -> Finding:
     """Compare the fastest algorithm with one rank and with the others of its launch."""
     best = lines.iloc[0]
     algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
@@ -209,40 +211,40 @@ def _scaling(lines: pd.DataFrame, about: str) -> Claim:
         which = f"no clear difference between {names} (the intervals overlap)"
     if pd.isna(best["gain"]):
         answer, scale = f"On {ranks}, {which}", "one rank: not measured"
-    elif Figure.of(best, "gain").against(ONE) is Order.ALIKE:
+    elif Estimate.of(best, "gain").compare_to(ONE) is Order.NO_DIFFERENCE:
         answer = f"No clear difference between {ranks} and one rank (the intervals overlap)"
         scale = f"{times(best, 'gain')} the speed of one rank; {which}"
     else:
         answer = f"{ranks} are {times(best, 'gain')} as fast as one rank"
         scale = f"{percent(best, 'efficiency', math.inf)} of perfect scaling; {which}"
-    sure = f"{algorithm} takes {in_ms(best, 'latency')}, {scale}"
-    return Claim(answer, sure, about=about, compared=gains(best, algorithm))
+    evidence = f"{algorithm} takes {in_ms(best, 'latency')}, {scale}"
+    return Finding(answer, evidence, about=about, compared=gains(best, algorithm))
 
 
-def _limit(best: pd.Series, about: str) -> Claim:
+def _limit(best: pd.Series, about: str) -> Finding:
     """Say what limits a decoded token, if the intervals of its parts tell."""
     kind, compared = limit_of(best)
-    answer, advice = _LIMITS[kind]
+    answer, next_step = _LIMITS[kind]
     ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS) if kind else ""
-    scales = comparing(Figure.of(best, "efficiency"), _SCALES)
+    scales = comparing(Estimate.of(best, "efficiency"), _SCALES)
     if kind == "compute" and scales[0][1] is Order.ABOVE:
-        advice, compared = "add ranks that have their own cores", compared + scales
-    return Claim(answer, ms, advice, about, compared)
+        next_step, compared = "add ranks that have their own cores", compared + scales
+    return Finding(answer, ms, next_step, about, compared)
 
 
-def _training(rows: pd.DataFrame) -> Iterator[Claim]:
+def _training(rows: pd.DataFrame) -> Iterator[Finding]:
     """Say how much of a training step is communication that computing does not hide."""
     table = known(training_table(rows), "exposed")
     for _, row in with_cores(table).iterrows() if len(table) else ():
-        compared = comparing(Figure.of(row, "exposed"), Figure.exactly(0.0))
+        compared = comparing(Estimate.of(row, "exposed"), Estimate.exact(0.0))
         share = min(max(row["exposed"] / row["latency"], 0.0), 1.0)  # a difference may be negative
         answer = f"{in_ms(row, 'exposed')} of a step ({share:.0%}) is exposed communication"
         if compared[0][1] is not Order.ABOVE:
             answer += ": no clear difference from zero"
         scale = f"{percent(row, 'efficiency', math.inf)} of perfect scaling"
-        sure = scale if pd.notna(row["efficiency"]) else ""
+        evidence = scale if pd.notna(row["efficiency"]) else ""
         about = f"Training {row['name']} on {row['ranks']} ranks with {row['strategy']}"
-        yield Claim(answer, sure, about=about, compared=compared)
+        yield Finding(answer, evidence, about=about, compared=compared)
 
 
 SECTION = Section(

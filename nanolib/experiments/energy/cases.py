@@ -127,7 +127,7 @@ class Params(OwnModelParams):
 class EnergyCase(Case):
     """One phase of one model on one shape."""
 
-    interleaves: ClassVar[bool] = False  # a window of seconds is no block
+    supports_ab: ClassVar[bool] = False  # a window of seconds is no block
 
     name: str
     preset: str

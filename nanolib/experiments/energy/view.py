@@ -10,8 +10,8 @@ import pandas as pd
 
 from nanolib.measurement import Provenance
 from nanolib.numbers import format_number, format_with_interval
-from nanolib.report.claim import Claim, Figure, Order, comparing
-from nanolib.report.linking import followed, link_columns, links
+from nanolib.report.filters import followed, link_columns, links
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, of_experiment, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
@@ -56,7 +56,7 @@ _PART_OF = {operation: part for part, names in _PARTS.items() for operation in n
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
 _NO_READING = "No sensor here. Hollow: a range that is estimated from how busy the cores were, and no reading."
 _REPLAYED = "Hollow: replayed from a recording, and no reading of this machine."
-_NOTHING = Figure.exactly(0.0, "the bare call")
+_NOTHING = Estimate.exact(0.0, "the bare call")
 
 
 @cached
@@ -241,33 +241,33 @@ def overhead_percent(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @cached
-def verdict(rows: pd.DataFrame) -> list[Claim]:
+def verdict(rows: pd.DataFrame) -> list[Finding]:
     """What a token costs in each phase and by which source, and where the time goes."""
     table = energy_table(rows)
     if table.empty:
         nothing = "No energy was measured or estimated, so there is no verdict"
-        return [Claim(nothing, advice="nano run quick energy")]
+        return [Finding(nothing, next_step="nano run quick energy")]
     told = known(table, "energy_per_token")
     by_source = told.groupby(["name", "seq_len", "source"], sort=False)
-    claims = [_per_token(*key, group) for key, group in by_source]
+    findings = [_per_token(*key, group) for key, group in by_source]
     estimated = (table["provenance"] == Provenance.ESTIMATED).any()
     if estimated:
         why = "the ranges follow from how busy its cores were, and no difference rests on them"
-        advice = "nano doctor says why, and what would help"
-        claims.append(Claim("No sensor tells this machine's power", why, advice))
+        next_step = "nano doctor says why, and what would help"
+        findings.append(Finding("No sensor tells this machine's power", why, next_step))
     for row in table[table["status"] != "ok"].to_dict("records"):
         about = f"{row['name']}, n = {int(row['seq_len'])}"
-        claims.append(Claim(f"{row['phase']} has no energy", row["message"], about=about))
+        findings.append(Finding(f"{row['phase']} has no energy", row["message"], about=about))
     operations, overheads = _operations(rows), overhead_table(rows)
     if len(operations):
-        claims += [_most(case, part) for case, part in operations.groupby("case", sort=False)]
+        findings += [_most(case, part) for case, part in operations.groupby("case", sort=False)]
     if len(overheads):
         modes = overheads[overheads["mode"] != "again"]
-        claims += [_costs(case, part) for case, part in modes.groupby("case", sort=False)]
-    return claims
+        findings += [_costs(case, part) for case, part in modes.groupby("case", sort=False)]
+    return findings
 
 
-def _per_token(name: str, seq_len: float, source: str, group: pd.DataFrame) -> Claim:
+def _per_token(name: str, seq_len: float, source: str, group: pd.DataFrame) -> Finding:
     """What a token costs in each phase, by one source: all its figures are of one provenance."""
     provenance = group["provenance"].iloc[0]
     estimated = provenance == Provenance.ESTIMATED
@@ -279,40 +279,43 @@ def _per_token(name: str, seq_len: float, source: str, group: pd.DataFrame) -> C
         else:
             joules = f"{with_ends(row, 'energy_per_token')} J at {row['power']:.0f} W"
         parts.append(f"{row['phase'].replace('_', ' ')} {joules}")
-        figures.append(Figure.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
+        figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     told = "a recording that was replayed" if provenance == Provenance.REPLAYED else source
     answer = f"By {told}, a token {'is estimated at' if estimated else 'takes'} {'; '.join(parts)}"
-    return Claim(answer, about=f"{name}, n = {int(seq_len)}", figures=tuple(figures))
+    return Finding(answer, about=f"{name}, n = {int(seq_len)}", figures=tuple(figures))
 
 
-def _most(case: str, part: pd.DataFrame) -> Claim:
+def _most(case: str, part: pd.DataFrame) -> Finding:
     """At least three operations, and as many as take half of the time."""
     total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
     shares = total / total.sum()
     most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))
     text = ", ".join(f"{_SPOKEN.get(name, name)} {share:.0%}" for name, share in most.items())
-    between, sure, advice = shares.get("between", 0), "", ""
+    between, evidence, next_step = shares.get("between", 0), "", ""
     if between > 0.2:
-        sure, advice = "much lies between operations", "larger batches or compiling would help"
-        advice += ", more than faster kernels" if between > 0.5 else ""
+        evidence, next_step = (
+            "much lies between operations",
+            "larger batches or compiling would help",
+        )
+        next_step += ", more than faster kernels" if between > 0.5 else ""
     # a profiler sees the forward calls of modules, in a training step too
     what = "most of its forward pass" if case.startswith("training step") else "most of the time"
-    return Claim(f"{what} goes to {text}", sure, advice, case)
+    return Finding(f"{what} goes to {text}", evidence, next_step, case)
 
 
-def _costs(case: str, modes: pd.DataFrame) -> Claim:
+def _costs(case: str, modes: pd.DataFrame) -> Finding:
     """What each mode of profiling costs beside the bare call."""
     costs, compared = [], []
     for row in modes.to_dict("records"):
-        cost = comparing(Figure.of(row, "wall", "overhead", name=row["mode"]), _NOTHING)
+        cost = comparing(Estimate.of(row, "wall", "overhead", name=row["mode"]), _NOTHING)
         shares = (100 * row[name] for name in ("wall", "wall_low", "wall_high"))
         ends = f"{format_with_interval(*shares)} %"
-        unclear = cost[0][1] is Order.ALIKE
+        unclear = cost[0][1] is Order.NO_DIFFERENCE
         told = f", not distinguishable from zero ({ends})" if unclear else f" {ends}"
         costs.append(row["mode"] + told)
         compared += cost
     text = f"profiling costs: {'; '.join(costs)}"
-    return Claim(text, about=case, compared=tuple(compared))
+    return Finding(text, about=case, compared=tuple(compared))
 
 
 SECTION = Section(

@@ -36,7 +36,7 @@ _RATE = 1e-3
 class SmallDecoderCase(Case):
     """Training of the small decoder: its plan is that of one step, whatever else the case asks."""
 
-    interleaves: ClassVar[bool] = False  # nothing is timed
+    supports_ab: ClassVar[bool] = False  # nothing is timed
 
     @property
     def config(self) -> NanoConfig:

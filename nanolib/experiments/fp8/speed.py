@@ -13,14 +13,14 @@ from torch import nn
 from nanolib.config import PRESETS
 from nanolib.experiments.model.case import ModelCase, text_batch
 from nanolib.experiments.model.steps import Inferring, Training
-from nanolib.measurement import Held, Measurement, exact
+from nanolib.measurement import Measurement, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.memory_plan import Workload
 from nanolib.run.peaks_case import no_product, rate_rows
-from nanolib.run.rows import first_call_ms, trace
+from nanolib.run.rows import timed_call_ms, trace
 
 # Precision → the type of the weights; `tf32` and the recipes change the products alone.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
@@ -122,7 +122,7 @@ class SpeedCase(Case):
         if self.precision == "tf32":
             # a setting of the process, in which others are timed too
             work = dataclasses.replace(work, call=tf32_products(True)(work.call))
-        first_call_ms(work.call)
+        timed_call_ms(work.call)
         timed = yield params.timed(self.device, {self.mode: work.call})
         latency, flops = timed[self.mode], int(self.model_case.counted.flops)
         yield dataclasses.replace(
@@ -158,7 +158,7 @@ class SpeedCase(Case):
         tensors = {
             "weights": weights,
             "gradients": [weight for weight in trained if weight.requires_grad],
-            "optimizer": work.kinds().get(Held.STATES, []),
+            "optimizer": work.kinds().get(MemoryKind.STATES, []),
         }
         parts = {name: sum(x.nbytes for x in some) for name, some in tensors.items()}
         with peak_memory(self.device, *existing) as peak:

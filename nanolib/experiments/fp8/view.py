@@ -10,10 +10,18 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance, Status
 from nanolib.numbers import format_number
-from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.filters import links
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import gains, with_speed_ups
-from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, leaders, listed, of_experiment, pick, why_empty
+from nanolib.report.overview import (
+    best_and_ties,
+    cached,
+    listed,
+    of_experiment,
+    pick,
+    rows_with_factor,
+    why_empty,
+)
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
@@ -61,7 +69,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: `run_id`, `seq_len`, `batch_size`, those of `_SPEED` (`bound`: Amdahl's, of the
         converted share), and what `with_speed_ups` gives.
     """
-    rows = having(rows, "fp8", "precision")
+    rows = rows_with_factor(rows, "fp8", "precision")
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = filled(base(rows, factors, "preset"), rows, _SPEED)
     if table.empty:
@@ -108,7 +116,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
         `loss` (nats per byte) each with `_low` and `_high`, `margin_nats`, `seeds`, `steps`,
         `provenance`, `not_finite` (why there is no difference), `status`, `message`.
     """
-    rows = having(rows, "fp8", "recipe")
+    rows = rows_with_factor(rows, "fp8", "recipe")
     if rows.empty:
         return pd.DataFrame()
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
@@ -165,7 +173,7 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
         Columns: `variant`, `layer`, `product`, `sqnr` (dB), and those by which a page's choice is
         followed.
     """
-    found = pick(having(rows, "fp8", "variant"), "sqnr")
+    found = pick(rows_with_factor(rows, "fp8", "variant"), "sqnr")
     if found.empty:
         return pd.DataFrame()
     parts = found["scope"].str.rsplit(" ", n=1, expand=True)
@@ -202,11 +210,11 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 @cached
-def verdict(rows: pd.DataFrame) -> list[Claim]:
+def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Does fp8 pay here, from which size, and at what loss."""
     if of_experiment(rows, "fp8").empty:
         nothing = "Nothing of fp8 was measured, so there is no verdict"
-        return [Claim(nothing, advice="nano run quick fp8")]
+        return [Finding(nothing, next_step="nano run quick fp8")]
     return [
         *_of_speed(speed_table(rows)),
         *_of_parity(parity_table(rows)),
@@ -214,7 +222,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     ]
 
 
-def _of_speed(table: pd.DataFrame) -> list[Claim]:
+def _of_speed(table: pd.DataFrame) -> list[Finding]:
     """Whether a step in FP8 is faster than one in bf16, and from which size on."""
     if table.empty:
         return []
@@ -224,16 +232,16 @@ def _of_speed(table: pd.DataFrame) -> list[Claim]:
         return [_pays(str(mode), group) for mode, group in timed.groupby("mode", sort=False)]
     why = next(filter(None, fp8["message"]), "no fp8 case was run to its end")
     cannot = len(fp8) and (fp8["status"] == Status.UNSUPPORTED).all()
-    return [Claim("FP8 gains no time here" if cannot else "No FP8 case gave a time", why)]
+    return [Finding("FP8 gains no time here" if cannot else "No FP8 case gave a time", why)]
 
 
-def _pays(mode: str, group: pd.DataFrame) -> Claim:
+def _pays(mode: str, group: pd.DataFrame) -> Finding:
     """At which of the sizes measured FP8 is faster."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     orders = {order for _, order, _ in pairs}
     group = group.assign(pays=[order is Order.ABOVE for _, order, _ in pairs])
     pays = group.groupby(["parameters", "name"])["pays"].any().droplevel("parameters")
-    best, *ties = leaders(group, "speed_up", ascending=False).to_dict("records")
+    best, *ties = best_and_ties(group, "speed_up", ascending=False).to_dict("records")
     allowed = ""
     if pays.any():
         answer = f"FP8 is faster than bf16 at {listed(pays.index[pays])}"
@@ -247,11 +255,11 @@ def _pays(mode: str, group: pd.DataFrame) -> Claim:
         answer = "FP8 is not shown to be faster than bf16 at any size measured"
     who = listed(f"{one['name']} in {one['precision']}" for one in (best, *ties))
     who += ", not told apart" if ties else ""
-    sure = f"at best {with_ends(best, 'speed_up')} times bf16 ({who}){allowed}"
-    return Claim(answer, sure, about=mode.replace("_", " "), compared=tuple(pairs))
+    evidence = f"at best {with_ends(best, 'speed_up')} times bf16 ({who}){allowed}"
+    return Finding(answer, evidence, about=mode.replace("_", " "), compared=tuple(pairs))
 
 
-def _of_parity(table: pd.DataFrame) -> list[Claim]:
+def _of_parity(table: pd.DataFrame) -> list[Finding]:
     """The verdict of every recipe against its pair."""
     if table.empty:
         return []
@@ -259,41 +267,41 @@ def _of_parity(table: pd.DataFrame) -> list[Claim]:
     ended = named[named["status"] == "ok"]
     short = ended[ended["steps"] < LEARNING_STEPS]
     long = ended.drop(index=short.index)
-    claims = [_parity(row) for _, row in long.iterrows()]
+    findings = [_parity(row) for _, row in long.iterrows()]
     if len(short):
         steps = int(short["steps"].max())
         trained = f"{listed(short['recipe'])}: trained beside bf16 for {steps} steps"
-        claims.insert(0, Claim(trained, SMOKE_TEST, "raise parity_steps"))
+        findings.insert(0, Finding(trained, SMOKE_TEST, "raise parity_steps"))
     blind = long[long["control"].eq(True) & (long["verdict"] != "worse")]
     if len(blind):
         answer = f"The control {', '.join(blind['recipe'])} was not found worse"
         why = "so these runs are too short or too few to trust an 'equivalent'"
-        claims.append(Claim(f"{answer}, {why}", advice="raise parity_steps or parity_seeds"))
-    return claims
+        findings.append(Finding(f"{answer}, {why}", next_step="raise parity_steps or parity_seeds"))
+    return findings
 
 
-def _parity(row: pd.Series) -> Claim:
+def _parity(row: pd.Series) -> Finding:
     about = row["recipe"] + (" (emulated)" if row["provenance"] == "emulated" else "")
     if pd.isna(row["difference"]):
-        return Claim("worse than bf16", row["not_finite"], about=about)
-    difference = Figure.of(row, "difference", "loss_difference_from_bf16", name=row["recipe"])
+        return Finding("worse than bf16", row["not_finite"], about=about)
+    difference = Estimate.of(row, "difference", "loss_difference_from_bf16", name=row["recipe"])
     above = f"{with_ends(row, 'difference')} nats per byte above bf16"
-    sure = f"{above}, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
+    evidence = f"{above}, margin {row['margin_nats']:.4f}, {int(row['seeds'])} pairs"
     answer = f"{row['verdict']} after {int(row['steps'])} steps"
     if row["verdict"] in ("worse", "better"):
-        compared = comparing(difference, Figure.exactly(0.0, "bf16"))
-        return Claim(answer, sure, about=about, compared=compared)
+        compared = comparing(difference, Estimate.exact(0.0, "bf16"))
+        return Finding(answer, evidence, about=about, compared=compared)
     # equivalent goes by two one-sided tests, at 90 %
-    return Claim(answer, sure, about=about, figures=(difference,))
+    return Finding(answer, evidence, about=about, figures=(difference,))
 
 
-def _of_numerics(table: pd.DataFrame) -> list[Claim]:
+def _of_numerics(table: pd.DataFrame) -> list[Finding]:
     """Signal to noise by cast, without an order."""
     if table.empty:
         return []
     medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)
     text = ", ".join(f"{name} {value:.1f} dB" for name, value in medians.items())
-    return [Claim("Median signal to noise of the products, emulated", text)]
+    return [Finding("Median signal to noise of the products, emulated", text)]
 
 
 SECTION = Section(

@@ -32,7 +32,7 @@ from nanolib.models.user import context_length, hugging_face_config, missing
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.memory_plan import Workload
 from nanolib.run.peaks_case import rate_rows, roofline_ms
-from nanolib.run.rows import UNCOUNTED, holding_rows, memory_rows, trace, unattributed_rows
+from nanolib.run.rows import UNCOUNTED, breakdown_rows, memory_rows, trace, unattributed_rows
 
 Mode = Literal["inference", "training", "generation"]
 
@@ -230,8 +230,8 @@ class ModelCase(ShapedCase):
     def _memory_rows(self, work: Workload, model: nn.Module) -> list[Measurement]:
         """The peak of a call, by kind if its tensors are born where a counter sees them."""
         if self.planned_as.optimization == self.optimization:
-            planned = self._look.holdings.get(work.scope)
-            return holding_rows(work, model, self.device, self.plan(), planned)
+            planned = self._look.breakdowns.get(work.scope)
+            return breakdown_rows(work, model, self.device, self.plan(), planned)
         rows = memory_rows if self.device.startswith("cuda") else unattributed_rows
         return rows(work, self.device, self.plan())
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from nanolib.measurement import Unsupported
 from nanolib.meters.flops import count_flops
-from nanolib.meters.holders import Holding
 from nanolib.meters.memory import fake_tensors, why_not_planned
+from nanolib.meters.memory_breakdown import MemoryBreakdown
 from nanolib.meters.reads import BytesRead
 from nanolib.models.user import resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.helper import answers_of
-from nanolib.run.memory_plan import holdings_by_depth
-from nanolib.run.timeout import one_line, time_to_look
+from nanolib.run.memory_plan import breakdowns_by_depth
+from nanolib.run.timeout import one_line, planning_time_limit
 
 # of one case in the helper, s; if Python can be interrupted `time_to_look` ends it before
 _LIMIT_S = 90.0
@@ -58,12 +58,12 @@ class Look:
 
     Attributes:
         plan: Its peaks, or why they are not planned.
-        holdings: Scope → what is alive at its peak.
+        breakdowns: Scope → what is alive at its peak.
         counted: Of a model of the user's own; None if it does not run without data.
     """
 
     plan: Plan
-    holdings: dict[str, Holding] = dataclasses.field(default_factory=dict)
+    breakdowns: dict[str, MemoryBreakdown] = dataclasses.field(default_factory=dict)
     counted: Counted | None = None
 
 
@@ -110,23 +110,25 @@ def _looks(name: str, cases: Sequence[Any]) -> Iterator[Look]:
 def _look(case: Any) -> Look:
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
-    holdings: dict[str, Holding] = {}
+    breakdowns: dict[str, MemoryBreakdown] = {}
     try:
-        with fake_tensors(), silent(), time_to_look():
-            holdings = holdings_by_depth(0 if case.own else case.config.num_layers, case.at_depth)
-        plan = Plan({scope: holding.peak for scope, holding in holdings.items()})
+        with fake_tensors(), silent(), planning_time_limit():
+            breakdowns = breakdowns_by_depth(
+                0 if case.own else case.config.num_layers, case.at_depth
+            )
+        plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
         return Look(Plan(reason=one_line(error), unsupported=one_line(error)))
     except (Exception, SystemExit) as error:  # the case decides by running
         plan = Plan(reason=f"not planned: {why_not_planned(error)}")
     if not case.own:
-        return Look(plan, holdings)
+        return Look(plan, breakdowns)
     try:
-        with fake_tensors(), silent(), time_to_look():
-            return Look(plan, holdings, _count(case))
+        with fake_tensors(), silent(), planning_time_limit():
+            return Look(plan, breakdowns, _count(case))
     except (Exception, SystemExit) as error:
         reason = plan.reason or f"not counted: {why_not_planned(error)}"
-        return Look(dataclasses.replace(plan, reason=reason), holdings)
+        return Look(dataclasses.replace(plan, reason=reason), breakdowns)
 
 
 def count_by_running(case: Any) -> None:

@@ -24,7 +24,7 @@ from nanolib.run.case import Plan
 class LossCase(ShapedCase):
     """A model trained on real text for some steps."""
 
-    interleaves: ClassVar[bool] = False  # nothing is timed
+    supports_ab: ClassVar[bool] = False  # nothing is timed
 
     steps: int
     learning_rate: float

@@ -12,18 +12,18 @@ from torch import nn
 
 from nanolib.config import PRESETS
 from nanolib.experiments.model.case import GenerationCase, ModelCase
-from nanolib.measurement import BadInput, Held, Unsupported
-from nanolib.meters.holders import Holding, Part
+from nanolib.measurement import BadInput, MemoryKind, Unsupported
 from nanolib.meters.memory import fake_tensors, why_not_planned
+from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
-from nanolib.run.memory_plan import holdings_by_depth
+from nanolib.run.memory_plan import breakdowns_by_depth
 from nanolib.run.params import MAX_SEQ_LEN
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens, if a mask is made: its tiles are real and grow with the square
 _BISECT_EVERY = 4  # guesses: a line may creep towards a bend
-_NOTHING = Holding({})
-_SHARDED = (Held.WEIGHTS, Held.GRADIENTS, Held.STATES)
+_NOTHING = MemoryBreakdown({})
+_SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
 # Use → mode of the case, optimization.
 USES = {
@@ -41,15 +41,15 @@ class Use:
     Attributes:
         name: One of `USES`.
         memory: How much there is, bytes.
-        holding: What uses the memory at its peak; of one rank if there are several.
+        breakdown: What uses the memory at its peak; of one rank if there are several.
         largest_batch: At this length; 0 if not one sequence fits.
         longest: At this batch, tokens; 0 if none fits.
-        refused: Why it is not planned, in one line; then there is no holding.
+        refused: Why it is not planned, in one line; then there is no breakdown.
     """
 
     name: str
     memory: int
-    holding: Holding = _NOTHING
+    breakdown: MemoryBreakdown = _NOTHING
     largest_batch: int = 0
     longest: int = 0
     refused: str = ""
@@ -57,7 +57,7 @@ class Use:
     @property
     def fits(self) -> bool:
         """Whether its peak is at most what there is."""
-        return not self.refused and self.holding.peak <= self.memory
+        return not self.refused and self.breakdown.peak <= self.memory
 
 
 class Planner:
@@ -71,13 +71,13 @@ class Planner:
 
     def __init__(self, source: ModelCase, optimizer: str = "adamw", ranks: int = 1) -> None:
         self.source, self.optimizer, self.ranks = source, optimizer, ranks
-        self.holding = functools.cache(self._holding)
+        self.breakdown = functools.cache(self._breakdown)
 
     def use(self, name: str, memory: int) -> Use:
         """What a use needs, and the largest batch and the longest sequence that fit."""
         batch, length, ranks = self.source.batch_size, self.source.seq_len, self.ranks
         try:
-            holding = self.holding(name, batch, length)
+            breakdown = self.breakdown(name, batch, length)
         except Unsupported as error:
             return Use(name, memory, refused=str(error))
         except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
@@ -91,21 +91,21 @@ class Planner:
 
         each = largest(of_batch, memory, batch // ranks, MAX_BATCH // ranks)
         longest = largest(of_length, memory, length, self._most_tokens)
-        return Use(name, memory, holding, each * ranks, longest)
+        return Use(name, memory, breakdown, each * ranks, longest)
 
-    def _holding(self, name: str, batch: int, length: int) -> Holding:
+    def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
         """What uses the memory at a use's peak at a shape, on one rank."""
         case = self._case(name, batch // self.ranks, length)
         layers, depth = self.stack
         at = functools.partial(case.at_depth, optimizer=self.optimizer, layers=layers)
         with fake_tensors(), silent():
-            scopes = holdings_by_depth(depth, at, self._shared)
+            scopes = breakdowns_by_depth(depth, at, self._shared)
         return max(scopes.values(), key=lambda found: found.peak)
 
     def _peak(self, name: str, batch: int, length: int) -> float:
         """Bytes at a shape; infinite if the model does not take it."""
         try:
-            return self.holding(name, batch, length).peak
+            return self.breakdown(name, batch, length).peak
         except (Exception, SystemExit):
             return math.inf
 
@@ -144,23 +144,25 @@ class Planner:
             return self.source.context_length or MAX_SEQ_LEN
         return MAX_SEQ_LEN if self.source.attention_type == "dense" else MAX_MASKED
 
-    def _shared(self, whole: Holding) -> Holding:
+    def _shared(self, whole: MemoryBreakdown) -> MemoryBreakdown:
         """What one of several ranks holds under FSDP: its share, and the weights that are gathered."""
         if self.ranks == 1:
             return whole
         depth, sizes = self.stack[1], [0, 0]
         for (kind, module), size in whole.by_module.items():
-            if kind == Held.WEIGHTS:
+            if kind == MemoryKind.WEIGHTS:
                 sizes[".*" in module] += size
         outside, block = sizes[0], sizes[1] // depth
         parts = {
             part: -(-size // self.ranks) if part.kind in _SHARDED else size
             for part, size in whole.parts.items()
         }
-        if Held.GRADIENTS in whole.by_kind:
-            parts[Part(Held.TEMPORARIES, "gradients before they are scattered")] = outside + block
+        if MemoryKind.GRADIENTS in whole.by_kind:
+            parts[Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")] = (
+                outside + block
+            )
         # the computing block and the next
-        return Holding(parts | {Part(Held.GATHERED): outside + min(2, depth) * block})
+        return MemoryBreakdown(parts | {Part(MemoryKind.GATHERED): outside + min(2, depth) * block})
 
 
 def largest(need: Callable[[int], float], memory: int, start: int, most: int) -> int:

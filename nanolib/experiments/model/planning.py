@@ -15,7 +15,7 @@ from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.own_model import check_hugging_face, valid_model
 from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, lengthened, uses_of
 from nanolib.experiments.model.steps import OPTIMIZERS
-from nanolib.measurement import BadInput, Held, shown
+from nanolib.measurement import BadInput, MemoryKind, shown
 from nanolib.models.functions import cause
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
@@ -114,7 +114,7 @@ class MemoryPlan:
     @property
     def largest(self) -> Use:
         """The use that needs the most."""
-        return max(self.planned, key=lambda use: use.holding.peak)
+        return max(self.planned, key=lambda use: use.breakdown.peak)
 
     @property
     def sentences(self) -> list[str]:
@@ -127,20 +127,20 @@ class MemoryPlan:
 
     @property
     def _unit(self) -> tuple[str, int]:
-        return ("GiB", GIB) if self.largest.holding.peak >= GIB else ("MiB", MIB)
+        return ("GiB", GIB) if self.largest.breakdown.peak >= GIB else ("MiB", MIB)
 
     def table(self) -> pd.DataFrame:
         """A column per use: what it needs, of which kinds, whether that fits, and the most that fits."""
         name, unit = self._unit
         lines = {}
         for use in self.planned:
-            sizes = {f"needs ({name})": use.holding.peak} | use.holding.by_kind
+            sizes = {f"needs ({name})": use.breakdown.peak} | use.breakdown.by_kind
             lines[use.name] = {kind: f"{size / unit:.2f}" for kind, size in sizes.items()} | {
                 "fits": "yes" if use.fits else "no",
                 "largest batch": _most(use.largest_batch, MAX_BATCH),
                 "longest": _most(use.longest, MAX_MASKED, shared.MAX_SEQ_LEN),
             }
-        order = [f"needs ({name})", *map(str, Held), "fits", "largest batch", "longest"]
+        order = [f"needs ({name})", *map(str, MemoryKind), "fits", "largest batch", "longest"]
         table = pd.DataFrame(lines).reindex(order).dropna(how="all").fillna("")
         return table.rename_axis("").reset_index()
 
@@ -153,9 +153,9 @@ class MemoryPlan:
                 "module": part.module or "—",
                 "saved or made by": part.line or part.operation or "—",
                 name: f"{size / unit:.2f}",
-                "share": f"{size / use.holding.peak:.0%}",
+                "share": f"{size / use.breakdown.peak:.0%}",
             }
-            for part, size in use.holding.largest(most)
+            for part, size in use.breakdown.largest(most)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,8 +164,8 @@ class MemoryPlan:
         for use in self.uses:
             found = {"use": use.name, "refused": use.refused, "memory": use.memory}
             found |= {"largest_batch": use.largest_batch, "longest": use.longest}
-            parts = use.holding.parts.items()
-            found |= {"bytes": use.holding.peak, "fits": use.fits, "kinds": use.holding.by_kind}
+            parts = use.breakdown.parts.items()
+            found |= {"bytes": use.breakdown.peak, "fits": use.fits, "kinds": use.breakdown.by_kind}
             found["parts"] = [part._asdict() | {"bytes": size} for part, size in parts]
             uses.append(found)
         return {"title": self.title, "sentences": self.sentences, "uses": uses}
@@ -236,7 +236,7 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
 
 def _remedy(use: Use) -> str:
     """What a use that does not fit lacks, what uses the most of it, and what would fit."""
-    peak, by_kind = use.holding.peak, use.holding.by_kind
+    peak, by_kind = use.breakdown.peak, use.breakdown.by_kind
     kind = max(by_kind, key=lambda kind: by_kind[kind])
     ways = [f"batch {use.largest_batch}"] if use.largest_batch else []
     ways += [f"{use.longest} tokens"] if use.longest else []

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from nanolib.measurement import Held, Measurement, Unsupported, exact
+from nanolib.measurement import Measurement, MemoryKind, Unsupported, exact
 from nanolib.meters.ceilings import rate
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
@@ -17,10 +17,10 @@ from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Measuring
 from nanolib.run.memory_plan import Workload
-from nanolib.run.rows import compile_row, first_call_ms
+from nanolib.run.rows import compile_row, timed_call_ms
 
 
-def held(model: nn.Module) -> tuple[torch.Tensor, ...]:
+def weights_of(model: nn.Module) -> tuple[torch.Tensor, ...]:
     """Weights, and tables such as those of positions: what a model holds whatever it does."""
     return (*model.parameters(), *model.buffers())
 
@@ -51,7 +51,7 @@ class Step:
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
         """What is there before a call: weights, tables such as those of positions, ids."""
-        return {Held.WEIGHTS: held(self.model), Held.INPUTS: [self.ids]}
+        return {MemoryKind.WEIGHTS: weights_of(self.model), MemoryKind.INPUTS: [self.ids]}
 
     def first(self) -> None:
         """Leave behind what a first call does and later calls find."""
@@ -80,7 +80,7 @@ class Step:
     def against_eager(self, optimization: str) -> Iterator[Measurement]:
         """Measure what compiling takes and how far the result is from the eager one."""
         if is_compiled(optimization):
-            first_ms, later_ms = (first_call_ms(self.result) for _ in range(2))
+            first_ms, later_ms = (timed_call_ms(self.result) for _ in range(2))
             yield compile_row(first_ms, later_ms)
         if optimization != "eager" and isinstance(self.result(), torch.Tensor):
             row = {"scope": "against_eager", "method": self.compared}
@@ -207,7 +207,7 @@ class Training(Step):
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
         """Also the optimizer's states."""
-        return super().kinds() | {Held.STATES: [state for _, state in self._states()]}
+        return super().kinds() | {MemoryKind.STATES: [state for _, state in self._states()]}
 
     def first(self) -> None:
         """The optimizer's states."""
@@ -269,9 +269,9 @@ class Generating(Step):
         *cache, prompt, token = self.generation.tensors
         # the cache is not the last: a counter's loop would keep what a call replaces
         return {
-            Held.WEIGHTS: held(self.model),
-            Held.CACHE: cache,
-            Held.INPUTS: [prompt, token],
+            MemoryKind.WEIGHTS: weights_of(self.model),
+            MemoryKind.CACHE: cache,
+            MemoryKind.INPUTS: [prompt, token],
         }
 
     def first(self) -> None:

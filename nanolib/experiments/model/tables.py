@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from nanolib.report.in_turns import with_speed_ups
-from nanolib.report.overview import cached, having, pick
+from nanolib.report.overview import cached, pick, rows_with_factor
 from nanolib.report.tables import Column, filled, flagged, joined, known, titles, with_state, worst
 
 MIB = 2**20
@@ -70,7 +70,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         The factors; `_COLUMNS`; `flags`, `message`; and per scope of `SCOPES` what `with_speed_ups` gives,
         such as `decode_speed_up`.
     """
-    rows = having(rows, "model", "mode")
+    rows = rows_with_factor(rows, "model", "mode")
     if rows.empty:
         return pd.DataFrame()
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
@@ -93,7 +93,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
         `run_id`, `name`, `attention_type`, `seq_len`, `batch_size`, `dtype`, `scope`, `mib`,
         `planned` (MiB), `parts` (kind, module, operation, line, bytes of each); the largest first.
     """
-    found = pick(having(rows, "model", "mode"), "peak_memory")
+    found = pick(rows_with_factor(rows, "model", "mode"), "peak_memory")
     if found.empty:
         return found
     found = found.rename(columns=lambda name: name.removeprefix("factor."))

@@ -25,13 +25,13 @@ from nanolib.experiments.model.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
-from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.filters import links
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import gains
-from nanolib.report.linking import links
-from nanolib.report.over_length import KEY, ROOFLINE_KEY, over_length
-from nanolib.report.overview import cached, having, listed, pick
+from nanolib.report.overview import cached, listed, pick, rows_with_factor
 from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart, roofline_words
+from nanolib.report.scaling_chart import KEY, ROOFLINE_KEY, scaling_chart
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import in_ms, known
 
@@ -83,7 +83,7 @@ def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Loss over real training steps; `rows` must carry samples."""
     curves, subtitle = [pd.DataFrame()], ["Before each step, on bytes of the corpus. One seed."]
-    for _, row in pick(having(rows, "model", "steps"), "loss").iterrows():
+    for _, row in pick(rows_with_factor(rows, "model", "steps"), "loss").iterrows():
         name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
         losses = pd.Series(row["samples"], range(1, 1 + len(row["samples"])))
         curve = {"series": name, "x": losses.index, "y": losses.to_numpy()}
@@ -101,7 +101,7 @@ def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-model_performance = over_length(
+model_performance = scaling_chart(
     "model",
     "latency",
     "Time of a call",
@@ -112,20 +112,20 @@ model_performance = over_length(
 
 
 @cached
-def verdict(rows: pd.DataFrame) -> list[Claim]:
+def verdict(rows: pd.DataFrame) -> list[Finding]:
     """What each model costs, what optimizations change, what uses the memory, and what a batch brings."""
     table = model_table(rows)
     timed = known(table, "inference")
     if timed.empty:
-        return [Claim("No model case gave a time", advice="nano run quick model")]
+        return [Finding("No model case gave a time", next_step="nano run quick model")]
     eager = timed[timed["optimization"] == "eager"]
     longest = (eager if len(eager) else timed).sort_values("seq_len", kind="stable")
-    claims = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
+    findings = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
     for _, row in table[table["status"] == "oom_predicted"].iterrows():
         name = f"{row['name']}, n = {int(row['seq_len'])}, was not started"
-        claims.append(Claim(name, row["message"]))
-    claims += [*_changes(table), *_memory(rows), *_batches(rows)]
-    return [*claims, *roofline_words(rows, "model")]
+        findings.append(Finding(name, row["message"]))
+    findings += [*_changes(table), *_memory(rows), *_batches(rows)]
+    return [*findings, *roofline_words(rows, "model")]
 
 
 def _about(row: pd.Series) -> str:
@@ -133,7 +133,7 @@ def _about(row: pd.Series) -> str:
     return f"{row['name']} ({row['attention_type']}, {row['dtype']}), {shape}"
 
 
-def _cost(row: pd.Series) -> Claim:
+def _cost(row: pd.Series) -> Finding:
     """What a model costs at its longest length."""
     times, evidence = [f"Inference takes {in_ms(row, 'inference')}"], []
     scopes = ["inference"]
@@ -152,13 +152,17 @@ def _cost(row: pd.Series) -> Claim:
         scopes.append("training_step")
     else:
         evidence.append(f"{row['inference_tokens_per_second']:,.0f} tokens/s")
-    figures = tuple(Figure.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
-    return Claim(listed(times), "; ".join(evidence), about=_about(row), figures=figures)
+    figures = tuple(Estimate.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
+    return Finding(listed(times), "; ".join(evidence), about=_about(row), figures=figures)
 
 
-def _changes(table: pd.DataFrame) -> Iterator[Claim]:
+def _changes(table: pd.DataFrame) -> Iterator[Finding]:
     """Each optimization and dtype against what it was timed in turns with, at its longest length."""
-    words = {Order.ABOVE: "faster", Order.BELOW: "slower", Order.ALIKE: "no clear difference"}
+    words = {
+        Order.ABOVE: "faster",
+        Order.BELOW: "slower",
+        Order.NO_DIFFERENCE: "no clear difference",
+    }
     longest = table.sort_values("seq_len", kind="stable").drop_duplicates(MODEL, keep="last")
     for _, row in longest.iterrows():
         dtype = table["dtype"].iloc[0] if row["optimization"] == "eager" else row["dtype"]
@@ -173,10 +177,10 @@ def _changes(table: pd.DataFrame) -> Iterator[Claim]:
             parts.append(f"logits differ by {row['difference']:.1e}")
         if parts:
             name = f"{row['name']} in {row['dtype']}, n = {int(row['seq_len'])}, against {base}"
-            yield Claim(name, ", ".join(parts), compared=compared)
+            yield Finding(name, ", ".join(parts), compared=compared)
 
 
-def _memory(rows: pd.DataFrame) -> Iterator[Claim]:
+def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
     """What uses each model's largest peak."""
     for _, row in peak_table(rows).iterrows():
         sizes = bytes_by_kind(row)
@@ -185,24 +189,24 @@ def _memory(rows: pd.DataFrame) -> Iterator[Claim]:
         if pd.notna(row["planned"]):
             evidence += f"; planned: {row['planned']:,.0f} MiB"
         call = f"The peak of a {CALLS[row['scope']]} is {row['mib']:,.0f} MiB"
-        yield Claim(f"{call}, of which {kind} are {most:.0%}", evidence, about=_about(row))
+        yield Finding(f"{call}, of which {kind} are {most:.0%}", evidence, about=_about(row))
 
 
-def _batches(rows: pd.DataFrame) -> Iterator[Claim]:
+def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
     """What the largest batch of a generation brings over the smallest."""
     table = batch_table(rows)
     for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
         first, last = group.iloc[0], group.iloc[-1]
         less, more = (
-            Figure.of(line, "total", name=f"{line['batch_size']:.0f}") for line in (first, last)
+            Estimate.of(line, "total", name=f"{line['batch_size']:.0f}") for line in (first, last)
         )
         compared = comparing(more, less)
         ratio = f"{more.estimate / less.estimate:#.3g}× the tokens/s of batch {less.name}"
-        if compared[0][1] is Order.ALIKE:
+        if compared[0][1] is Order.NO_DIFFERENCE:
             ratio += " (no clear difference)"
         each = f"each user gets {first['user']:,.0f} → {last['user']:,.0f} tokens/s"
         answer = f"Batch {more.name} gives {ratio}"
-        yield Claim(answer, each, about=_about(first), compared=compared)
+        yield Finding(answer, each, about=_about(first), compared=compared)
 
 
 SECTION = Section(

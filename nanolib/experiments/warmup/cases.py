@@ -101,7 +101,7 @@ class Params(OwnModelParams):
 class WarmupCase(Case):
     """One fresh process, in which every step is timed from the first."""
 
-    interleaves: ClassVar[bool] = False  # a process is the unit here
+    supports_ab: ClassVar[bool] = False  # a process is the unit here
 
     preset: str
     overrides: dict[str, Any]

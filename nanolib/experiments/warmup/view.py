@@ -7,10 +7,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from nanolib.report.claim import Claim, Figure, Order, comparing
+from nanolib.report.filters import links
+from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE
-from nanolib.report.linking import links
-from nanolib.report.overview import cached, having, of_experiment, pick, why_empty
+from nanolib.report.overview import cached, of_experiment, pick, rows_with_factor, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import CASE, Column, base, filled, joined, known, worst
@@ -46,7 +46,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
         and `_high`); `difference` of the mean to that after five steps of the same process (a
         share, with its range; missing where 5 was not asked for); `busy`, `status`, `message`.
     """
-    rows = having(rows, "warmup", "process")
+    rows = rows_with_factor(rows, "warmup", "process")
     if rows.empty:
         return pd.DataFrame()
     table = base(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
@@ -77,7 +77,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns: `direction`, `process`, `step`, `ms`, `phase` (`warm-up`, `steady` or `not settled`), `run_id`, `seq_len`.
     """
-    found = having(rows, "warmup", "process")
+    found = rows_with_factor(rows, "warmup", "process")
     curves = pick(found, "latency")
     if curves.empty:
         return pd.DataFrame()
@@ -160,13 +160,13 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 @cached
-def verdict(rows: pd.DataFrame) -> list[Claim]:
+def verdict(rows: pd.DataFrame) -> list[Finding]:
     """How many warm-up steps are enough on this machine."""
     found = of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
         nothing = "No warm-up curve was measured, so there is no verdict"
-        return [Claim(nothing, advice="nano run quick warmup")]
+        return [Finding(nothing, next_step="nano run quick warmup")]
     cold = known(warmup_table(rows), "difference")
     if len(cold):
         cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]
@@ -181,7 +181,7 @@ def verdict(rows: pd.DataFrame) -> list[Claim]:
     ]
 
 
-def _enough(curves: pd.DataFrame, slower: float) -> Claim:
+def _enough(curves: pd.DataFrame, slower: float) -> Finding:
     """What the curves of all fresh processes of one direction say.
 
     Args:
@@ -194,34 +194,38 @@ def _enough(curves: pd.DataFrame, slower: float) -> Claim:
     if unclear := count - len(needed):
         why = curves.loc[curves["estimate"].isna(), "message"].iloc[0]
         why += f"; the others needed {of_each}" if of_each else ""
-        advice = "raise curve_steps, or repeat it on a quieter machine"
-        return Claim(f"no clear answer in {unclear} of {count} fresh processes", why, advice, about)
+        next_step = "raise curve_steps, or repeat it on a quieter machine"
+        return Finding(
+            f"no clear answer in {unclear} of {count} fresh processes", why, next_step, about
+        )
     steady = pd.Series([details["steady_median"] for details in curves["details"]]).median()
-    sure, advice, most = f"a step then takes {steady:.3g} ms", "", int(needed.max())
+    evidence, next_step, most = f"a step then takes {steady:.3g} ms", "", int(needed.max())
     if most:
         steps = "1 warm-up step is" if most == 1 else f"{most} warm-up steps are"
         answer = f"{steps} enough in all {count} fresh processes"
-        sure = f"they needed {of_each}; {sure}" if needed.nunique() > 1 else sure
+        evidence = f"they needed {of_each}; {evidence}" if needed.nunique() > 1 else evidence
     elif slower > MOVED:
-        answer, advice = "no clear answer", "use 5 steps, or measure again"
-        sure = f"the curves show no warm-up, but without it the mean was {slower:+.0%}; {sure}"
+        answer, next_step = "no clear answer", "use 5 steps, or measure again"
+        evidence = (
+            f"the curves show no warm-up, but without it the mean was {slower:+.0%}; {evidence}"
+        )
     else:
         answer = f"no warm-up was detected in any of {count} fresh processes"
-    return Claim(answer, sure, advice, about, figures=(Figure.exactly(float(most)),))
+    return Finding(answer, evidence, next_step, about, figures=(Estimate.exact(float(most)),))
 
 
-def _without(line: dict[str, Any]) -> Claim:
+def _without(line: dict[str, Any]) -> Finding:
     """What no warm-up does to the mean, within each process."""
     ends = [line[f"difference{end}"] for end in ("_low", "", "_high")]
     name = "the mean without warm-up over that after 5 steps"
-    ratio = Figure(*(end + 1 for end in ends), name=name, busy=line["busy"])
+    ratio = Estimate(*(end + 1 for end in ends), name=name, busy=line["busy"])
     compared = comparing(ratio, ONE)
     low, share, high = (f"{end:+.0%}" for end in ends)
     answer = f"without warm-up the mean is {share} [{low} … {high}] against that after {_REFERENCE} steps"
-    if compared[0][1] is Order.ALIKE:
+    if compared[0][1] is Order.NO_DIFFERENCE:
         answer += ", which cannot be told from that after 5"
-    sure = f"the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
-    return Claim(answer, sure, about=line["direction"].replace("_", " + "), compared=compared)
+    evidence = f"the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
+    return Finding(answer, evidence, about=line["direction"].replace("_", " + "), compared=compared)
 
 
 SECTION = Section(

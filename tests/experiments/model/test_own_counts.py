@@ -7,11 +7,11 @@ import torch
 
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
-from nanolib.measurement import Held
+from nanolib.measurement import MemoryKind
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
 from tests.experiments.own import checked
-from tests.measuring import holding
+from tests.measuring import breakdown
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
@@ -71,21 +71,23 @@ def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
 def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
     n, item = 256, 4
     source = checked(model, n, 1, dict(MODELS[model]))
-    planned = Planner(source, "adamw", 1).holding("decoding", 1, n)
+    planned = Planner(source, "adamw", 1).breakdown("decoding", 1, n)
     case = _generation(model, MODELS[model], n - 1)
     cached = (
         n - 1 if model.startswith("hf:") else n
     )  # a cache of fixed size has room for the new token too
-    assert planned.by_kind[Held.CACHE] == 2 * LAYERS * KV_HEADS * HEAD_DIM * cached * item
+    assert planned.by_kind[MemoryKind.CACHE] == 2 * LAYERS * KV_HEADS * HEAD_DIM * cached * item
     case = dataclasses.replace(case, new_tokens=1)
     built = case.build(0)
-    found = {w.scope: holding(w, built) for w in case.step(built, case.no_ids(), 1e-3).workloads()}
+    found = {
+        w.scope: breakdown(w, built) for w in case.step(built, case.no_ids(), 1e-3).workloads()
+    }
     assert {scope: held.peak for scope, held in found.items()} == pytest.approx(
         case.plan().peaks, abs=_WINDOWS
     )
     most = max(found.values(), key=lambda held: held.peak)
     assert most.by_kind == pytest.approx(planned.by_kind, abs=_WINDOWS)
-    assert most.by_kind[Held.CACHE] == planned.by_kind[Held.CACHE]
+    assert most.by_kind[MemoryKind.CACHE] == planned.by_kind[MemoryKind.CACHE]
 
 
 _WINDOWS = (
@@ -99,12 +101,14 @@ def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_lay
     options = {name: value for name, value in MODELS[model].items() if name != "sliding_window"}
     low, high = (
         Planner(checked(model, 256, 1, options | {field: layers}), "adamw", 1)
-        .holding("decoding", 1, 256)
+        .breakdown("decoding", 1, 256)
         .by_kind
         for layers in (LAYERS, 3 * LAYERS)
     )
-    assert high[Held.TEMPORARIES] == pytest.approx(low[Held.TEMPORARIES], abs=2 * _WINDOWS)
-    assert high[Held.CACHE] == 3 * low[Held.CACHE]
+    assert high[MemoryKind.TEMPORARIES] == pytest.approx(
+        low[MemoryKind.TEMPORARIES], abs=2 * _WINDOWS
+    )
+    assert high[MemoryKind.CACHE] == 3 * low[MemoryKind.CACHE]
 
 
 PLANNED = [
@@ -130,7 +134,7 @@ def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(
     case = ModelCase("cpu", "m", model, options, "own", n, 1, dtype, mode)
     built = case.build(0)
     (work,) = case.step(built, case.no_ids(), 1e-3).workloads()
-    assert case.plan().peaks[work.scope] == pytest.approx(holding(work, built).peak, rel=0.05)
+    assert case.plan().peaks[work.scope] == pytest.approx(breakdown(work, built).peak, rel=0.05)
 
 
 def test_experts_count():

@@ -11,7 +11,7 @@ import nanolib
 from nanolib.cli import main
 from nanolib.experiments.model.planner import USES, Planner, largest
 from nanolib.experiments.model.planning import memory_bytes, plan
-from nanolib.measurement import BadInput, Held
+from nanolib.measurement import BadInput, MemoryKind
 from tests.experiments import own
 from tests.experiments.own import checked
 
@@ -67,12 +67,12 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
     planner = Planner(checked(model, 32, 4, dict(options)), "adamw", 1)
     for name in USES if model == "decoder_tiny" else ("training",):
         use = planner.use(name, memory)
-        assert use.holding.peak == sum(use.holding.parts.values())
-        assert use.fits == (use.holding.peak <= memory)
-        assert planner.holding(name, use.largest_batch, 32).peak <= memory
-        assert planner.holding(name, use.largest_batch + 1, 32).peak > memory
-        assert planner.holding(name, 4, use.longest).peak <= memory
-        assert use.longest == 512 or planner.holding(name, 4, use.longest + 1).peak > memory
+        assert use.breakdown.peak == sum(use.breakdown.parts.values())
+        assert use.fits == (use.breakdown.peak <= memory)
+        assert planner.breakdown(name, use.largest_batch, 32).peak <= memory
+        assert planner.breakdown(name, use.largest_batch + 1, 32).peak > memory
+        assert planner.breakdown(name, 4, use.longest).peak <= memory
+        assert use.longest == 512 or planner.breakdown(name, 4, use.longest + 1).peak > memory
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_who
     whole = Planner(source, "adamw", 1)
     whole.__dict__["stack"] = "", 0
     for name in USES:
-        assert low.holding(name, 2, 16).parts == whole.holding(name, 2, 16).parts
+        assert low.breakdown(name, 2, 16).parts == whole.breakdown(name, 2, 16).parts
 
 
 def test_blocks_that_differ_are_planned_one_by_one():
@@ -99,14 +99,16 @@ def test_blocks_that_differ_are_planned_one_by_one():
 
 def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
     source = checked("decoder_tiny", 32, 4, SMALL | {"context_length": 32})
-    alone, shared = (Planner(source, "adamw", ranks).holding("training", 4, 32) for ranks in (1, 4))
-    for kind in (Held.WEIGHTS, Held.STATES):
+    alone, shared = (
+        Planner(source, "adamw", ranks).breakdown("training", 4, 32) for ranks in (1, 4)
+    )
+    for kind in (MemoryKind.WEIGHTS, MemoryKind.STATES):
         assert shared.by_kind[kind] == pytest.approx(alone.by_kind[kind] / 4, rel=0.02)
     model = source.build()
     block, whole = (sum(p.nbytes for p in m.parameters()) for m in (model.blocks[0], model))
     gathered = whole - SMALL["num_layers"] * block + 2 * block
     tables = sum(table.nbytes for table in model.buffers())  # of positions count as weights
-    assert 0 <= shared.by_kind[Held.GATHERED] - gathered <= tables
+    assert 0 <= shared.by_kind[MemoryKind.GATHERED] - gathered <= tables
     found = plan("decoder_tiny", "8MiB", seq_len=32, batch_size=4, ranks=4, options=SMALL)
     assert "4 ranks (FSDP, modelled)" in found.title
     assert all(use.largest_batch % 4 == 0 for use in found.uses)
@@ -122,8 +124,11 @@ def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_
 
 def test_checkpointing_keeps_less_and_sgd_has_no_states():
     planner = Planner(checked("decoder_tiny", 64, 8, SMALL), "sgd", 1)
-    training, checkpointed = (planner.holding(name, 8, 64).by_kind for name in list(USES)[2:])
-    assert checkpointed[Held.SAVED] < training[Held.SAVED] and Held.STATES not in training
+    training, checkpointed = (planner.breakdown(name, 8, 64).by_kind for name in list(USES)[2:])
+    assert (
+        checkpointed[MemoryKind.SAVED] < training[MemoryKind.SAVED]
+        and MemoryKind.STATES not in training
+    )
 
 
 def test_it_is_public_and_says_what_is_missing():
@@ -328,7 +333,7 @@ except RuntimeError as error:
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on memory is Linux's")
 def test_the_largest_batch_runs_under_that_limit_and_the_next_does_not():
     planner = Planner(checked("decoder_tiny", 1024, 4, {"num_layers": 2}), "adamw", 1)
-    memory = planner.holding("inference", 4, 1024).peak
+    memory = planner.breakdown("inference", 4, 1024).peak
     assert planner.use("inference", memory).largest_batch == 4
     own = 128 * 2**20  # of the process and its allocator; one sequence more needs 198 MiB
 

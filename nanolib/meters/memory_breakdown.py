@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from nanolib.measurement import Held
+from nanolib.measurement import MemoryKind
 from nanolib.meters.memory import LiveBytes
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holding:
+class MemoryBreakdown:
     """What is alive at a peak.
 
     Attributes:
@@ -56,7 +56,7 @@ class Holding:
     def by_kind(self) -> dict[str, int]:
         """Kind → bytes, in the order of `Held`, then others; what holds nothing is left out."""
         found = self._summed(lambda part: part.kind)
-        return {kind: found[kind] for kind in dict.fromkeys((*Held, *found)) if found[kind]}
+        return {kind: found[kind] for kind in dict.fromkeys((*MemoryKind, *found)) if found[kind]}
 
     @property
     def by_module(self) -> dict[tuple[str, str], int]:
@@ -73,12 +73,12 @@ class Holding:
         """The parts that hold most, in order."""
         return sorted(self.parts.items(), key=lambda item: -item[1])[:most]
 
-    def grown(self, higher: Holding, blocks: int) -> Holding:
+    def grown(self, higher: MemoryBreakdown, blocks: int) -> MemoryBreakdown:
         """What a stack holds that is so many blocks higher, if one block more holds what `higher` does."""
         parts = self.parts | higher.parts
         sizes = {part: (self.parts.get(part, 0), higher.parts.get(part, 0)) for part in parts}
         grown = {part: low + (high - low) * blocks for part, (low, high) in sizes.items()}
-        return Holding({part: size for part, size in grown.items() if size})
+        return MemoryBreakdown({part: size for part, size in grown.items() if size})
 
 
 @dataclass
@@ -96,10 +96,10 @@ class _Life:
     @property
     def part(self) -> Part:
         module = _NUMBER.sub("*", self.module)
-        return Part(self.kind or Held.TEMPORARIES, module, self.operation, self.line)
+        return Part(self.kind or MemoryKind.TEMPORARIES, module, self.operation, self.line)
 
 
-class Holders(LiveBytes):
+class MemoryTracker(LiveBytes):
     """Counts as `LiveBytes` does, and remembers each storage's birth and death, its module, and what it turned out to be.
 
     What a storage is may be known after its birth alone: whether it is saved for the backward pass, or is a gradient. So all is
@@ -188,7 +188,7 @@ class Holders(LiveBytes):
         if life is None or life.kind:
             return
         life.kind = kind
-        if kind == Held.SAVED:
+        if kind == MemoryKind.SAVED:
             life.line = _line()
         if module is not None:
             life.module = module
@@ -204,7 +204,7 @@ class Holders(LiveBytes):
             self._inside.pop()
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
-            self._mark(tensor, Held.SAVED)
+            self._mark(tensor, MemoryKind.SAVED)
             return (
                 tensor.detach() if tensor.requires_grad else tensor
             )  # an output that holds itself would never die
@@ -217,7 +217,7 @@ class Holders(LiveBytes):
                 if weight.requires_grad:
                     of = name.rpartition(".")[0]
                     hook = weight.register_post_accumulate_grad_hook(
-                        lambda p, of=of: self._mark(p.grad, Held.GRADIENTS, of)
+                        lambda p, of=of: self._mark(p.grad, MemoryKind.GRADIENTS, of)
                     )
                     hooks.callback(hook.remove)
             hooks.enter_context(
@@ -225,7 +225,7 @@ class Holders(LiveBytes):
             )
             yield
 
-    def holdings(self) -> dict[Any, Holding]:
+    def breakdowns(self) -> dict[Any, MemoryBreakdown]:
         """Section → what was alive at its peak; the whole call's is the largest of them."""
         peaks: dict[Any, tuple[int, int]] = {}  # bytes, and after which event
         for event, (section, live) in enumerate(self._course):
@@ -237,7 +237,7 @@ class Holders(LiveBytes):
             for life in self._lives:
                 if life.born <= event < life.died:
                     parts[life.part] += life.size
-            found[section] = Holding(parts)
+            found[section] = MemoryBreakdown(parts)
         return found
 
 

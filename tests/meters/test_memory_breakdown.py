@@ -8,13 +8,13 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.steps import OPTIMIZERS, Generating, Inferring, Training
-from nanolib.measurement import Held
-from nanolib.meters.holders import Holders
+from nanolib.measurement import MemoryKind
 from nanolib.meters.memory import LiveBytes, fake_tensors
+from nanolib.meters.memory_breakdown import MemoryTracker
 from nanolib.models import create_model
 from nanolib.models.user import build_model
-from nanolib.run.memory_plan import holdings_by_depth
-from tests.measuring import holding
+from nanolib.run.memory_plan import breakdowns_by_depth
+from tests.measuring import breakdown
 
 SMALL = {"num_layers": 3, "d_model": 64, "num_heads": 4, "vocab_size": 128, "context_length": 64}
 LLAMA = {
@@ -55,7 +55,7 @@ def _steps(model, use, optimizer="adamw"):
 
 @contextlib.contextmanager
 def _counting(model, work):
-    with Holders(model) as counter, counter.watching():
+    with MemoryTracker(model) as counter, counter.watching():
         for kind, tensors in work.kinds().items():
             counter.hold(kind, tensors)
         yield counter
@@ -77,7 +77,7 @@ def test_parts_add_up_to_the_peak_measured_and_planned(name, use):
                 work.call()
             plain[work.scope] = counter.peak
         for work in _steps(model, use).workloads():
-            held[work.scope] = holding(work, model)
+            held[work.scope] = breakdown(work, model)
         return plain, held
 
     plain, held = peaks()
@@ -85,9 +85,9 @@ def test_parts_add_up_to_the_peak_measured_and_planned(name, use):
     with fake_tensors():
         planned = peaks()[1]
     for scope, one in held.items():
-        assert set(one.by_kind) <= set(Held)
+        assert set(one.by_kind) <= set(MemoryKind)
         assert planned[scope].peak == pytest.approx(one.peak, rel=0.05)
-        assert planned[scope].by_kind[Held.WEIGHTS] == one.by_kind[Held.WEIGHTS]
+        assert planned[scope].by_kind[MemoryKind.WEIGHTS] == one.by_kind[MemoryKind.WEIGHTS]
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("momentum", 1), ("sgd", 0)])
@@ -102,9 +102,9 @@ def test_gradients_and_states_are_as_large_as_weights(optimizer, copies):
         step.backward()
         counter.begin("after")
         step.optimizer_step()
-    after = counter.holdings()["after"].by_kind
-    assert after[Held.GRADIENTS] == weights
-    assert after.get(Held.STATES, 0) == pytest.approx(
+    after = counter.breakdowns()["after"].by_kind
+    assert after[MemoryKind.GRADIENTS] == weights
+    assert after.get(MemoryKind.STATES, 0) == pytest.approx(
         copies * weights, rel=0.001
     )  # AdamW counts its steps too
     assert set(OPTIMIZERS) == {"adamw", "momentum", "sgd"}
@@ -130,7 +130,7 @@ def test_saved_activations_are_what_autograd_saves(name):
     with _counting(model, work) as counter:
         work.call.forward()
         counter.begin("saved")
-    assert counter.holdings()["saved"].by_kind[Held.SAVED] == alone
+    assert counter.breakdowns()["saved"].by_kind[MemoryKind.SAVED] == alone
 
 
 def test_a_gpt_block_saves_what_the_closed_form_says():
@@ -154,13 +154,14 @@ def test_a_gpt_block_saves_what_the_closed_form_says():
         with _counting(model, work) as counter:
             work.call.forward()
             counter.begin("saved")
-        return counter.holdings()["saved"].by_module
+        return counter.breakdowns()["saved"].by_module
 
     low, high = at(2), at(3)
     kept = {
-        module: high[Held.SAVED, module] - low.get((Held.SAVED, module), 0)
+        module: high[MemoryKind.SAVED, module] - low.get((MemoryKind.SAVED, module), 0)
         for kind, module in high
-        if kind == Held.SAVED and high[Held.SAVED, module] != low.get((Held.SAVED, module))
+        if kind == MemoryKind.SAVED
+        and high[MemoryKind.SAVED, module] != low.get((MemoryKind.SAVED, module))
     }
     per_token = batch * length * 4  # a float32 per token
     logsum = batch * heads * length * 4
@@ -184,17 +185,21 @@ def test_what_a_higher_stack_holds_follows_from_two_low_ones():
         model = create_model(config)
         return model, _steps(model, "eager").workloads()
 
-    (by_depth,) = holdings_by_depth(9, at).values()
+    (by_depth,) = breakdowns_by_depth(9, at).values()
     with fake_tensors():
         model, works = at(9)
-        whole = holding(next(works), model)
+        whole = breakdown(next(works), model)
     assert by_depth.parts == whole.parts
 
 
 def test_parts_of_a_cache_and_of_inputs_are_told_apart():
     model = MODELS["decoder"]()
-    prefill, decode = (holding(work, model) for work in _steps(model, "decoding").workloads())
-    assert prefill.by_kind[Held.CACHE] == decode.by_kind[Held.CACHE] == 2 * 3 * 2 * 34 * 64 * 4
+    prefill, decode = (breakdown(work, model) for work in _steps(model, "decoding").workloads())
+    assert (
+        prefill.by_kind[MemoryKind.CACHE]
+        == decode.by_kind[MemoryKind.CACHE]
+        == 2 * 3 * 2 * 34 * 64 * 4
+    )
     # the ids that the prompt is a view of, and the last token
-    assert prefill.by_kind[Held.INPUTS] == 2 * 33 * 8 + 2 * 8
-    assert prefill.by_kind[Held.TEMPORARIES] > decode.by_kind[Held.TEMPORARIES]
+    assert prefill.by_kind[MemoryKind.INPUTS] == 2 * 33 * 8 + 2 * 8
+    assert prefill.by_kind[MemoryKind.TEMPORARIES] > decode.by_kind[MemoryKind.TEMPORARIES]

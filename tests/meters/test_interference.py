@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from nanolib.experiments.attention import cases as attention
-from nanolib.meters import quiet
+from nanolib.meters import interference
 from nanolib.meters.cpu_load import CpuTimes, load_between
 from nanolib.report.overview import run_facts
 from nanolib.run import provenance, sweep
@@ -36,7 +36,7 @@ def _load(spent, own):
     ],
 )
 def test_load_and_steal_of_others_are_told_in_words(spent, own, said):
-    assert quiet.of_cpus(_load(spent, own)) == said
+    assert interference.of_cpus(_load(spent, own)) == said
 
 
 class _Nvml:
@@ -104,15 +104,19 @@ QUIET = {
     ],
 )
 def test_what_else_a_gpu_does_is_told(answers, said):
-    assert quiet.of_gpu("GPU-a", _Nvml(**answers)) == said
+    assert interference.of_gpu("GPU-a", _Nvml(**answers)) == said
 
 
 def test_a_gpu_that_cannot_be_asked_is_told():
-    assert quiet.of_gpu("GPU-b", _Nvml()) == ["what else the GPU does is not known (not found)"]
+    assert interference.of_gpu("GPU-b", _Nvml()) == [
+        "what else the GPU does is not known (not found)"
+    ]
 
 
 def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(provenance, "disturbances", lambda device: [f"a fan of {device} is broken"])
+    monkeypatch.setattr(
+        provenance, "find_interference", lambda device: [f"a fan of {device} is broken"]
+    )
     params = attention.Params(
         device="cpu",
         budget_s=0.02,
@@ -125,6 +129,6 @@ def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
     with Store(tmp_path / "results.sqlite") as store:
         sweep.measure(attention, params, store=store, progress=False).finish()
         runs, machines = store.runs(), store.machines()
-    assert runs.disturbances.iloc[0][0] == "a fan of cpu is broken"
+    assert runs.interference.iloc[0][0] == "a fan of cpu is broken"
     assert "not a quiet machine: a fan of cpu is broken" in capsys.readouterr().err
     assert run_facts(runs, machines)["Interference"].iloc[0].startswith("a fan of cpu is broken")

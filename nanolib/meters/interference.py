@@ -16,7 +16,7 @@ _STOLEN = 0.02  # of the CPUs' time, above which a timing suffers
 _GPU_BUSY_PERCENT = 10
 
 
-def disturbances(device: str, *, watch_s: float = WATCHED_S, nvml: Any = None) -> list[str]:
+def find_interference(device: str, *, watch_s: float = WATCHED_S, nvml: Any = None) -> list[str]:
     """What would disturb a measurement that began now, a line each; empty on a quiet machine.
 
     Args:

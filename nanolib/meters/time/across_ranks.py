@@ -55,7 +55,7 @@ class _BegunAtOnce(HostClock):
         return super().time_block(phases, calls, inner)
 
 
-def time_together(
+def time_across_ranks(
     calls: Mapping[str, Callable[[], object]],
     budget_s: float,
     *,

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.measurement import METRICS, Flag
-from nanolib.report.linking import links
+from nanolib.report.filters import links
 from nanolib.report.overview import of_experiment, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.tables import short_names
@@ -20,7 +20,7 @@ ROOFLINE_KEY = "The prediction is the roofline of the peak rates measured in the
 PLAN_KEY = "The prediction counts the same bytes on tensors that have shapes and no data."
 
 
-def over_length(
+def scaling_chart(
     experiment: str,
     metric: str,
     title: str,
