@@ -116,7 +116,7 @@ def best_and_ties(cases: pd.DataFrame, column: str, ascending: bool = True) -> p
     return ordered[~apart]
 
 
-def listed(names: Iterable[str]) -> str:
+def join_words(names: Iterable[str]) -> str:
     """`a, b and c`, each once."""
     *others, last = dict.fromkeys(names)
     return f"{', '.join(others)} and {last}" if others else last

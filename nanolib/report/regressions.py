@@ -16,7 +16,7 @@ from nanolib.report.finding import Estimate, Finding, comparing
 from nanolib.report.overview import cached, machine_name, of_experiment, pick, strip_shared_words
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Part, Section
-from nanolib.report.tables import known
+from nanolib.report.tables import drop_missing
 from nanolib.report.theme import hues
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, paired_levels
@@ -176,7 +176,7 @@ def ratio_chart(
         threshold: From where on a change counts.
         empty: Why there is none, if there is none.
     """
-    table = known(table, "ratio")
+    table = drop_missing(table, "ratio")
     if table.empty:
         return plot(None, title, empty=empty)
     data = table.head(_MOST_SHOWN).rename(columns=_DRAWN)

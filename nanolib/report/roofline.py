@@ -12,9 +12,9 @@ import pandas as pd
 from nanolib.numbers import scaled
 from nanolib.report.filters import links
 from nanolib.report.finding import Estimate, Finding
-from nanolib.report.overview import listed, of_experiment, pick
+from nanolib.report.overview import join_words, of_experiment, pick
 from nanolib.report.plot import plot
-from nanolib.report.tables import Column, filled, percent, ratios, short_names
+from nanolib.report.tables import Column, add_metric_columns, percent, ratios, short_names
 from nanolib.report.theme import Chart, empty_chart, hues
 
 _CASE = ["name", "optimization", "seq_len", "batch_size", "dtype"]
@@ -43,10 +43,12 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     key = ["run_id", "case_id", "scope"]
     factors = [f"factor.{name}" for name in _CASE if f"factor.{name}" in achieved]
     table = achieved[[*key, *factors]].rename(columns=lambda name: name.removeprefix("factor."))
-    table = filled(table, rows, _TIMED, key)
+    table = add_metric_columns(table, rows, _TIMED, key)
     # a ceiling is of a type, or of the copy
-    table = filled(table, rows.assign(dtype=rows["scope"]), [_PEAK], ["run_id", "dtype"])
-    table = filled(table, rows, [_BANDWIDTH], ["run_id"])
+    table = add_metric_columns(
+        table, rows.assign(dtype=rows["scope"]), [_PEAK], ["run_id", "dtype"]
+    )
+    table = add_metric_columns(table, rows, [_BANDWIDTH], ["run_id"])
     table = table.dropna(subset=["flops", "moved", "peak", "bandwidth"]).reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
@@ -146,6 +148,6 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
                 evidence += "the peak rate was measured too low"
                 next_step = "run nano doctor on an idle machine"
         share = Estimate.of(best, "share", name=best["case"])
-        answer = f"{scope.replace('_', ' ').capitalize()} is {listed(kinds)}"
+        answer = f"{scope.replace('_', ' ').capitalize()} is {join_words(kinds)}"
         findings.append(Finding(answer, evidence, next_step, figures=(share,)))
     return findings

@@ -140,7 +140,7 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
 CASE = ("run_id", "case_id")  # tells cases apart
 
 
-def base(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
+def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
     """One line per case that has the factor `required`: ids, factors, status, message.
 
     A case that others stored without its ending was measured.
@@ -158,7 +158,7 @@ def base(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFr
     return table.rename(columns=lambda name: name.removeprefix("factor."))
 
 
-def filled(
+def add_metric_columns(
     table: pd.DataFrame, rows: pd.DataFrame, columns: Iterable[Column], key: Sequence[str] = CASE
 ) -> pd.DataFrame:
     """The table with its columns of metrics; empty where a line has none.
@@ -191,13 +191,13 @@ def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, 
     return both | ({f"{name}_busy": functools.reduce(operator.or_, busy)} if busy else {})
 
 
-def known(table: pd.DataFrame, column: str) -> pd.DataFrame:
+def drop_missing(table: pd.DataFrame, column: str) -> pd.DataFrame:
     """The lines that have something in a column; none where there is no such column."""
     return table[table[column].notna()] if column in table else table.iloc[:0]
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
-    """The table with the column `flags`: each flag of a line's rows once; `key` as in `filled`."""
+    """The table with the column `flags`: each flag of the rows of a line once. `key` is that of `add_metric_columns`."""
     flags = rows.groupby(list(key), sort=False)["flags"].agg(
         lambda some: sorted(set().union(*some))
     )

@@ -148,7 +148,7 @@ def test_the_first_and_what_cannot_be_told_from_it():
     assert list(overview.best_and_ties(cases, "ms").index) == [1, 3]
     assert list(overview.best_and_ties(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
     assert list(overview.best_and_ties(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
-    assert [overview.listed(names) for names in ("a", "ab", "abac")] == [
+    assert [overview.join_words(names) for names in ("a", "ab", "abac")] == [
         "a",
         "a and b",
         "a, b and c",

@@ -10,9 +10,9 @@ from nanolib.experiments.attention.tables import attention_table, quality_table
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE, Pairs, gains, not_slower
-from nanolib.report.overview import cached, listed
+from nanolib.report.overview import cached, join_words
 from nanolib.report.roofline import roofline_words
-from nanolib.report.tables import in_ms, known, times
+from nanolib.report.tables import drop_missing, in_ms, times
 
 _ORDERS = {  # of several patterns at one length the first counts
     "faster": "sparse attention is faster than every dense kernel",
@@ -32,7 +32,7 @@ _MEANING = {
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """At which lengths sparse attention is faster than dense, by how much, and what it costs in loss."""
-    timed = known(attention_table(rows), "forward")
+    timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
         return [Finding("No attention case gave a time", next_step="nano run quick attention")]
     groups = list(_groups(timed))
@@ -62,7 +62,7 @@ def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 def _answer(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Whether a pattern is faster than every dense kernel, at each length that was measured."""
     sparse = group[_sparse_kinds(group) & ~group["mask_is_dense"]]
-    lines = known(sparse, "speed_up")
+    lines = drop_missing(sparse, "speed_up")
     if len(sparse) and lines.empty:
         answer = "Sparse attention was not timed in the same rounds as a dense kernel"
         next_step = "add {kind: dense} to attention_types, or raise budget_s"
@@ -113,7 +113,7 @@ def _gain(row: pd.Series) -> str:
 
 def _of_yours(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """What each function of yours gains over the dense kernel that is nearest to it, at the longest length."""
-    lines = known(group[group["name"].str.startswith("own ")], "speed_up")
+    lines = drop_missing(group[group["name"].str.startswith("own ")], "speed_up")
     for _, row in lines[lines["seq_len"] == lines["seq_len"].max()].iterrows():
         answer = f"{row['name']} is {times(row, 'speed_up')} as fast as {row['speed_up_baseline']}"
         answer += f" at {_tokens([row['seq_len']])}"
@@ -124,7 +124,7 @@ def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Which kinds are dense at which lengths, since their masks remove nothing there, and what would change that."""
     nothing = group[group["mask_is_dense"]]
     if len(nothing):
-        names, lengths = listed(nothing["name"]), _tokens(sorted(nothing["seq_len"].unique()))
+        names, lengths = join_words(nothing["name"]), _tokens(sorted(nothing["seq_len"].unique()))
         answer = f"The mask of {names} removes nothing at {lengths}"
         next_step = "smaller tiles (block_size) or longer sequences make it sparse"
         yield Finding(answer, "it is dense there, and no gain is claimed", next_step, about)
@@ -139,7 +139,7 @@ def _fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     best, where = dense.loc[dense["forward"].idxmin()], f"at {_tokens(dense['seq_len'])}"
     answer, next_step = f"{best['name']} is the fastest dense kernel {where}", ""
     if alike := not_slower(best, dense["name"]):
-        answer = f"No clear difference between {listed([best['name'], *alike])} {where}"
+        answer = f"No clear difference between {join_words([best['name'], *alike])} {where}"
         next_step = _LONGER
     evidence = f"{best['name']} takes {in_ms(best, 'forward')}"
     yield Finding(answer, evidence, next_step, about, _over_dense(best))
@@ -151,7 +151,7 @@ def _sparse_kinds(group: pd.DataFrame) -> pd.Series:
 
 
 def _tokens(lengths: object) -> str:
-    return f"{listed(f'{int(n):,}' for n in lengths)} tokens"
+    return f"{join_words(f'{int(n):,}' for n in lengths)} tokens"
 
 
 def _over_dense(row: pd.Series) -> Pairs:
@@ -165,7 +165,7 @@ def _quality(table: pd.DataFrame) -> list[Finding]:
     if len(table) and short.all():
         tried = f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps"
         return [Finding(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
-    tried = known(table[~short], "replaced").sort_values("sparsity", kind="stable")
+    tried = drop_missing(table[~short], "replaced").sort_values("sparsity", kind="stable")
     return [_cost(row) for _, row in tried.drop_duplicates("pattern", keep="last").iterrows()]
 
 

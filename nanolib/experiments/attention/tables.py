@@ -7,7 +7,7 @@ import pandas as pd
 from nanolib.measurement import Flag
 from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, of_experiment, rows_with_factor
-from nanolib.report.tables import Column, base, filled, flagged, titles, with_state
+from nanolib.report.tables import Column, add_metric_columns, case_rows, flagged, titles, with_state
 
 _SHAPE = ["run_id", "seq_len", "batch_size", "dtype", "causal", "device"]
 _COLUMNS = (
@@ -61,10 +61,12 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
         rows = rows[rows["factor.pattern"].isna()]
-    table = base(rows, ["name", *_SHAPE[1:]], "name")
+    table = case_rows(rows, ["name", *_SHAPE[1:]], "name")
     if table.empty:
         return table
-    table = flagged(with_speed_ups(filled(table, rows, _COLUMNS), rows, "forward"), rows)
+    table = flagged(
+        with_speed_ups(add_metric_columns(table, rows, _COLUMNS), rows, "forward"), rows
+    )
     is_dense = table["name"].str.startswith(("dense", "flash_attn"))
     dense_tiles = table["block_sparsity"].where(is_dense)
     dense_tiles = dense_tiles.groupby([table[name] for name in _SHAPE]).transform("first")
@@ -96,6 +98,6 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     rows = rows_with_factor(rows, "attention", "pattern")
     factors = ["pattern", "target", "seq_len", "seeds", "steps"]
-    table = filled(base(rows, factors, "pattern"), rows, _QUALITY)
+    table = add_metric_columns(case_rows(rows, factors, "pattern"), rows, _QUALITY)
     table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_busy"))])
     return with_state(table)

@@ -15,12 +15,12 @@ from nanolib.experiments.attention.tables import (
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
 from nanolib.report.filters import link_columns, links
-from nanolib.report.overview import listed, why_empty
+from nanolib.report.overview import join_words, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart
 from nanolib.report.scaling_chart import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, scaling_chart
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import known
+from nanolib.report.tables import drop_missing
 from nanolib.report.theme import empty_chart
 
 _OTHERS = ["batch_size", "dtype", "causal"]
@@ -32,14 +32,14 @@ _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on
 def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Smallest forward speed-up over any dense kernel, and what that one would gain by skipping the same tiles."""
     timed = attention_table(rows)
-    table = known(timed, "speed_up")
+    table = drop_missing(timed, "speed_up")
     table = table[~table["is_dense"] & ~table["mask_is_dense"]] if len(table) else table
     title = "Speed-up of sparse attention over dense"
     if table.empty:
         alone = "no sparse kind was measured with a dense one"
-        reason = alone if len(known(timed, "forward")) else why_empty(rows, "attention")
+        reason = alone if len(drop_missing(timed, "forward")) else why_empty(rows, "attention")
         return empty_chart(title, reason)
-    dense = listed(figure.name for figures in table["speed_up_over"] for figure in figures)
+    dense = join_words(figure.name for figures in table["speed_up_over"] for figure in figures)
     removed = table["sparsity"].map(", removes {:.0%}".format)
     data = pd.DataFrame(
         {
@@ -74,7 +74,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Where the time of each kind goes at the longest length: forward, backward, and the mask if it is built."""
-    table = known(attention_table(rows), "forward")
+    table = drop_missing(attention_table(rows), "forward")
     if len(table):
         table = table[table["seq_len"] == table["seq_len"].max()]
         total = table[_PARTS].sum(axis=1)
@@ -94,7 +94,7 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Loss above dense over the share of connections removed, before and after a fine-tune."""
-    table = known(quality_table(rows), "replaced")
+    table = drop_missing(quality_table(rows), "replaced")
     parts, subtitle = [], []
     for scope, panel in _PANELS.items() if len(table) else ():
         ends = {"y": table[scope], "low": table[f"{scope}_low"], "high": table[f"{scope}_high"]}

@@ -10,7 +10,7 @@ from nanolib.measurement import OVER, Flag
 from nanolib.report.finding import Estimate, Order, comparing
 from nanolib.report.in_turns import Pairs, with_speed_ups
 from nanolib.report.overview import cached, pick, rows_with_factor
-from nanolib.report.tables import CASE, Column, base, filled, titles, with_state
+from nanolib.report.tables import CASE, Column, add_metric_columns, case_rows, titles, with_state
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
@@ -139,13 +139,13 @@ def _lines(
     """
     called = [name for name in names if f"factor.{name}" not in rows]
     factors = [name for name in names if name not in called]
-    table = base(rows, [*factors, "world_size", "nodes", listed], listed)
+    table = case_rows(rows, [*factors, "world_size", "nodes", listed], listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]
     table = _with_ranks(table.merge(timed, on=list(CASE), how="left"))
     table["flags"] = [flags if isinstance(flags, list) else [] for flags in table["flags"]]
     table[called[0]] = table[called[0]].fillna(table[listed].str.join(", "))
     table = table.drop(columns=listed).fillna(dict.fromkeys(called, ""))
-    table = with_state(filled(table, named, columns, [*CASE, *called]))
+    table = with_state(add_metric_columns(table, named, columns, [*CASE, *called]))
     table["call"] = table[called].agg(" ".join, axis=1)
     of_one_rank = rows[rows["scope"].str.contains(OVER + baseline, regex=False)]
     table = with_speed_ups(table, rows, table["call"])

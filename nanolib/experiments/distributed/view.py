@@ -28,10 +28,10 @@ from nanolib.numbers import format_number
 from nanolib.report.filters import links
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE, gains, not_slower
-from nanolib.report.overview import cached, listed, pick, rows_with_factor, why_empty
+from nanolib.report.overview import cached, join_words, pick, rows_with_factor, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import in_ms, known, percent, times
+from nanolib.report.tables import drop_missing, in_ms, percent, times
 from nanolib.report.theme import empty_chart
 
 _SCALES = Estimate.exact(0.8)  # of perfect scaling: from here on one more rank is worth its cores
@@ -54,7 +54,7 @@ _LIMITS = {
 def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw the time of a token over ranks: measured with intervals, the cost model dashed."""
     title = "Time per token over ranks"
-    table = known(decode_table(rows), "latency")
+    table = drop_missing(decode_table(rows), "latency")
     if table.empty:
         return empty_chart(title, why_empty(rows, EXPERIMENT))
     measured = table.rename(columns={"latency": "y", "latency_low": "low", "latency_high": "high"})
@@ -156,7 +156,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Say how attention scales, what limits it, and how much communication training exposes."""
-    decoded = known(decode_table(rows), "latency")
+    decoded = drop_missing(decode_table(rows), "latency")
     scaling, limits = [], []
     for about, group in _longest(decoded, "Decoding over {n} keys, {by}", "dtype"):
         several = group[group["world_size"] > 1]
@@ -171,7 +171,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
             fastest = _fastest(fair)
             scaling.append(_scaling(fastest, about))
             limits.append(_limit(fastest.iloc[0], about))
-    whole = known(prefill_table(rows), "latency")
+    whole = drop_missing(prefill_table(rows), "latency")
     whole = with_cores(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
     prefill = [
         _scaling(_fastest(group), about)
@@ -207,7 +207,7 @@ def _scaling(lines: pd.DataFrame, about: str) -> Finding:
     which = f"{algorithm} is the {'fastest' if rivals else 'only'} algorithm"
     if ties := not_slower(best, lines["call"]):
         names = lines.loc[lines["call"].isin([best["call"], *ties]), "algorithm"]
-        names = listed(names.str.replace("_", " "))
+        names = join_words(names.str.replace("_", " "))
         which = f"no clear difference between {names} (the intervals overlap)"
     if pd.isna(best["gain"]):
         answer, scale = f"On {ranks}, {which}", "one rank: not measured"
@@ -234,7 +234,7 @@ def _limit(best: pd.Series, about: str) -> Finding:
 
 def _training(rows: pd.DataFrame) -> Iterator[Finding]:
     """Say how much of a training step is communication that computing does not hide."""
-    table = known(training_table(rows), "exposed")
+    table = drop_missing(training_table(rows), "exposed")
     for _, row in with_cores(table).iterrows() if len(table) else ():
         compared = comparing(Estimate.of(row, "exposed"), Estimate.exact(0.0))
         share = min(max(row["exposed"] / row["latency"], 0.0), 1.0)  # a difference may be negative

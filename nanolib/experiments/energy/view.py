@@ -15,7 +15,16 @@ from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, of_experiment, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    titles,
+    with_ends,
+    with_state,
+)
 from nanolib.report.theme import empty_chart, hues
 
 _ENERGY = (
@@ -72,10 +81,12 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = of_experiment(rows, "energy")
     if "factor.look" in rows:  # what looks into layers has a table of its own
         rows = rows[rows["factor.look"].isna()]
-    table = base(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
+    table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
     if table.empty:
         return table
-    table = filled(table, rows, [Column("tokens_per_second", metric="tokens_per_second")])
+    table = add_metric_columns(
+        table, rows, [Column("tokens_per_second", metric="tokens_per_second")]
+    )
     rows = rows.assign(
         source=rows["method"],
         of=[details.get("of", "") for details in rows["details"]],
@@ -87,7 +98,7 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     for name in ("status", "message"):
         table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
     table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
-    table = filled(table, rows, _ENERGY, [*CASE, "source", "of"])
+    table = add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"])
     share = table["energy_per_token"] / table["energy"].where(table["energy"] != 0)
     for end in ("", "_low", "_high"):
         table[f"net_per_token{end}"] = table[f"net{end}"] * share
@@ -97,7 +108,7 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Joules per token by phase, with bounds: filled as a sensor read them, hollow otherwise."""
-    table = known(energy_table(rows), "energy_per_token")
+    table = drop_missing(energy_table(rows), "energy_per_token")
     if table.empty:
         return empty_chart("Energy per token", why_empty(rows, "energy"))
     phase = table["phase"].str.replace("_", " ")
@@ -247,7 +258,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     if table.empty:
         nothing = "No energy was measured or estimated, so there is no verdict"
         return [Finding(nothing, next_step="nano run quick energy")]
-    told = known(table, "energy_per_token")
+    told = drop_missing(table, "energy_per_token")
     by_source = told.groupby(["name", "seq_len", "source"], sort=False)
     findings = [_per_token(*key, group) for key, group in by_source]
     estimated = (table["provenance"] == Provenance.ESTIMATED).any()

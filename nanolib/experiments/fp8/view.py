@@ -16,7 +16,7 @@ from nanolib.report.in_turns import gains, with_speed_ups
 from nanolib.report.overview import (
     best_and_ties,
     cached,
-    listed,
+    join_words,
     of_experiment,
     pick,
     rows_with_factor,
@@ -24,7 +24,16 @@ from nanolib.report.overview import (
 )
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import CASE, Column, base, filled, known, titles, with_ends, with_state
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    titles,
+    with_ends,
+    with_state,
+)
 from nanolib.report.theme import empty_chart
 
 _SPEED = (
@@ -71,7 +80,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """
     rows = rows_with_factor(rows, "fp8", "precision")
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
-    table = filled(base(rows, factors, "preset"), rows, _SPEED)
+    table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     if table.empty:
         return table
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
@@ -82,7 +91,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Time of each model in each precision, and how many times as fast as bf16 it is."""
-    table = known(speed_table(rows), "latency")
+    table = drop_missing(speed_table(rows), "latency")
     if table.empty:
         return empty_chart("Time of a step by precision", why_empty(rows, "fp8"))
     gain = table["speed_up"].map("  {:.2f}× bf16".format, na_action="ignore").fillna("")
@@ -120,7 +129,9 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
-    table = filled(base(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe"), rows, _PARITY)
+    table = add_metric_columns(
+        case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe"), rows, _PARITY
+    )
     pairs = rows[rows["metric"] == "loss_difference_from_bf16"].rename(
         columns={"message": "not_finite"}
     )
@@ -132,7 +143,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """The difference in loss of each recipe at the end, with the margin declared beforehand."""
-    table = known(parity_table(rows), "difference")
+    table = drop_missing(parity_table(rows), "difference")
     if table.empty:
         return empty_chart("Loss above bf16 after training", why_empty(rows, "fp8"))
     controls = table["control"].eq(True)
@@ -227,7 +238,7 @@ def _of_speed(table: pd.DataFrame) -> list[Finding]:
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
-    timed = known(fp8, "speed_up")
+    timed = drop_missing(fp8, "speed_up")
     if len(timed):
         return [_pays(str(mode), group) for mode, group in timed.groupby("mode", sort=False)]
     why = next(filter(None, fp8["message"]), "no fp8 case was run to its end")
@@ -244,16 +255,16 @@ def _pays(mode: str, group: pd.DataFrame) -> Finding:
     best, *ties = best_and_ties(group, "speed_up", ascending=False).to_dict("records")
     allowed = ""
     if pays.any():
-        answer = f"FP8 is faster than bf16 at {listed(pays.index[pays])}"
+        answer = f"FP8 is faster than bf16 at {join_words(pays.index[pays])}"
         if not pays.all():
-            answer += f", and not shown to be at {listed(pays.index[~pays])}"
+            answer += f", and not shown to be at {join_words(pays.index[~pays])}"
         if pd.notna(best["bound"]):
             allowed = f", where Amdahl allows {best['bound']:.2f}"
     elif orders == {Order.BELOW}:
         answer = "FP8 is slower than bf16 at every size measured"
     else:
         answer = "FP8 is not shown to be faster than bf16 at any size measured"
-    who = listed(f"{one['name']} in {one['precision']}" for one in (best, *ties))
+    who = join_words(f"{one['name']} in {one['precision']}" for one in (best, *ties))
     who += ", not told apart" if ties else ""
     evidence = f"at best {with_ends(best, 'speed_up')} times bf16 ({who}){allowed}"
     return Finding(answer, evidence, about=mode.replace("_", " "), compared=tuple(pairs))
@@ -270,7 +281,7 @@ def _of_parity(table: pd.DataFrame) -> list[Finding]:
     findings = [_parity(row) for _, row in long.iterrows()]
     if len(short):
         steps = int(short["steps"].max())
-        trained = f"{listed(short['recipe'])}: trained beside bf16 for {steps} steps"
+        trained = f"{join_words(short['recipe'])}: trained beside bf16 for {steps} steps"
         findings.insert(0, Finding(trained, SMOKE_TEST, "raise parity_steps"))
     blind = long[long["control"].eq(True) & (long["verdict"] != "worse")]
     if len(blind):

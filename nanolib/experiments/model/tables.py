@@ -6,7 +6,16 @@ import pandas as pd
 
 from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, pick, rows_with_factor
-from nanolib.report.tables import Column, filled, flagged, joined, known, titles, with_state, worst
+from nanolib.report.tables import (
+    Column,
+    add_metric_columns,
+    drop_missing,
+    flagged,
+    joined,
+    titles,
+    with_state,
+    worst,
+)
 
 MIB = 2**20
 MOST_MODELS, _MOST_PARTS = 4, 8  # of a chart, and of a model in the table of its memory
@@ -76,7 +85,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
     table = ends.agg(status=("status", worst), message=("message", joined)).reset_index()
-    table = filled(table, rows, _COLUMNS, key)
+    table = add_metric_columns(table, rows, _COLUMNS, key)
     for scope in SCOPES:
         table = with_speed_ups(table, rows, scope, f"{scope}_speed_up", key)
     table = flagged(table, rows, key).rename(columns=lambda name: name.removeprefix("factor."))
@@ -144,7 +153,7 @@ def bytes_by_kind(row: pd.Series) -> pd.Series:
 @cached
 def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per batch of each eager generation measured with several: `user` and `total` tokens per second."""
-    table = known(model_table(rows), "decode")
+    table = drop_missing(model_table(rows), "decode")
     if table.empty:
         return table
     table = table[table["optimization"] == "eager"].sort_values("batch_size", kind="stable")

@@ -28,12 +28,12 @@ from nanolib.numbers import format_number
 from nanolib.report.filters import links
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import gains
-from nanolib.report.overview import cached, listed, pick, rows_with_factor
+from nanolib.report.overview import cached, join_words, pick, rows_with_factor
 from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart, roofline_words
 from nanolib.report.scaling_chart import KEY, ROOFLINE_KEY, scaling_chart
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import in_ms, known
+from nanolib.report.tables import drop_missing, in_ms
 
 
 def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -115,7 +115,7 @@ model_performance = scaling_chart(
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """What each model costs, what optimizations change, what uses the memory, and what a batch brings."""
     table = model_table(rows)
-    timed = known(table, "inference")
+    timed = drop_missing(table, "inference")
     if timed.empty:
         return [Finding("No model case gave a time", next_step="nano run quick model")]
     eager = timed[timed["optimization"] == "eager"]
@@ -153,7 +153,7 @@ def _cost(row: pd.Series) -> Finding:
     else:
         evidence.append(f"{row['inference_tokens_per_second']:,.0f} tokens/s")
     figures = tuple(Estimate.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
-    return Finding(listed(times), "; ".join(evidence), about=_about(row), figures=figures)
+    return Finding(join_words(times), "; ".join(evidence), about=_about(row), figures=figures)
 
 
 def _changes(table: pd.DataFrame) -> Iterator[Finding]:

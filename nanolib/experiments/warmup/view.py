@@ -13,7 +13,15 @@ from nanolib.report.in_turns import ONE
 from nanolib.report.overview import cached, of_experiment, pick, rows_with_factor, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import CASE, Column, base, filled, joined, known, worst
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    joined,
+    worst,
+)
 from nanolib.report.theme import empty_chart
 from nanolib.stats.steady import MOVED
 
@@ -49,10 +57,10 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows_with_factor(rows, "warmup", "process")
     if rows.empty:
         return pd.DataFrame()
-    table = base(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
+    table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
     table = table.explode("warmup_steps", ignore_index=True)
     table["scope"] = table["direction"] + " after " + table["warmup_steps"].astype(str)
-    table = filled(table, rows, _OF_PROCESS, [*CASE, "scope"])
+    table = add_metric_columns(table, rows, _OF_PROCESS, [*CASE, "scope"])
     table = table.astype(dict.fromkeys(("mean", "sd", "cv"), float))
     reference = table["mean"].where(table["warmup_steps"] == _REFERENCE)
     of_process = reference.groupby([table["run_id"], table["case_id"]]).transform("max")
@@ -127,7 +135,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
 def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """What each warm-up setting does to the mean: the median of the fresh processes and their range."""
     title = "What skipping the warm-up does to the mean"
-    table = known(warmup_table(rows), "difference")
+    table = drop_missing(warmup_table(rows), "difference")
     if len(table):
         table = table[table["warmup_steps"] != _REFERENCE]
     if table.empty:
@@ -167,7 +175,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     if curves.empty:
         nothing = "No warm-up curve was measured, so there is no verdict"
         return [Finding(nothing, next_step="nano run quick warmup")]
-    cold = known(warmup_table(rows), "difference")
+    cold = drop_missing(warmup_table(rows), "difference")
     if len(cold):
         cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]
     without = cold.to_dict("records")
