@@ -135,8 +135,8 @@ class TaskResult:
     def failures(self) -> str:
         """Why versions failed; empty if both completed without errors."""
         sides = zip("AB", self.endings, strict=True)
-        failed = [(side, *ending) for side, ending in sides if ending[0] != Status.OK]
-        return "; ".join(f"{side}: {status}: {message}" for side, status, message in failed)
+        failed = [f"{side}: {': '.join(end)}" for side, end in sides if end[0] != Status.OK]
+        return "; ".join(failed)
 
     @property
     def notes(self) -> str:

@@ -53,10 +53,20 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
         a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
         finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
         return [line(finding, message=result.failures)]
-    lines = []
-    for each in _exact_lines(result, settings.threshold):
-        if each.finding == CHANGED or each.metric.split()[0] == metric:
-            lines.append(each)
+    shared = {"experiment": task.experiment, "factors": task.factors}
+    of_a, of_b = (
+        {
+            (row["metric"], row["scope"], row["method"]): row | shared
+            for row in rows
+            if row["estimate"] is not None
+        }
+        for rows in result.rows
+    )
+    lines = [
+        each
+        for each in exact_lines(of_a, of_b, settings.threshold)
+        if each.finding == CHANGED or each.metric.split()[0] == metric
+    ]
     if metric not in TIMED:
         return lines or [line(Kind.INCONCLUSIVE, metric, "the case does not measure this")]
     for scope, pairs in result.blocks.items():
@@ -72,21 +82,6 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs)]))
         lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
     return lines or [line(Kind.INCONCLUSIVE, message="the case times nothing")]
-
-
-def _exact_lines(result: TaskResult, threshold: float) -> Iterator[Line]:
-    """Compare the deterministic metrics that both versions measured."""
-    task = result.task
-    shared = {"experiment": task.experiment, "factors": task.factors}
-    of_a, of_b = (
-        {
-            (row["metric"], row["scope"], row["method"]): row | shared
-            for row in rows
-            if row["estimate"] is not None
-        }
-        for rows in result.rows
-    )
-    yield from exact_lines(of_a, of_b, threshold)
 
 
 def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:

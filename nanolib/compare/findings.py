@@ -54,6 +54,11 @@ class Line:
     machine: str = ""
 
     @property
+    def name(self) -> str:
+        """Its experiment, case and metric, as far as they are known."""
+        return " ".join(filter(None, (self.experiment, self.case, self.metric)))
+
+    @property
     def change(self) -> str:
         """The relative change, with its interval if it has one."""
         if self.verdict is not None:
@@ -75,6 +80,7 @@ class Line:
     def to_row(self) -> dict[str, str]:
         """Return column → text, for people."""
         return {
+            "machine": self.machine,
             "verdict": str(self.finding),
             "experiment": self.experiment,
             "case": self.case,
@@ -82,7 +88,6 @@ class Line:
             "base": "" if self.base is None else format_number(self.base),
             "current": "" if self.current is None else format_number(self.current),
             "change": self.change,
-            "p": "" if self.verdict is None else f"{self.verdict.p:.2g}",
             "note": self.message,
         }
 
@@ -137,12 +142,8 @@ class Comparison:
 
     def table(self, everything: bool = True) -> pd.DataFrame:
         """Return one row per finding, as text; without `everything`, unchanged cases are left out."""
-        rows = [
-            {"machine": line.machine} | line.to_row()
-            for line in self.lines
-            if everything or line.finding != Kind.EQUIVALENT
-        ]
-        frame = pd.DataFrame(rows)
+        lines = [line for line in self.lines if everything or line.finding != Kind.EQUIVALENT]
+        frame = pd.DataFrame([line.to_row() for line in lines])
         return frame if any(line.machine for line in self.lines) else frame.iloc[:, 1:]
 
     def to_dict(self) -> dict[str, Any]:

@@ -87,7 +87,9 @@ def compare_rows(
             found = list(_case_lines(then.get(key), now.get(key), threshold))
             if key in then and key in now:
                 for pair in _pairs(then[key].figures, now[key].figures, ["latency"]):
-                    found += _timing_lines(*pair, threshold, noise, repeats if machines else None)
+                    found.append(
+                        _timing_line(*pair, threshold, noise, repeats if machines else None)
+                    )
             lines += [replace(line, machine=machine) for line in found]
     timings = [line.message for line in lines if line.verdict is not None]
     if unknown := timings.count(UNKNOWN):
@@ -102,6 +104,8 @@ def _newest_cases(
 ) -> dict[tuple[str, str, str], _Case]:
     """Return machine, experiment and case id → the case in the newest run that has it, also if that run failed.
 
+    Times that were not measured are left out.
+
     Args:
         rows: Measurements.
         machines: The machines that count, if both sides share some; a machine is named if there are several.
@@ -113,9 +117,10 @@ def _newest_cases(
     for row in rows[rows["run_id"] == newest].to_dict("records"):
         machine = row["machine_id"][:6] if len(machines) > 1 else ""
         case = cases.setdefault((machine, row["experiment"], row["case_id"]), _Case())
+        is_modelled_time = row["metric"] == "latency" and row["provenance"] == Provenance.MODELLED
         if row["metric"] == "case_duration":
             case.ending = row
-        elif not math.isnan(row["estimate"]):
+        elif not (is_modelled_time or math.isnan(row["estimate"])):
             case.figures[row["metric"], row["scope"], row["method"]] = row
     return cases
 
@@ -141,16 +146,11 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
         return
     if then.is_ok and now.ending is not None and not now.is_ok:
         yield _case_line(now.ending, FAILED, f"{now.ending['status']}: {now.ending['message']}")
-    for key, row in then.figures.items():
-        is_compared = row["metric"] in (*COUNTED, "latency") and not _is_modelled_time(row)
-        if then.is_ok and now.is_ok and is_compared and key not in now.figures:
+    for key, row in then.figures.items() if then.is_ok and now.is_ok else ():
+        if row["metric"] in (*COUNTED, "latency") and key not in now.figures:
             message = f"not in current, by {row['method']}"
             yield replace(_line(row, row, MISSING, message=message), current=None)
     yield from exact_lines(then.figures, now.figures, threshold)
-
-
-def _is_modelled_time(row: Row) -> bool:
-    return row["metric"] == "latency" and row["provenance"] == Provenance.MODELLED
 
 
 def _case_line(row: Row, finding: str, message: str) -> Line:
@@ -198,24 +198,22 @@ def block_medians(row: Row) -> np.ndarray:
     return np.median(whole.reshape(-1, per_block), axis=1)
 
 
-def _timing_lines(
+def _timing_line(
     then: Row,
     now: Row,
     threshold: float,
     noise: Mapping[str, Sequence[str]],
     repeats: Repeats | None,
-) -> Iterator[Line]:
+) -> Line:
     """Compare a latency by its blocks, p not adjusted yet; without a steady state it gets no verdict.
 
     `repeats` is None between two machines, where no gate fails.
     """
-    if _is_modelled_time(then) or _is_modelled_time(now):
-        return
-    reason, blocks = "", [block_medians(row) for row in (then, now)]
-    spread = None if repeats is None else spread_between_runs(repeats, now)
     if then["run_id"] == now["run_id"]:
-        yield _line(then, now, Kind.EQUIVALENT, message="the same run")
-        return
+        return _line(then, now, Kind.EQUIVALENT, message="the same run")
+    spread = None if repeats is None else spread_between_runs(repeats, now)
+    blocks = [block_medians(row) for row in (then, now)]
+    reason = ""
     if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
         reason = "no steady state in one run; measure again"
     elif not (len(then["samples"]) and len(now["samples"])):
@@ -226,14 +224,13 @@ def _timing_lines(
         except TooFewSamples as error:
             reason = f"too few blocks: {error}; raise budget_s"
     if reason:
-        yield _line(then, now, Kind.INCONCLUSIVE, message=reason)
-        return
+        return _line(then, now, Kind.INCONCLUSIVE, message=reason)
     message = "" if spread is not None or repeats is None else UNKNOWN
     if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
     line = _line(then, now, verdict.kind, verdict=verdict, message=message)
     base, current = (float(np.exp(np.log(one).mean())) for one in blocks)  # whose ratio is shown
-    yield replace(line, base=base, current=current)
+    return replace(line, base=base, current=current)
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
@@ -247,9 +244,6 @@ def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
             if capped and verdict.kind in (Kind.REGRESSED, Kind.IMPROVED):
                 verdict = replace(verdict, kind=Kind.SUSPECT)
             message = verdict.open
-            if verdict.kind is Kind.INCONCLUSIVE:
-                effect = verdict.minimum_detectable_effect
-                message = f"minimum detectable change: {effect:.1%}"
-            elif verdict.kind is Kind.SUSPECT and capped:
-                message = f"{message}; {line.message}"
+            if capped and verdict.kind is Kind.SUSPECT:
+                message += f"; {line.message}"
             yield replace(line, finding=verdict.kind, verdict=verdict, message=message)

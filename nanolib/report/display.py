@@ -65,9 +65,7 @@ _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
 def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Tell the title of each column, and whether it holds words.
-
-    Words stand to the left, numbers to the right.
+    """Return the title of each column, and whether it has words, which are aligned left; numbers are aligned right.
 
     Example:
         >>> aligned(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))
@@ -80,17 +78,15 @@ def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
 
 
 class Lines:
-    """A verdict as a list.
-
-    It says once what it is about, then each answer, how sure it is, and what to try next.
+    """Findings as a list, under a heading for each thing that they are about.
 
     Args:
-        claims: What they hold is shown as text.
+        findings: Their texts are escaped.
 
     Example:
-        >>> Lines([Claim("dense is faster"), Claim("undecided", "batch 2")])
-        • dense is faster.
-        • undecided: batch 2.
+        >>> Lines([Finding("Dense is faster"), Finding("Not clear", "batch 2")])
+        • Dense is faster.
+        • Not clear: batch 2.
     """
 
     def __init__(self, findings: Iterable[Finding]) -> None:

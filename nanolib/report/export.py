@@ -1,4 +1,4 @@
-"""Results for sharing: a database, JSON, CSV or Markdown, without user name, host name or absolute path."""
+"""Export results for sharing: a database, JSON, CSV or Markdown, without user name, host name or absolute path."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from nanolib.report.page import csv_text, markdown_table, measurement_records, p
 from nanolib.store import Store
 from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
 
+_ENDINGS = (".sqlite", ".json", ".csv", ".md")
+
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
-    """Write runs to a file, in the format that its ending names; a failure half-way leaves no file.
+    """Write runs to a file in the format of its ending. A failure half-way leaves no file.
 
     Args:
         store: Where they are.
@@ -24,21 +26,23 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     Raises:
         BadInput: Another ending, no runs, a file that is there already, or one that cannot be written.
     """
-    texts = {".json": _json, ".csv": _csv, ".md": _markdown}
-    if target.suffix not in (".sqlite", *texts):
-        raise BadInput(
-            f"export: {target.name!r} has no known ending; use one of {', '.join(['.sqlite', *texts])}"
-        )
+    if target.suffix not in _ENDINGS:
+        endings = ", ".join(_ENDINGS)
+        raise BadInput(f"export: {target.name!r} has no known ending; use one of {endings}")
     if not run_ids:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
     if not target.absolute().parent.is_dir():
-        raise BadInput(f"export: {target.parent} is no folder; make it or name another")
+        raise BadInput(f"export: {target.parent} is not a folder; make it or name another")
     if target.suffix == ".sqlite":
         export_database(store, run_ids, target)
         return
-    text = texts[target.suffix](store, run_ids)
+    if target.suffix == ".json":
+        text = _json(store, run_ids)
+    else:
+        table = _table(store, run_ids)
+        text = csv_text(table) if target.suffix == ".csv" else _markdown(table)
     with new_file(target) as file:
         file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
@@ -62,15 +66,9 @@ def _table(store: Store, run_ids: list[str]) -> pd.DataFrame:
     return table
 
 
-def _csv(store: Store, run_ids: list[str]) -> str:
-    return csv_text(_table(store, run_ids))
-
-
-def _markdown(store: Store, run_ids: list[str]) -> str:
-    """The same rows for people: without details, and without columns that name one machine and one run."""
-    table = _table(store, run_ids).drop(columns="details")
-    table = table.drop(
-        columns=[name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
-    )
+def _markdown(table: pd.DataFrame) -> str:
+    """Return the rows for people: without details, and without the run and the machine if there is only one."""
+    single = [name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
+    table = table.drop(columns=["details", *single])
     table["flags"] = table["flags"].map(", ".join)
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"

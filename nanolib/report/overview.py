@@ -1,10 +1,10 @@
-"""Rows of any experiment: choosing among them, and what they say as a whole."""
+"""Choose rows of any experiment, and summarize all of them: runs, failures, flags."""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -16,10 +16,9 @@ _Made = TypeVar("_Made", pd.DataFrame, list[Finding])
 
 
 def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
-    """Make a table or verdict of the same rows once; each caller gets a copy.
+    """Make a table or a verdict of the same rows once; each caller gets a copy.
 
-    Rows that were changed in place are the same rows to it. Of a verdict the first claims are shown, and none orders timings that
-    other processes disturbed.
+    Rows that were changed in place count as the same rows.
     """
     last: list[Any] = [(lambda: None, None)]
 
@@ -27,30 +26,26 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
     def made(rows: pd.DataFrame) -> _Made:
         known, found = last[0]  # taken at once: panels draw in threads of their own
         if known() is not rows:
-            found = _sound(make(rows))
+            found = make(rows)
+            if isinstance(found, list):
+                found = _drop_busy_orders(found)
             last[0] = weakref.ref(rows), found
         return found.copy()
 
     return made
 
 
-def _sound(made: _Made) -> _Made:
-    """A table as it is; of a verdict what may be said, in the order in which it was given."""
-    if isinstance(made, list):
-        busy: set[str] = set()  # once of each thing is enough
-        kept = []
-        for finding in made:
-            sound = finding.without_busy_order()
-            if sound is finding or finding.about not in busy:
-                kept.append(sound)
-            if sound is not finding:
-                busy.add(finding.about)
-        return kept[:MOST_FINDINGS]
-    return made
+def _drop_busy_orders(findings: list[Finding]) -> list[Finding]:
+    """Return the first findings, none of which orders timings of a busy machine; of each thing one is enough."""
+    kept: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        sound = finding.without_busy_order()
+        kept.setdefault((sound.about, "" if sound is not finding else str(finding)), sound)
+    return list(kept.values())[:MOST_FINDINGS]
 
 
 def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each experiment on the machine of its newest run: numbers of two machines are never joined.
+    """Return the rows of each experiment on the machine of its newest run. Numbers of two machines are never joined.
 
     Args:
         rows: Measurements of any experiments.
@@ -65,12 +60,12 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def machine_name(machine_id: str) -> str:
-    """What charts, tables and sentences call a machine where there are several; `run_facts` says what it is."""
+    """Name a machine in charts, tables and sentences if there are several; `run_facts` says what it is."""
     return f"machine {machine_id[:6]}"
 
 
 def strip_shared_words(names: list[str]) -> list[str]:
-    """The names without the factors (`dtype=float32`) that all of them share, since they tell nothing apart."""
+    """Drop the factors (`dtype=float32`) that all names share."""
     common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
     return [
         " ".join(word for word in name.split() if word not in common or "=" not in word)
@@ -79,23 +74,26 @@ def strip_shared_words(names: list[str]) -> list[str]:
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """The rows of one experiment, with factor columns that none of them uses left out."""
+    """Return the rows of one experiment, without the factor columns that none of them uses."""
     chosen = rows[rows["experiment"] == experiment] if len(rows) else rows
     used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
     return chosen.loc[:, used]
 
 
 def rows_with_factor(rows: pd.DataFrame, experiment: str, factor: str) -> pd.DataFrame:
-    """The rows of one experiment whose cases have a factor."""
-    rows = of_experiment(rows, experiment)
-    name = f"factor.{factor}"
-    return rows[rows[name].notna()] if name in rows else rows.iloc[:0]
+    """Return the rows of one experiment whose cases have a factor."""
+    return drop_missing(of_experiment(rows, experiment), f"factor.{factor}")
+
+
+def drop_missing(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the lines that have a value in a column; none if there is no such column."""
+    return table[table[column].notna()] if column in table else table.iloc[:0]
 
 
 def pick(
     rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
 ) -> pd.DataFrame:
-    """The rows of one metric (and scope, and method) that hold a number."""
+    """Return the rows of one metric (and scope, and method) that have a number."""
     if rows.empty:
         return rows
     mask = (rows["metric"] == metric) & rows["estimate"].notna()
@@ -107,7 +105,10 @@ def pick(
 
 
 def best_and_ties(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.DataFrame:
-    """The first of the cases by a column, and all that cannot be told from it: their interval overlaps its own or is not known."""
+    """Return the first of the cases by a column, and all without a clear difference from it.
+
+    Their interval overlaps that of the first, or it is not known.
+    """
     ordered = cases.sort_values(column, ascending=ascending, kind="stable")
     first = ordered.iloc[0]
     apart = (ordered[f"{column}_low"] > first[f"{column}_high"]) | (
@@ -117,7 +118,7 @@ def best_and_ties(cases: pd.DataFrame, column: str, ascending: bool = True) -> p
 
 
 def join_words(names: Iterable[str]) -> str:
-    """`a, b and c`, each once."""
+    """Join names as in a sentence, each once: `a, b and c`."""
     *others, last = dict.fromkeys(names)
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -127,20 +128,19 @@ GPUS_SEEN: frozenset[str] = frozenset(
 )  # on which `make gpu` has been run; see docs/gpu.md
 
 
-def _gpus(run: pd.Series, machine: pd.Series) -> str:
-    """The machine's GPUs, and whether what ran on them has been seen to work on such a one."""
+def _gpus(run: Mapping[str, Any], machine: pd.Series) -> str:
+    """Name the machine's GPUs, and say if nanolib has not been tested on them."""
     names = [gpu["name"] for gpu in machine["gpus"]]
-    unseen = not run["device"].startswith("cpu") and not GPUS_SEEN.intersection(names)
-    return (", ".join(names) or "no GPU") + (
-        " (nanolib is not yet seen on this GPU: docs/gpu.md)" if unseen else ""
-    )
+    is_untested = not run["device"].startswith("cpu") and not GPUS_SEEN.intersection(names)
+    note = " (nanolib is not yet tested on this GPU: docs/gpu.md)" if is_untested else ""
+    return (", ".join(names) or "no GPU") + note
 
 
 def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """One line per run, for people: what, where, when, which version."""
+    """Return one line per run, for people: what, where, when, which version."""
     by_id = machines.set_index("machine_id")
     lines = []
-    for _, run in runs.iterrows():
+    for run in runs.to_dict("records"):
         machine = by_id.loc[run["machine_id"]]
         gpus = _gpus(run, machine)
         lines.append(
@@ -162,21 +162,22 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
-    """Cases that did not end well: columns `experiment`, `case` (and its machine, of several), `status`, `message`."""
-    columns = ["experiment", "case", "status", "message"]
+    """Return the cases that failed: columns `experiment`, `case` (with its machine if there are several), `status`, `message`."""
     if rows.empty:
-        return pd.DataFrame(columns=columns)
-    bad = rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
-    several = bad["machine_id"].nunique() > 1
-    names = (case_name(factors) for factors in bad["factors"])
-    places = (f"{machine_name(one)}: " if several else "" for one in bad["machine_id"])
-    return bad.assign(case=[place + name for place, name in zip(places, names, strict=True)])[
-        columns
-    ]
+        return pd.DataFrame(columns=["experiment", "case", "status", "message"])
+    bad = _failed(rows)
+    case = bad["factors"].map(case_name)
+    if bad["machine_id"].nunique() > 1:
+        case = bad["machine_id"].map(machine_name) + ": " + case
+    return bad.assign(case=case)[["experiment", "case", "status", "message"]]
+
+
+def _failed(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
 
 
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
-    """How many timings carry which label, and what it means."""
+    """Count the timings with each flag, and say what the flag means."""
     timed = pick(rows, "latency")
     counts = timed["flags"].explode().value_counts() if len(timed) else {}
     return [
@@ -186,12 +187,10 @@ def flag_lines(rows: pd.DataFrame) -> list[Finding]:
 
 
 def why_empty(rows: pd.DataFrame, experiment: str) -> str:
-    """Why there is nothing to draw of an experiment: never run, or nothing but failures."""
+    """Say why there is nothing to draw of an experiment: it was never run, or all cases failed."""
     rows = of_experiment(rows, experiment)
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
-    bad = rows[(rows["metric"] == "case_duration") & (rows["status"] != "ok")]
-    counts = ", ".join(
-        f"{count} {status}" for status, count in bad["status"].value_counts().items()
-    )
+    counts = _failed(rows)["status"].value_counts().items()
+    counts = ", ".join(f"{count} {status}" for status, count in counts)
     return f"no case gave a number ({counts or 'none has ended'})"

@@ -1,4 +1,4 @@
-"""The report: one self-contained page, the same in Markdown, pictures of each chart, tables and profiles as files."""
+"""Write the report: one self-contained page, the same in Markdown, pictures of each chart, tables and profiles."""
 
 from __future__ import annotations
 
@@ -50,17 +50,16 @@ def build(
     """
     (rows, runs), machines = store.shown(run_ids), store.machines()
     make_folder(folder)
-    # Everything is made beside the target and moved in at the end: a failure half-way leaves the old report whole.
+    # Everything is written next to the target and moved at the end: a failure half-way leaves the old report whole.
     with (
-        TemporaryDirectory(prefix=".nanolib-", dir=folder) as beside,
+        TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
         renderer.unchecked(),
         ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
-        made, pending = Path(beside), []
-        parts: list[Part] = []
+        made, pending = Path(temporary), []
+        parts = list(_parts(store, sections, rows, runs, machines))
         specs: dict[str, dict[str, Any]] = {}
-        for part in _parts(store, sections, rows, runs, machines):
-            parts.append(part)
+        for part in parts:
             for name, chart in {**part.charts, **part.files}.items():
                 specs[name] = chart.to_dict(validate=False)
                 if pictures and part.newest:
@@ -86,36 +85,37 @@ def _parts(
     runs: pd.DataFrame,
     machines: pd.DataFrame,
 ) -> Iterator[Part]:
-    """Each question answered by each machine that ran it, the machine of its newest run first; then what is of all runs."""
-    ordered = runs.sort_values("started", kind="stable")[::-1]
-    places = ordered[["experiment", "machine_id"]].drop_duplicates()
+    """Answer each question for each machine that ran it, the machine of its newest run first; then summarize all runs."""
+    newest = runs.sort_values("started", kind="stable")[::-1]
     # the numbers of two machines are never joined
-    of = {one: rows[rows["machine_id"] == one] for one in places["machine_id"] if len(rows)}
+    of = {
+        one: rows[rows["machine_id"] == one] for one in newest["machine_id"].unique() if len(rows)
+    }
     for section in sections:
-        asked = places.loc[places["experiment"] == section.experiment, "machine_id"]
-        for at, machine in enumerate(asked):
+        machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
+        for at, machine in enumerate(machine_ids):
             yield _answer(section, machine, at == 0, of.get(machine, rows))
     yield changes(*what_changed(store, runs))
     compared = {
         "Hardware": hardware.hardware_table(rows, machines),
         "The same latencies on each machine": hardware.machine_ratios(rows),
     }
-    yield Part("hardware", "Which hardware?", tables=_shown(compared))
-    tables = _shown({"What failed": overview.failures(rows)})
+    yield Part("hardware", "Which hardware?", tables=_with_lines(compared))
+    tables = _with_lines({"What failed": overview.failures(rows)})
     flags = overview.flag_lines(rows)
     if tables or flags:
         yield Part("failed", "What to know before believing a number", flags, tables=tables)
     runs = overview.run_facts(runs, machines)
-    yield Part("runs", "Runs and machines", tables=_shown({"Runs": runs}))
+    yield Part("runs", "Runs and machines", tables=_with_lines({"Runs": runs}))
 
 
-def _shown(tables: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Those with a line: people see all of their columns."""
+def _with_lines(tables: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return the tables that have a line; people see all of their columns."""
     return {title: (table, table) for title, table in tables.items() if len(table)}
 
 
 def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) -> Part:
-    """What one machine answers to a question."""
+    """Answer a question by the rows of one machine."""
     ending = "" if newest else f"-{machine[:6]}"
     return Part(
         section.experiment + ending,
@@ -135,12 +135,12 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
 
 
 def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[int, list[Finding]]]:
-    """What the rows of one sequence length say alone, where several were measured and there are figures to say it with."""
+    """Answer a question by the rows of each sequence length, if there are several and the finding has estimates."""
     own = overview.of_experiment(rows, section.experiment)
-    known = own.get("factor.seq_len", pd.Series(dtype=float))
-    lengths = known.dropna().unique()
+    seq_lens = own.get("factor.seq_len", pd.Series(dtype=float))
+    lengths = seq_lens.dropna().unique()
     for length in lengths if len(lengths) > 1 else ():
-        findings = section.verdict(own[known.isna() | (known == length)])
+        findings = section.verdict(own[seq_lens.isna() | (seq_lens == length)])
         if findings and (findings[0].compared or findings[0].figures):
             yield int(length), findings
 
@@ -160,7 +160,7 @@ def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
 
 
 def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Runs as JSON records, as others may see them."""
+    """Return runs as JSON records without what is private."""
     return list(public_rows("runs", records(runs)))
 
 
@@ -170,17 +170,17 @@ def measurement_records(rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON types, every digit kept; null for NaN."""
+    """Return rows as JSON types with all digits; null for NaN."""
     return table.astype(object).where(table.notna(), None).to_dict("records")
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """A table as CSV that a spreadsheet takes for text and numbers only, in its header too."""
+    """Return a table as CSV in which a spreadsheet finds only text and numbers, in the header too."""
     return table.map(safe_cell).rename(columns=safe_cell).to_csv(index=False)
 
 
 def safe_cell(value: Any) -> Any:
-    """A cell that a spreadsheet will not take for a formula: text that begins like one gets a quote in front."""
+    """Return a cell that a spreadsheet does not take for a formula: text that begins like one gets a quote in front."""
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
@@ -192,7 +192,7 @@ def safe_cell(value: Any) -> Any:
 
 
 def markdown_table(table: pd.DataFrame) -> str:
-    """A GitHub table; text cannot break out of its cell."""
+    """Return a GitHub table; text cannot break out of its cell."""
     if table.empty:
         return "(nothing was measured)"
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
@@ -207,11 +207,9 @@ def _markdown_text(text: str) -> str:
 
 
 def _markdown(parts: list[Part]) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     lines = ["# nanolib report"]
-    for part in parts:
-        if not part.newest:
-            continue
+    for part in filter(lambda one: one.newest, parts):
         lines.append(f"## {part.title}")
         lines.append("\n".join(f"- {_markdown_text(str(finding))}" for finding in part.verdict))
         lines += [f"![{name}]({name}.png)" for name in part.charts]

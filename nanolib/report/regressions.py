@@ -1,38 +1,34 @@
-"""What changed: two versions side by side, the newest runs against those before, each case over all its runs."""
+"""What changed: two versions compared side by side, the newest runs with those before, and each case over all its runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from nanolib.compare.findings import Comparison
+from nanolib.compare.findings import Comparison, Line
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS, case_name
 from nanolib.report.finding import Estimate, Finding, comparing
 from nanolib.report.overview import cached, machine_name, of_experiment, pick, strip_shared_words
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Part, Section
-from nanolib.report.tables import drop_missing
 from nanolib.report.theme import hues
 from nanolib.stats.changes import LEAST_HISTORY
-from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, paired_levels
+from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, Verdict, paired_levels
+from nanolib.stats.intervals import Interval
 
 _HUES = {
     Kind.REGRESSED: "c2",
     Kind.SUSPECT: "c4",
-    Kind.INCONCLUSIVE: "rest",
     Kind.EQUIVALENT: "c1",
     Kind.IMPROVED: "c3",
 }
 _MOST_SHOWN = 40
 _MOST_LINES = 80  # of a chart of histories
 _MOST_NAMED = 5
-_NOT_NAMED = [Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new"]  # findings that a sentence only counts
-_DRAWN = {"ratio": "x", "ratio_low": "low", "ratio_high": "high", "finding": "text"}
+_NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")  # findings that a sentence only counts
 
 AB_COLUMNS = {
     "case": "Case",
@@ -41,8 +37,7 @@ AB_COLUMNS = {
     "ratio": "B / A [95 %]",
     "base": "A (ms)",
     "current": "B (ms)",
-    "pairs": "Pairs",
-    "processes": "Pairs of processes",
+    "message": "Measured in",
 }
 
 
@@ -61,136 +56,103 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
     return Part("changes", "What changed?", verdict + history_verdict(found), charts, tables)
 
 
-def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per timing that `nano ab` compared.
-
-    Returns:
-        Columns: `case`, `metric` (what was timed), `finding`, `ratio` with `ratio_low` and `ratio_high`, `base` and `current`
-        (ms, of that ratio), `pairs`, `processes` (pairs of them), `message`, `threshold`, `a`, `b`.
-    """
-    lines = []
+def ab_comparison(rows: pd.DataFrame) -> Comparison:
+    """Return what `nano ab` stored; its note says what A and B are."""
+    lines, versions, threshold = [], "", THRESHOLD
     for row in pick(of_experiment(rows, "ab"), "ratio").to_dict("records"):
-        details = row["details"]
-        base, current = paired_levels(details["base_ms"], details["current_ms"], row["estimate"])
-        processes = len(details.get("generations", []))
-        lines.append(
-            {
-                "case": case_name(row["factors"]),
-                "metric": row["scope"],
-                "finding": details["kind"],
-                "ratio": row["estimate"],
-                "ratio_low": row["low"],
-                "ratio_high": row["high"],
-                "base": base,
-                "current": current,
-                "pairs": row["n"],
-                "processes": processes,
-                "message": f"in {processes} pairs of processes",
-                **{name: details[name] for name in ("threshold", "a", "b")},
-            }
-        )
-    return pd.DataFrame(lines)
+        details, ratio = row["details"], row["estimate"]
+        interval = Interval(row["low"], ratio, row["high"])
+        p, effect = details["p"], details["minimum_detectable_effect"]
+        verdict = Verdict(details["kind"], ratio, interval, p, effect, interval, p)
+        levels = paired_levels(details["base_ms"], details["current_ms"], ratio)
+        evidence = f"{row['n']} pairs in {len(details['generations'])} pairs of processes"
+        case = case_name(row["factors"])
+        lines.append(Line("", case, row["scope"], verdict.kind, *levels, verdict, evidence))
+        versions, threshold = f"A is {details['a']}, B is {details['b']}", details["threshold"]
+    return Comparison(tuple(lines), True, threshold, noise=[versions])
 
 
 @cached
 def ab_verdict(rows: pd.DataFrame) -> list[Finding]:
-    """What `nano ab` found."""
-    table = ab_table(rows)
-    if table.empty:
+    """Say what `nano ab` found."""
+    found = ab_comparison(rows)
+    if not found.lines:
         return [Finding("No two versions were compared", next_step="nano ab HEAD~1 .")]
-    counts = ", ".join(f"{n} {kind}" for kind, n in table["finding"].value_counts().items())
-    versions = f"A is {table['a'].iloc[0]}, B is {table['b'].iloc[0]}"
     drift = "Blocks of A and B were interleaved and paired, so drift of the machine hits both alike"
     next_step = "which commit? nano ab takes any two revisions"
-    return [Finding(versions, counts), *_changed(table), Finding(drift, next_step=next_step)]
+    return [_counts(found, *found.noise), *_changed(found), Finding(drift, next_step=next_step)]
+
+
+def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one line per timing that `nano ab` compared."""
+    return comparison_table(ab_comparison(rows))
 
 
 def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """The ratio of two versions with its interval, per case."""
-    table, words, threshold = ab_table(rows), "", THRESHOLD
-    if len(table):
-        words = f"A: {table['a'].iloc[0]}. B: {table['b'].iloc[0]}."
-        threshold = float(table["threshold"].iloc[0])
-    empty = "no two versions were compared; run: nano ab HEAD~1 ."
-    return ratio_chart(table, "Two versions side by side", words, threshold, empty)
+    """Draw the ratio of two versions with its interval, per case."""
+    found = ab_comparison(rows)
+    return comparison_chart(found, "Two versions side by side", f"{found.noise[0]}.")
 
 
 def comparison_table(found: Comparison) -> pd.DataFrame:
-    """Findings: columns as of `Line.to_dict`, the ends of the ratio as `ratio_low` and `ratio_high`."""
+    """Return a line per finding: columns as of `Line.to_dict`, the ends of the ratio as `ratio_low` and `ratio_high`."""
     table = pd.DataFrame([line.to_dict() for line in found.lines])
     return table.rename(columns={"low": "ratio_low", "high": "ratio_high"})
 
 
-def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLevelMixin:
-    """Timings of two sets of runs, the worst first."""
-    return ratio_chart(comparison_table(found), title, subtitle, found.threshold)
-
-
 def comparison_verdict(found: Comparison, what: str) -> list[Finding]:
-    """What a comparison of stored runs found."""
+    """Say what a comparison of stored runs found."""
     drift = "The runs were measured at different times, so machine drift is not controlled"
     return [
-        Finding(what, ", ".join(f"{n} {finding}" for finding, n in found.counts.items())),
+        _counts(found, what),
         *(Finding("Take these times with care", noise) for noise in found.noise),
-        *_changed(comparison_table(found)),
+        *_changed(found),
         Finding(drift, next_step="to be sure, nano ab REV_A REV_B"),
     ]
 
 
-def _changed(table: pd.DataFrame) -> list[Finding]:
-    """The first five of a table's lines that changed."""
+def _counts(found: Comparison, what: str) -> Finding:
+    return Finding(what, ", ".join(f"{n} {finding}" for finding, n in found.counts.items()))
+
+
+def _changed(found: Comparison) -> list[Finding]:
+    """Return the first five lines that changed."""
     findings = []
-    for line in table[~table["finding"].isin(_NOT_NAMED)].head(_MOST_NAMED).to_dict("records"):
-        name, compared, evidence = _name(line), (), line["message"]
-        if pd.notna(line.get("ratio")):
-            ratio = Estimate.of(line, "ratio", name=name)
-            change, low, high = (
-                f"{end - 1:+.1%}" for end in (ratio.estimate, ratio.low, ratio.high)
-            )
-            evidence = f"{change} [{low} … {high}], {evidence}".rstrip(", ")
-            compared = comparing(ratio, Estimate.exact(1.0))
-        about = f"machine {line['machine']}" if line.get("machine") else ""
-        findings.append(Finding(f"{line['finding']}, {name}", evidence, "", about, compared))
+    for line in [one for one in found.lines if one.finding not in _NOT_NAMED][:_MOST_NAMED]:
+        compared, evidence = (), [line.message]
+        if line.verdict:
+            ratio = Estimate(*line.verdict.interval, name=line.name)
+            compared, evidence = comparing(ratio, Estimate.exact(1.0)), [line.change, line.message]
+        about = f"machine {line.machine}" if line.machine else ""
+        words = ", ".join(filter(None, evidence))
+        findings.append(Finding(f"{line.finding}, {line.name}", words, "", about, compared))
     return findings
 
 
-def _name(line: Mapping[str, Any]) -> str:
-    """What people call a line: its experiment, case and figure, as far as they are known."""
-    parts = (line.get("experiment"), line["case"], line["metric"])
-    return " ".join(filter(None, parts))
-
-
-def ratio_chart(
-    table: pd.DataFrame,
-    title: str,
-    subtitle: str,
-    threshold: float,
-    empty: str = "no timing is in both with enough blocks to compare",
-) -> alt.TopLevelMixin:
-    """Ratios with their intervals over the band that is taken for no change.
+def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLevelMixin:
+    """Draw ratios with their intervals over the band that is taken for no change.
 
     Args:
-        table: From `ab_table` or `comparison_table`; its first 40 ratios are drawn.
+        found: Its first 40 timings are drawn.
         title: The chart's.
         subtitle: What is compared with what.
-        threshold: From where on a change counts.
-        empty: Why there is none, if there is none.
     """
-    table = drop_missing(table, "ratio")
-    if table.empty:
-        return plot(None, title, empty=empty)
-    data = table.head(_MOST_SHOWN).rename(columns=_DRAWN)
-    names = [f"{line.get('machine', '')} {_name(line)}".strip() for line in data.to_dict("records")]
-    left_out = f" The first {_MOST_SHOWN} of {len(table)}." if len(table) > _MOST_SHOWN else ""
-    hue = data["text"].map(_HUES).fillna("rest")
-    data = data.assign(series=strip_shared_words(names), hue=hue)
+    timed = [line for line in found.lines if line.verdict]
+    drawn = timed[:_MOST_SHOWN]
+    left_out = f" The first {_MOST_SHOWN} of {len(timed)}." if len(timed) > _MOST_SHOWN else ""
+    ends = pd.DataFrame([line.verdict.interval for line in drawn], columns=["low", "x", "high"])
+    data = ends.assign(
+        series=strip_shared_words([f"{line.machine} {line.name}".strip() for line in drawn]),
+        hue=[_HUES.get(line.finding, "rest") for line in drawn],
+        text=[str(line.finding) for line in drawn],
+    )
     return plot(
-        data[["series", "x", "low", "high", "hue", "text"]],
+        data,
         title,
         "rows",
         subtitle=[
             f"{subtitle}{left_out}",
-            f"Green: no change (±{MARGIN:.0%}). From {threshold:.0%} on a change counts.",
+            f"Green: no change (±{MARGIN:.0%}). From {found.threshold:.0%} on a change counts.",
         ],
         unit="B / A (right: slower)",
         log="x",
@@ -198,12 +160,13 @@ def ratio_chart(
         ref=1.0,
         band=(1 - MARGIN, 1 + MARGIN),
         width=420,
+        empty="no timing is in both with enough blocks to compare",
     )
 
 
 def history_chart(found: list[History]) -> alt.TopLevelMixin:
-    """Each case over its runs, relative to its first; those that changed in color, with a mark where."""
-    ordered = sorted(_named(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
+    """Draw each case over its runs, relative to its first; those that changed in color, with a mark where."""
+    ordered = sorted(_by_name(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
     short = strip_shared_words([name for name, _ in ordered])
     colored = hues(name for name, one in ordered if one.changes)
     parts = []
@@ -236,10 +199,10 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
 
 
 def history_verdict(found: list[History]) -> list[Finding]:
-    """Which cases changed, and between which revisions."""
+    """Say which cases changed, and between which revisions."""
     if not found:
         return [Finding("No case was run twice on one machine, so there is no history yet")]
-    named = _named(found)
+    named = _by_name(found)
     changed = [(name, one.changes[-1]) for name, one in named.items() if one.changes]
     newest = [(name, one) for name, one in named.items() if one.newest]
     runs = max(len(history.points) for history in found)
@@ -255,8 +218,8 @@ def history_verdict(found: list[History]) -> list[Finding]:
     return findings
 
 
-def _named(found: list[History]) -> dict[str, History]:
-    """What people call each history: of which machine, if there are several."""
+def _by_name(found: list[History]) -> dict[str, History]:
+    """Name each history, with its machine if there are several."""
     several = len({one.machine_id for one in found}) > 1
     return {
         (f"{machine_name(one.machine_id)}: " if several else "")

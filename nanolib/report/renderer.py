@@ -81,11 +81,17 @@ def _palette(picture: bytes) -> bytes:
     return packed.getvalue()
 
 
+def _pictures(spec: dict[str, Any]) -> dict[str, bytes]:
+    """Draw a chart's Vega-Lite: ending of the file → its content."""
+    drawn = vl_convert.vega_to_svg(compiled(spec))  # once for both
+    png = _palette(vl_convert.svg_to_png(drawn, scale=_SCALE))
+    return {".png": png, ".svg": drawn.encode()}
+
+
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
     """Write NAME.png and NAME.svg of a chart's Vega-Lite."""
-    drawn = vl_convert.vega_to_svg(compiled(spec))  # once for both
-    (folder / f"{name}.png").write_bytes(_palette(vl_convert.svg_to_png(drawn, scale=_SCALE)))
-    (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
+    for ending, content in _pictures(spec).items():
+        (folder / f"{name}{ending}").write_bytes(content)
 
 
 def save_as(chart: alt.TopLevelMixin, path: Path) -> None:
@@ -98,15 +104,13 @@ def save_as(chart: alt.TopLevelMixin, path: Path) -> None:
     Raises:
         BadInput: Another ending.
     """
-    spec = compiled(chart.to_dict())
-    writers = {
-        ".html": lambda: vl_convert.vega_to_html(spec, bundle=True).encode(),
-        ".png": lambda: _palette(vl_convert.vega_to_png(spec, scale=_SCALE)),
-        ".svg": lambda: vl_convert.vega_to_svg(spec).encode(),
-    }
-    if path.suffix not in writers:
-        raise BadInput(f"--chart: {path} ends with none of {', '.join(writers)}; name it so")
-    path.write_bytes(writers[path.suffix]())
+    spec = chart.to_dict()
+    found = _pictures(spec)
+    if path.suffix == ".html":
+        found[".html"] = vl_convert.vega_to_html(compiled(spec), bundle=True).encode()
+    if path.suffix not in found:
+        raise BadInput(f"--chart: {path} must end with .html, .png or .svg")
+    path.write_bytes(found[path.suffix])
 
 
 def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:

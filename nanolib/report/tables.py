@@ -1,9 +1,7 @@
-"""What tables have in common: lines of cases, columns of their metrics, and how numbers are shown to people."""
+"""Build tables: a line per case, a column per metric, and numbers as people read them."""
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +10,7 @@ import pandas as pd
 
 from nanolib.measurement import Flag
 from nanolib.numbers import format_number, format_with_interval
-from nanolib.report.overview import pick
+from nanolib.report.overview import drop_missing, pick
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def titles(columns: Iterable[Column]) -> dict[str, str]:
 
 
 def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """A table for people: the columns of `names` under their titles, numbers in few digits, intervals in brackets.
+    """Write a table for people: columns under their titles, numbers in few digits, intervals in brackets.
 
     Args:
         table: From this module.
@@ -82,12 +80,12 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 def compact(
     table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None
 ) -> tuple[str, pd.DataFrame]:
-    """A table of findings for a terminal: what all cases share is said once, empty columns go, long names are cut.
+    """Fit a table of findings into a terminal: drop empty columns and what all cases share, shorten long names.
 
     Args:
         table: With the columns `experiment` and `case`.
         width: Characters of a line.
-        notes: Note → its number, to be said below: they take a note's place where the table is too wide otherwise.
+        notes: Note → its number, which replaces the note in a table that is too wide. The caller prints them below.
 
     Returns:
         What the cases share, and the table.
@@ -101,11 +99,9 @@ def compact(
         shared = [table["experiment"].iloc[0], *shared]
         table = table.drop(columns="experiment")
     table = table.loc[:, table.astype(bool).any()]
-    if _width(table) > width:
-        table = table.drop(columns="p", errors="ignore")  # the interval says as much
-        if "note" in table and notes is not None:
-            numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table.note]
-            table = table.assign(note=numbers)
+    if _width(table) > width and "note" in table and notes is not None:
+        numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table.note]
+        table = table.assign(note=numbers)
     if "case" in table:
         most = max(16, table["case"].map(len).max() - max(0, _width(table) - width))
         cut = [_shortened(name, most) for name in table["case"]]
@@ -119,10 +115,9 @@ def _width(table: pd.DataFrame) -> int:
 
 
 def _shortened(text: str, most: int) -> str:
-    """A text without its middle: names of cases differ at their ends too."""
-    return (
-        text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
-    )
+    """Cut the middle out of a text, because names of cases differ at their ends too."""
+    end = len(text) - (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[end:]}"
 
 
 def _cell(value: Any, low: float | None, high: float | None) -> str:
@@ -141,16 +136,14 @@ CASE = ("run_id", "case_id")  # tells cases apart
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
-    """One line per case that has the factor `required`: ids, factors, status, message.
+    """Return one line per case that has the factor `required`: ids, factors, status, message.
 
     A case that others stored without its ending was measured.
     """
-    columns = [*CASE, *(f"factor.{name}" for name in factors)]
-    rows = (
-        rows[rows[f"factor.{required}"].notna()] if f"factor.{required}" in rows else rows.iloc[:0]
-    )
+    rows = drop_missing(rows, f"factor.{required}")
     if rows.empty:
         return pd.DataFrame(columns=[*CASE, *factors, "status", "message"])
+    columns = [*CASE, *(f"factor.{name}" for name in factors)]
     table = rows.drop_duplicates(CASE).reindex(columns=columns)
     ends = rows[rows["metric"] == "case_duration"].drop_duplicates(CASE, keep="last")
     table = table.merge(ends[[*CASE, "status", "message"]], on=list(CASE), how="left")
@@ -161,47 +154,42 @@ def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.D
 def add_metric_columns(
     table: pd.DataFrame, rows: pd.DataFrame, columns: Iterable[Column], key: Sequence[str] = CASE
 ) -> pd.DataFrame:
-    """The table with its columns of metrics; empty where a line has none.
+    """Add the columns of metrics to a table; empty if a line has none.
 
     Args:
-        table: Its lines, told apart by `key`; one without these has no line.
+        table: Its lines, each with a `key` of its own. A table without these columns has no line.
         rows: Measurements, with the same key.
         columns: Those without a metric are left as they are.
         key: Columns of both.
     """
+    key = list(key)
     for column in columns if set(key) <= set(table.columns) else ():
         if column.metric:
-            known = (
-                rows.assign(estimate=0.0) if column.detail else rows
-            )  # one without a number may tell why
-            found = pick(known, column.metric, column.scope, column.method).drop_duplicates(
-                list(key)
-            )
-            table = table.merge(found[[*key]].assign(**column.of(found)), on=list(key), how="left")
+            # a measurement without a number may have the detail that says why
+            numbers = rows.assign(estimate=0.0) if column.detail else rows
+            found = pick(numbers, column.metric, column.scope, column.method).drop_duplicates(key)
+            table = table.merge(found[key].assign(**column.of(found)), on=key, how="left")
     return table
 
 
 def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
-    """The column `above` over the column `below`, with the widest interval that both allow; what drifts between them is in it."""
+    """Divide the column `above` by the column `below`, with the widest interval that both allow.
+
+    The interval includes what drifts between the two.
+    """
     ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
-    both = {
+    found = {
         f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends
     }
-    busy = [table[f"{one}_busy"].eq(True) for one in (above, below) if f"{one}_busy" in table]
-    return both | ({f"{name}_busy": functools.reduce(operator.or_, busy)} if busy else {})
-
-
-def drop_missing(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The lines that have something in a column; none where there is no such column."""
-    return table[table[column].notna()] if column in table else table.iloc[:0]
+    busy = table.reindex(columns=[f"{above}_busy", f"{below}_busy"])
+    return found | {f"{name}_busy": busy.eq(True).any(axis=1)}
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
-    """The table with the column `flags`: each flag of the rows of a line once. `key` is that of `add_metric_columns`."""
-    flags = rows.groupby(list(key), sort=False)["flags"].agg(
-        lambda some: sorted(set().union(*some))
-    )
-    return table.merge(flags.reset_index(), on=list(key), how="left")
+    """Add the column `flags`, each flag of the rows of a line once. `key` is that of `add_metric_columns`."""
+    key = list(key)
+    flags = rows.groupby(key, sort=False)["flags"].agg(lambda some: sorted(set().union(*some)))
+    return table.merge(flags.reset_index(), on=key, how="left")
 
 
 _STATES = {
@@ -216,7 +204,7 @@ _STATES = {
 
 
 def with_state(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with `state`: why a line has no number, or what makes its numbers less sure, or `ok`."""
+    """Add the column `state`: why a line has no number, or what makes its numbers less reliable, or `ok`."""
     flags = table["flags"] if "flags" in table else [()] * len(table)
     found = []
     for status, message, own in zip(
@@ -229,52 +217,50 @@ def with_state(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def worst(statuses: pd.Series) -> str:
-    """The first status that is not `ok`, or `ok`."""
+    """Return the first status that is not `ok`, or `ok`."""
     return next(iter(statuses[statuses != "ok"]), "ok")
 
 
 def joined(messages: pd.Series) -> str:
-    """Each message once, on one line."""
+    """Join the messages on one line, each once."""
     return "; ".join(dict.fromkeys(message for message in messages if message))
 
 
 def with_ends(row: pd.Series, column: str, unit: str = "") -> str:
-    """A figure of a table's line with its unit and its interval: `4.06× [3.98 … 4.10]`."""
+    """Format a number of a table's line with its unit and its interval: `4.06× [3.98 … 4.10]`."""
     figure = format_with_interval(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
     number, space, ends = figure.partition(" ")
     return f"{number}{unit}{space}{ends}"
 
 
 def in_ms(row: pd.Series, column: str) -> str:
-    """A time of a table's line with its interval."""
+    """Format a time of a table's line with its interval."""
     return with_ends(row, column, " ms")
 
 
 def times(row: pd.Series, column: str) -> str:
-    """A ratio of a table's line with its interval."""
+    """Format a ratio of a table's line with its interval."""
     return with_ends(row, column, "×")
 
 
 def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
-    """A share of a table's line with its interval, none of it above `most`: what seems to exceed the whole is the whole."""
+    """Format a share of a table's line with its interval. A share above `most` is `most`, since it cannot exceed the whole."""
     share, low, high = (min(row[f"{column}{end}"], most) for end in ("", "_low", "_high"))
-    return (
-        f"{share:.0%}" if pd.isna(low) or pd.isna(high) else f"{share:.0%} [{low:.0%} … {high:.0%}]"
-    )
+    ends = "" if pd.isna(low) or pd.isna(high) else f" [{low:.0%} … {high:.0%}]"
+    return f"{share:.0%}{ends}"
 
 
 def short_names(
     rows: pd.DataFrame, name: str = "factor.name", optimization: str = "factor.optimization"
 ) -> tuple[pd.DataFrame, str]:
-    """Where one model was measured with several optimizations, they are what tells its rows apart.
+    """Name rows by their optimization if they are of one model with several optimizations.
 
     Returns:
-        The rows, named by their optimization alone in that case; and the name that they share, empty in others.
+        The rows, and the name that they share; the rows as they are and an empty name in other cases.
     """
     if optimization not in rows or rows[optimization].nunique() < 2:
         return rows, ""
     used = rows[optimization].str.replace("_", " ")
-    shared = {
-        full.removesuffix(f" ({which})") for full, which in zip(rows[name], used, strict=True)
-    }
-    return (rows.assign(**{name: used}), f": {shared.pop()}") if len(shared) == 1 else (rows, "")
+    names = zip(rows[name], used, strict=True)
+    models = {full.removesuffix(f" ({which})") for full, which in names}
+    return (rows.assign(**{name: used}), f": {models.pop()}") if len(models) == 1 else (rows, "")

@@ -1,4 +1,4 @@
-"""How charts look: the colors, fonts and grid, the same in a notebook, on the page and as a picture."""
+"""Give charts their look: colors, fonts and grid, the same in a notebook, on the page and as a picture."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _TEXT = 12  # px
 
 
 def hues(names: Iterable[Any]) -> dict[Any, str]:
-    """A color for each of the first four names, in order; the further ones are grey."""
+    """Return a color for each of the first four names, in order; the further ones are grey."""
     distinct = dict.fromkeys(names)
     return {name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(distinct, 1)}
 
 
 def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
-    """A chart that says that there is nothing to draw, and why."""
+    """Return a chart that says that there is nothing to draw, and why."""
     text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(
         fontSize=13, align="left", x=0, color=COLOURS["muted"]
     )
@@ -60,12 +60,12 @@ def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
 
 
 def is_empty(chart: alt.TopLevelMixin) -> bool:
-    """Whether it is one that says that there is nothing to draw."""
+    """Whether a chart is an `empty_chart`."""
     return isinstance(getattr(chart, "usermeta", None), dict)
 
 
 def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    """Several charts in one picture."""
+    """Join several charts in one picture."""
     for chart in charts:  # only the whole has a configuration, and is said to be empty
         chart.config = chart.usermeta = alt.Undefined
     return themed(alt.hconcat(*charts, spacing=28))
@@ -73,34 +73,19 @@ def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     """Give a finished chart its fonts, grid and colors."""
-    axis = {
-        "labelColor": COLOURS["muted"],
-        "titleColor": COLOURS["muted"],
-        "gridColor": COLOURS["line"],
-        "labelFontSize": _TEXT,
-        "titleFontSize": _TEXT,
-        "titleFontWeight": "normal",
-        "labelFlush": False,
-        "labelPadding": 6,
-        "domain": False,
-        "ticks": False,
-    }
+    axis = {"gridColor": COLOURS["line"], "domain": False, "ticks": False}
+    axis |= {"labelFlush": False, "labelPadding": 6, "titleFontWeight": "normal"}
     title = {"fontSize": 14, "anchor": "start", "fontWeight": 600, "color": COLOURS["ink"]}
     title |= {"subtitleFontSize": _TEXT, "subtitleColor": COLOURS["muted"], "subtitlePadding": 4}
-    legend = {
-        "labelFontSize": _TEXT,
-        "labelColor": COLOURS["muted"],
-        "title": None,
-        "orient": "top",
-        "symbolLimit": 0,
-    }
+    words = {"fill": COLOURS["muted"], "fontSize": _TEXT}
     # set, since each `configure_…` copies the whole chart
     chart.config = alt.Config.from_dict(
         {
+            "style": {"guide-label": words, "guide-title": words},
             "axis": axis,
             "axisY": {"labelLimit": 340},
             "title": title,
-            "legend": legend,
+            "legend": {"title": None, "orient": "top", "symbolLimit": 0},
             "background": COLOURS["paper"],
             "view": {"stroke": None},
             "text": {"color": COLOURS["muted"], "fontSize": _TEXT},
@@ -111,13 +96,13 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 
 def variables() -> str:
-    """The colors as CSS variables, which follow what the reader's system prefers."""
+    """Return the colors as CSS variables, which follow what the reader's system prefers."""
     colors = "".join(f"--{name}: light-dark({COLOURS[name]}, {DARK[name]}); " for name in COLOURS)
     return f":root {{ color-scheme: light dark; {colors}}}\n"
 
 
 def with_variables(specs: Any) -> Any:
-    """Charts for a page that declares `variables`: one drawing for light, dark and print."""
+    """Replace the colors of charts by the page's `variables`: one drawing for light, dark and print."""
     text = json.dumps(specs)
     for name, color in COLOURS.items():
         text = text.replace(f'"{color}"', f'"var(--{name})"')

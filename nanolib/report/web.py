@@ -1,4 +1,4 @@
-"""The report as one self-contained web page: it opens by itself, asks nobody for anything, and escapes all that it shows."""
+"""Write the report as one self-contained web page, which requests nothing and escapes all that it shows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from nanolib.report.display import Lines, Table
 from nanolib.report.filters import links
 from nanolib.report.section import Part
 from nanolib.report.theme import is_empty, variables, with_variables
-from nanolib.store import SHOWN_CASES
 
 _PAGE = Path(__file__).parent / "page_files"
 
 
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
-    """A table for people, without the columns that nothing fills; its lines know their sequence lengths."""
+    """Return a table for people, without empty columns; its lines have their sequence lengths."""
     filled = [not set(readable[name]) <= {"", "—"} for name in readable]
     lengths = links(whole).get("link_n", pd.Series(float("nan"), index=whole.index))
     return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
 
 
 def as_script(data: Any) -> str:
-    """JSON that may stand inside a script: no «<» at all, since `</script` and `<!--` mean something in any string."""
+    """Return JSON that is safe inside a script: without any `<`, since `</script` and `<!--` act even in a string."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -69,7 +68,6 @@ def web_page(
         left_out=left_out,
         machines=named,
         measured={n: f"{n:,}" for n in lengths},
-        shown_cases=SHOWN_CASES,
         lines=Lines,
         table=_table,
         libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",

@@ -1,4 +1,4 @@
-"""Comparing two versions: how much slower or faster, how sure, and in which of five words."""
+"""Compare two versions: how much slower or faster, with which confidence, and in one of five words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALPHA = 0.05
 
 
 class Kind(enum.StrEnum):
-    """What is said of a comparison; exactly one holds."""
+    """The verdict of a comparison; exactly one holds."""
 
     REGRESSED = "regressed"
     IMPROVED = "improved"
@@ -76,7 +76,7 @@ class Verdict:
 
     @property
     def open(self) -> str:
-        """What the word alone does not say of a time: which way, how far within the margin, what could have been seen."""
+        """What the kind does not say of a time: slower or faster, how far within the margin, or what was detectable."""
         way = "slower" if self.worse > 0 else "faster"
         by = f"{abs(self.ratio - 1):.1%} {way}"
         seen = not self.interval.low <= 1 <= self.interval.high
@@ -88,7 +88,7 @@ class Verdict:
             return ""
         if seen:
             return f"{by}; whether it is more than {MARGIN:.0%} is not clear"
-        return f"a change of {self.minimum_detectable_effect:.1%} would have been seen"
+        return f"minimum detectable change: {self.minimum_detectable_effect:.1%}"
 
 
 def compare_paired(
@@ -142,9 +142,7 @@ def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[fl
     Returns:
         Levels of A and of B, whose geometric mean is that of the two medians.
     """
-    with np.errstate(
-        all="ignore"
-    ):  # a row of another database may hold anything; what has no level is nan
+    with np.errstate(all="ignore"):  # the row of another database may have any values
         middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(np.float64(ratio))
         return float(middle / half), float(middle * half)
 
@@ -219,11 +217,10 @@ def compare_processes(
     """
     delta, _ = _logs(ratios, ratios)
     intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
-    # what lies far off widens no standard deviation
+    # a standard deviation would be widened by what lies far off
     error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
-    return _verdict(
-        intervals, capped_p(delta), _detectable(error, len(delta) - 1), threshold, direction
-    )
+    effect = _detectable(error, len(delta) - 1)
+    return _verdict(intervals, capped_p(delta), effect, threshold, direction)
 
 
 def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -261,17 +258,8 @@ def _verdict(
     logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction
 ) -> Verdict:
     wide, narrow = (Interval(*(math.exp(end) for end in interval)) for interval in logs)
-    verdict = Verdict(
-        Kind.INCONCLUSIVE,
-        wide.estimate,
-        wide,
-        p,
-        effect,
-        narrow,
-        p,
-        threshold,
-        Direction(direction),
-    )
+    rest = threshold, Direction(direction)
+    verdict = Verdict(Kind.INCONCLUSIVE, wide.estimate, wide, p, effect, narrow, p, *rest)
     return replace(verdict, kind=_kind(verdict, p))
 
 

@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 
 
 class TooFewSamples(ValueError):
-    """There are too few samples for the confidence asked for."""
+    """There are too few samples for the requested confidence."""
 
 
 def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
@@ -32,7 +32,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
         Interval(low, estimate, high) in the unit of `samples`.
 
     Raises:
-        TooFewSamples: n is too small for the confidence asked for.
+        TooFewSamples: n is too small for the requested confidence.
 
     Source: Hettmansperger & Sheather (1986); agrees with scipy.stats.mstats.median_cihs.
     """
@@ -79,5 +79,5 @@ def _coverage(n: int, depth: int) -> float:
 
 
 def range_confidence(n: int) -> float:
-    """Coverage of [min, max] as an interval for the median: 1 − 2^(1−n)."""
-    return 1 - 2.0 ** (1 - n)
+    """Return the coverage of [min, max] as an interval for the median: 1 − 2^(1−n)."""
+    return _coverage(n, 1)

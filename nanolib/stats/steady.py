@@ -35,10 +35,10 @@ class SteadyState:
         got_slower: A later segment is slower than the one before.
     """
 
-    cut: int
-    changes: tuple[int, ...]
-    steady: bool
-    got_slower: bool
+    cut: int = 0
+    changes: tuple[int, ...] = ()
+    steady: bool = True
+    got_slower: bool = False
 
 
 def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
@@ -57,7 +57,7 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     x = np.asarray(series, dtype=float)
     groups = len(x) // group
     if groups < 2 * MIN_SEGMENT:
-        return SteadyState(0, (), True, False)
+        return SteadyState()
     medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
     steps = np.diff(medians)
     # Two views of the noise of one median: between neighboring medians, and from neighboring samples (the median of 5
@@ -66,7 +66,7 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     if noise == 0:  # a coarse clock: the smallest step seen is the scale
         distinct = np.abs(steps[steps != 0])
         if not len(distinct):
-            return SteadyState(0, (), True, False)
+            return SteadyState()
         noise = float(distinct.min())
     changes = change_points(medians / noise, _PENALTY * math.log(groups))
     bounds = [0, *changes, groups]

@@ -10,8 +10,7 @@ from nanolib.ab.schedule import (
     is_precise_enough,
     precise_enough,
 )
-from nanolib.measurement import Direction
-from nanolib.stats.compare import Kind, compare_paired, compare_processes
+from nanolib.stats.compare import compare_paired, compare_processes
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 TASK = Task("call", "c1", {"name": "work:run"}, ({}, {}))
@@ -72,19 +71,6 @@ def test_a_generation_is_precise_enough_at_its_share_of_the_rounds_precision():
     assert precise_enough(a, b, just * 1.001) and not precise_enough(a, b, just * 0.999)
 
 
-def test_a_rate_is_the_work_over_the_time():
-    pairs = _series(6, [1.3, 1.31, 1.29, 1.32, 1.28, 1.3])
-    slower, fewer = (
-        _compare(pairs, Settings()),
-        _compare(pairs, Settings(direction=Direction.HIGHER)),
-    )
-    assert slower.ratio == pytest.approx(1.3, rel=0.01) and fewer.ratio == pytest.approx(
-        1 / 1.3, rel=0.01
-    )
-    assert slower.kind is fewer.kind is Kind.REGRESSED
-    assert _compare(pairs, Settings(threshold=0.5)).kind is Kind.SUSPECT
-
-
 def test_tasks_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
     slow, few = _series(6, [1.3, 1.31, 1.29, 1.32, 1.28, 1.3]), Pairs([1.0] * 5, [2.0] * 5, [5])
     alone = _compare(slow, Settings())
@@ -94,15 +80,6 @@ def test_tasks_are_judged_together_and_what_has_too_few_pairs_has_no_verdict():
     assert set(first.verdicts) == set(second.verdicts) == {"forward"}
     found = first.verdicts["forward"]
     assert found.raw_p == alone.p and found.p == pytest.approx(2 * alone.p)
-
-
-def test_more_pairs_of_processes_add_to_what_a_task_has():
-    one, two = Pairs([1.0], [2.0], [1]), Pairs([3.0], [4.0], [1])
-    result = TaskResult(TASK)
-    for blocks in ({"a": one, "b": one}, {"a": two, "c": two}):
-        result.add(blocks)
-    both = Pairs([1.0, 3.0], [2.0, 4.0], [1, 1])
-    assert result.blocks == {"a": both, "b": one, "c": two}
 
 
 def test_a_case_is_done_when_each_interval_is_narrow_and_rests_on_twenty_pairs_of_processes():

@@ -17,24 +17,10 @@ from nanolib.run import sweep
 from nanolib.store import Store
 from tests.ports import free_port
 
-CHROMIUM = next(
-    (
-        path
-        for name in ("chromium", "chromium-browser", "google-chrome")
-        if (path := shutil.which(name))
-    ),
-    None,
-)
-FLAGS = [
-    *(
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ),
-    "--disable-dev-shm-usage",
-]
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
+_QUIET = "--disable-background-networking --disable-component-update --disable-sync"
+FLAGS = f"--no-sandbox --disable-gpu {_QUIET} --disable-dev-shm-usage".split()
 
 
 @pytest.fixture(scope="module")  # one that idles starts processes of its own beside other tests
@@ -51,6 +37,9 @@ def browser():
         chromium.close()
 
 
+_HERE = ("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "data:", "blob:")
+
+
 class Watched:
     """A page whose requests to anywhere else are refused and counted, and whose complaints are kept."""
 
@@ -59,16 +48,14 @@ class Watched:
         self.page, self.left, self.complaints = self.context.new_page(), [], []
         self.page.route("**/*", self._look)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on(
-            "console",
-            lambda said: self.complaints.append(said.text) if said.type == "error" else None,
-        )
+        self.page.on("console", self._listen)
+
+    def _listen(self, said):
+        self.complaints += [said.text] if said.type == "error" else []
 
     def _look(self, route):
         url = route.request.url
-        if url.startswith(
-            ("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "data:", "blob:")
-        ):
+        if url.startswith(_HERE):
             route.continue_()
         else:
             self.left.append(url)
@@ -128,31 +115,14 @@ def lab(tmp_path_factory):
     shutil.copytree(checkout() / "notebooks", folder / "notebooks")
     _take_less_time(folder)
     port = free_port()
-    environment = {
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "JUPYTER_DATA_DIR": str(folder / "data"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-        "NANOLIB_OUTPUT": str(folder / "outputs"),
-        "PYTHONPATH": str(checkout()),
-    }
+    own = ("config", "data", "runtime")
+    environment = {f"JUPYTER_{name.upper()}_DIR": str(folder / name) for name in own}
+    environment |= {"NANOLIB_OUTPUT": str(folder / "outputs"), "PYTHONPATH": str(checkout())}
+    options = f"--no-browser --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0"
+    options += " --IdentityProvider.token=t --allow-root --LabApp.news_url="
+    options += " --LabApp.expose_app_in_browser=True"
     server = subprocess.Popen(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "jupyterlab",
-                "--no-browser",
-                "--ip=127.0.0.1",
-                f"--port={port}",
-            ),
-            *(
-                "--ServerApp.port_retries=0",
-                "--IdentityProvider.token=t",
-                f"--notebook-dir={folder}",
-                "--allow-root",
-            ),
-            *("--LabApp.news_url=", "--LabApp.expose_app_in_browser=True"),
-        ],
+        [sys.executable, "-m", "jupyterlab", *options.split(), f"--notebook-dir={folder}"],
         env=os.environ | environment,
         stdout=(folder / "log").open("w"),
         stderr=subprocess.STDOUT,

@@ -50,11 +50,6 @@ class Lab:
             text,
         )
 
-    def field(self, description):
-        return self.page.locator(".widget-inline-hbox, .jupyter-widgets").filter(
-            has=self.page.locator(f"label:text-is('{description}')")
-        )
-
 
 def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run(watched, lab):
     opened = Lab(watched.page, lab, "attention")
@@ -65,8 +60,7 @@ def test_a_committed_notebook_shows_its_charts_before_anything_is_trusted_or_run
 
 
 def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab):
-    name, control, value, said = "attention", "num_heads", "2", "num_heads=2"
-    opened = Lab(watched.page, lab, name)
+    opened = Lab(watched.page, lab, "attention")
     page = opened.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened.run_all()
@@ -74,18 +68,16 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab):
     page.wait_for_selector("button:has-text('Measure')", timeout=240_000)
     assert not opened.ended()[1]
     opened.show("explore(experiment")
-    field = page.locator(
-        ".widget-inline-hbox", has=page.locator(f"label:text-is('{control}')")
-    ).locator("input")
-    field.fill(value)
+    label = page.locator("label:text-is('num_heads')")
+    field = page.locator(".widget-inline-hbox", has=label).locator("input")
+    field.fill("2")
     field.press("Enter")
     # The kernel says what there is to copy when it has heard of the control; until then the button names the old line.
-    line = page.locator("code", has_text=said)
-    line.wait_for(timeout=60_000)
+    page.locator("code", has_text="num_heads=2").wait_for(timeout=60_000)
     page.locator("button:has-text('Copy as nano run')").click()
     page.wait_for_selector("button:has-text('Copied')", timeout=60_000)
     copied = page.evaluate("() => navigator.clipboard.readText()")
-    assert copied.startswith(f"nano run quick {name} ") and said in copied
+    assert copied.startswith("nano run quick attention ") and "num_heads=2" in copied
     page.locator("button:has-text('Predict')").click()
     page.locator(".widget-html-content", has_text="Predicted").locator("tr").nth(1).wait_for(
         timeout=60_000

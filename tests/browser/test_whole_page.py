@@ -1,6 +1,5 @@
 """The report of a whole suite, as its readers use it: lists, phone, dark, print, a screen reader."""
 
-import gzip
 import json
 import re
 import shutil
@@ -14,7 +13,8 @@ from nanolib.paths import checkout
 from nanolib.report import page
 from nanolib.store import Store
 from tests.browser.conftest import as_it_was, watching
-from tests.report.rows import STORED, elsewhere
+from tests.features import results
+from tests.report.rows import elsewhere
 from tests.shown import SECTIONS
 
 pytestmark = pytest.mark.slow
@@ -28,8 +28,7 @@ def report(tmp_path_factory):
     """A quick run of each notebook on one machine, and stored ones of another."""
     folder = tmp_path_factory.mktemp("whole")
     shutil.copy(REFERENCE, folder / "results.sqlite")
-    other = folder / "other.sqlite"
-    other.write_bytes(gzip.decompress(STORED.read_bytes()))
+    other = results(folder)
     elsewhere(other)
     with Store(folder / "results.sqlite") as store:
         store.merge(other)

@@ -2,7 +2,6 @@
 
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
 
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.store.schema import TRACE_TABLES
@@ -15,31 +14,30 @@ MACHINE = {
     "gpus": [],
     "dtypes": {},
 }
-STORED = Path(__file__).parents[1] / "stored" / "results.sqlite.gz"
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
 EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
 
 
-def latency(scope, ms, predicted=None, flags=(), spread=0.05, samples=()):
-    return Measurement(
-        "latency",
-        ms,
-        ms * (1 - spread),
-        ms * (1 + spread),
-        0.95,
-        20,
-        samples or (ms,) * 3,
-        predicted=predicted,
-        method="perf_counter",
-        scope=scope,
-        flags=flags,
-        details={"mean": ms, "sd": 0.1, "cv": 0.1 / ms},
-    )
+def interval(metric, low, value, high, **rest):
+    return Measurement(metric, value, low, high, 0.95, 20, **rest)
+
+
+def latency(scope, ms, **rest):
+    rest = {"details": {"mean": ms, "sd": 0.1, "cv": 0.1 / ms}, "samples": (ms,) * 3} | rest
+    return interval("latency", 0.95 * ms, ms, 1.05 * ms, method="perf_counter", scope=scope, **rest)
 
 
 def ended(status=Status.OK, message=""):
     return Measurement("case_duration", 1.0, status=status, message=message)
+
+
+def with_endings(cases):
+    """Case id → factors and measurements; a case whose ending is not among them ended well."""
+    return {
+        str(at): (factors, found if found[0].metric == "case_duration" else [ended(), *found])
+        for at, (factors, found) in enumerate(cases)
+    }
 
 
 def attention_rows(times, failed=()):
@@ -103,34 +101,7 @@ def warmup_process(direction, process, steps, times, needed=2.0, message=""):
     return factors, rows
 
 
-def ceilings_of():
-    return {
-        "c": (
-            {"ceiling": "float32", "device": "cpu"},
-            [ended(), Measurement("ceiling_flops", 1e11, scope="float32")],
-        ),
-        "d": (
-            {"ceiling": "copy", "device": "cpu"},
-            [ended(), Measurement("ceiling_bytes", 1e10, scope="copy")],
-        ),
-    }
-
-
-def rates_of(scope, flops, moved, achieved):
-    return [
-        exact("flops", flops, scope=scope),
-        exact("bytes", moved, scope=scope),
-        Measurement(
-            "flops_per_second", achieved, achieved * 0.9, achieved * 1.1, 0.95, 20, scope=scope
-        ),
-    ]
-
-
 SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
-
-
-def interval(metric, low, value, high, **rest):
-    return Measurement(metric, value, low, high, 0.95, 20, **rest)
 
 
 def elsewhere(file):
@@ -141,15 +112,10 @@ def elsewhere(file):
         connection.execute("UPDATE runs SET machine_id = ?", (OTHER,))
         for table in ("traces", *TRACE_TABLES):
             connection.execute(f"UPDATE {table} SET trace_id = trace_id / 2")
-        for (table,) in connection.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table'"
-        ).fetchall():
-            if "run_id" in {
-                column[1] for column in connection.execute(f"PRAGMA table_info({table})")
-            }:
-                connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
+        named = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%run_id%'"
+        for (table,) in connection.execute(named).fetchall():
+            connection.execute(f"UPDATE {table} SET run_id = 'ffff' || substr(run_id, 5)")
         slower = ", ".join(f"{name} = {name} * {SLOWER}" for name in ("estimate", "low", "high"))
-        connection.execute(
-            f"UPDATE measurements SET {slower} WHERE metric IN ('latency', 'component_time')"
-        )
+        timed = "metric IN ('latency', 'component_time')"
+        connection.execute(f"UPDATE measurements SET {slower} WHERE {timed}")
     connection.close()

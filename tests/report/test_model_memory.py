@@ -5,7 +5,6 @@ import pytest
 from nanolib.experiments.model.view import generation_batches
 from nanolib.measurement import Measurement, exact
 from tests.report.cases import inference, model_case, timed
-from tests.report.rows import ended
 
 PARTS = [
     ["weights", "a", "", "", 2**20],
@@ -41,8 +40,7 @@ def test_the_largest_batch_is_compared_with_the_smallest(say, ends, said):
 
 
 def test_tokens_of_all_users_and_of_each_are_drawn_over_the_batch(measured):
-    cases = [_generation(1, 1.9, 2, 2.1), _generation(4, 15, 16, 17)]
-    rows = measured("model", [(factors, [ended(), *found]) for factors, found in cases])
+    rows = measured("model", [_generation(1, 1.9, 2, 2.1), _generation(4, 15, 16, 17)])
     spec = generation_batches(rows).to_dict()
     drawn = [row for data in spec["datasets"].values() for row in data if "panel" in row]
     assert {(row["panel"], row["x"]): row["y"] for row in drawn} == {

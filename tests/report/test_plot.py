@@ -63,7 +63,7 @@ def test_names_at_the_ends_of_lines_do_not_cover_each_other():
     data = pd.DataFrame(
         {"series": names * 2, "x": [1] * 6 + [2] * 6, "y": [1.0, 1.01, 1.02, 1.03, 5.0, 5.01] * 2}
     )
-    spec, rows = _drawn(plot(data, "Made", height=260))
+    spec, rows = _drawn(plot(data, "Made"))
     low, high = spec["layer"][-1]["encoding"]["y"]["scale"]["domain"]
     at = sorted(row["end"] * 260 / (high - low) for row in rows if row.get("x") == 2)
     assert min(b - a for a, b in itertools.pairwise(at)) > 13

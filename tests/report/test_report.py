@@ -86,7 +86,7 @@ def test_an_export_holds_every_row(store, tmp_path, ending):
 
 
 def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):
-    for name, said in (("x.exe", "no known ending"), ("no/x.json", "is no folder")):
+    for name, said in (("x.exe", "no known ending"), ("no/x.json", "is not a folder")):
         with pytest.raises(BadInput, match=said):
             export.write(store, ["evil"], tmp_path / name)
     with pytest.raises(BadInput, match="there are no runs"):

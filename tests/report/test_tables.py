@@ -8,168 +8,96 @@ from nanolib.experiments.fp8 import view as fp8
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.report import overview, tables
 from nanolib.report.roofline import roofline_table, roofline_words
-from tests.report.cases import inference
-from tests.report.rows import SIZES, ceilings_of, ended, interval, rates_of
-from tests.shown import CHARTS, VERDICTS
-
-
-def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measured):
-    def case(precision, low, ms, high, **changes):
-        factors = {
-            "preset": "p",
-            "name": "tiny",
-            "mode": "forward",
-            "precision": precision,
-            "compiled": True,
-        }
-        found = [
-            ended(),
-            interval("latency", low, ms, high, scope="forward", details={"parameters": 700}),
-        ]
-        found += [Measurement("tokens_per_second", 96.0), interval("mfu", 0.1, 0.25, 0.5)]
-        found += [Measurement("memory_part", at, scope=name) for at, name in enumerate(PARTS, 1)]
-        return factors | {"seq_len": 64, "batch_size": 3} | changes, found
-
-    first = [
-        case("bfloat16", 8, 9, 12),
-        case("fp8_rowwise", 2, 3, 4),
-        case("fp8_rowwise", 2, 3, 4, batch_size=5),
-    ]
-    second = [case("fp8_rowwise", 2, 3, 4), case("bfloat16", 17, 18, 24, compiled=False)]
-    rows = measured("fp8", first, second)
-    assert "Over bf16, × [95 %]" in fp8.SECTION.tables["Speed and memory"].readable(rows)
-    table = fp8.speed_table(rows)
-    assert table["speed_up"].notna().sum() == 1
-    line = table.iloc[1].to_dict()
-    numbers = {
-        "latency": 3,
-        "latency_low": 2,
-        "latency_high": 4,
-        "speed_up": 3,
-        "speed_up_low": 2,
-        "speed_up_high": 6,
-    }
-    numbers |= {
-        "tokens_per_second": 96,
-        "mfu": 0.25,
-        "parameters": 700,
-        "weights": 1,
-        "gradients": 2,
-        "optimizer": 3,
-    }
-    assert {name: line[name] for name in numbers} == pytest.approx(numbers) and line[
-        "activations"
-    ] == 4
-
+from tests.report.cases import CEILINGS, fp8_case, inference, rated
+from tests.report.rows import SIZES, ended, interval
+from tests.shown import CHARTS
 
 PARTS = ("weights", "gradients", "optimizer", "activations")
 
 
-def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
-    def case(world, ends, parts=(2.0, 5.0, 3.0), several=False, **changes):
-        found = [
-            ended(),
-            *(
-                interval("latency", *alone, scope="one rank")
-                for alone in ([(15, 18, 24)] if several else [])
-            ),
-        ]
-        found += [
-            interval("latency", *ends, scope="ring"),
-            exact("communication_steps", 3, scope="ring"),
-        ]
-        found += [
-            exact("wire_bytes", 640, scope="ring"),
-            exact("wire_bytes", 700, scope="ring", method="interface"),
-        ]
-        found.append(exact("relative_error", 1e-7, scope="ring"))
-        for kind, ms in zip(decode_tables.KINDS, parts, strict=True):
-            found.append(
-                interval(
-                    "component_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4
-                )
-            )
-            found.append(
-                Measurement("time_share", ms / 10, scope=f"ring: {kind}", details={"rank": 2})
-            )
-        shape = {
-            "seq_len": 4096,
-            "dtype": "float32",
-            "world_size": world,
-            "algorithms": ["ring", "fused"],
-        }
-        return shape | changes, found
+def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measured):
+    def case(precision, low, ms, high, **changes):
+        factors, (time, _) = fp8_case(700, precision, low, ms, high, **changes)
+        parts = (Measurement("memory_part", at, scope=name) for at, name in enumerate(PARTS, 1))
+        rates = Measurement("tokens_per_second", 96.0), interval("mfu", 0.1, 0.25, 0.5)
+        return factors, [time, *rates, *parts]
 
-    cases = [case(4, (5, 6, 8), several=True), case(1, (1, 2, 3)), case(4, (5, 6, 8), seq_len=64)]
-    short, alone, line = decode_tables.decode_table(measured("distributed", cases)).to_dict(
-        "records"
-    )
+    fast = case("fp8_rowwise", 2, 3, 4)
+    first = [case("bfloat16", 8, 9, 12), fast, case("fp8_rowwise", 2, 3, 4, batch_size=5)]
+    second = [fast, case("bfloat16", 17, 18, 24, compiled=False)]
+    rows = measured("fp8", first, second)
+    assert "Over bf16, × [95 %]" in fp8.SECTION.tables["Speed and memory"].readable(rows)
+    table = fp8.speed_table(rows)
+    assert table["speed_up"].notna().sum() == 1
+    numbers = {
+        "latency": 3, "latency_low": 2, "latency_high": 4, "speed_up": 3, "speed_up_low": 2, "speed_up_high": 6,
+        "tokens_per_second": 96, "mfu": 0.25, "parameters": 700,
+    } | {name: at for at, name in enumerate(PARTS, 1)}  # fmt: skip
+    assert dict(table.loc[1, list(numbers)]) == pytest.approx(numbers)
+
+
+def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
+    def case(world, ends, alone=(), **changes):
+        found = [
+            interval("latency", *ends, scope=scope) for scope, ends in (("ring", ends), *alone)
+        ]
+        for method, sent in (("formula", 640), ("interface", 700)):
+            found.append(exact("wire_bytes", sent, scope="ring", method=method))
+        found.append(exact("communication_steps", 3, scope="ring"))
+        found.append(exact("relative_error", 1e-7, scope="ring"))
+        for kind, ms in zip(decode_tables.KINDS, (2.0, 5.0, 3.0), strict=True):
+            part = {"scope": f"ring: {kind}"}
+            found.append(interval("component_time", ms - 1, ms, ms + 2, predicted=ms / 4, **part))
+            found.append(Measurement("time_share", ms / 10, details={"rank": 2}, **part))
+        shape = {"seq_len": 4096, "dtype": "float32", "world_size": world}
+        return shape | {"algorithms": ["ring", "fused"]} | changes, found
+
+    four = case(4, (5, 6, 8), [("one rank", (15, 18, 24))])
+    cases = [four, case(1, (1, 2, 3)), case(4, (5, 6, 8), seq_len=64)]
+    table = decode_tables.decode_table(measured("distributed", cases))
+    short, alone, line = table.to_dict("records")
     numbers = {
         "efficiency": 0.75, "efficiency_low": 15 / 32, "efficiency_high": 1.2, "latency": 6, "latency_low": 5, "latency_high": 8,
         "compute": 2, "wait": 5, "communication": 3, "communication_low": 2, "communication_high": 5,
         "communication_predicted": 0.75, "communication_steps": 3, "sent": 640, "counted": 700, "relative_error": 1e-7,
+        "compute_share": 0.2, "wait_share": 0.5, "communication_share": 0.3,
     }  # fmt: skip
     assert {name: line[name] for name in numbers} == pytest.approx(numbers)
     assert (line["binds"], line["ranks"], line["world_size"]) == ("unclear", "4", 4)
-    assert [line[f"{kind}_share"] for kind in decode_tables.KINDS] == [0.2, 0.5, 0.3]
     shown = tables.readable(pd.DataFrame([line]), decode_tables.DECODE_COLUMNS).iloc[0]
     assert (shown["Ranks"], shown["Efficiency [95 %]"]) == ("4", "0.750 [0.469 … 1.20]")
     assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
 
 
-def test_cases_that_did_not_end_well_and_flags_are_counted(measured):
-    cases = [
-        (
-            SIZES | {"name": "good"},
-            [ended(), interval("latency", 1, 2, 4, scope="forward", flags=(Flag.GOT_SLOWER,))],
-        ),
-        (
-            SIZES | {"name": "odd"},
-            [ended(Status.OOM, "full"), interval("latency", 1, 2, 4, scope="forward")],
-        ),
-    ]
+def test_cases_that_failed_and_flags_are_counted(measured):
+    slower = interval("latency", 1, 2, 4, scope="forward", flags=(Flag.GOT_SLOWER,))
+    full = [ended(Status.OOM, "full"), interval("latency", 1, 2, 4, scope="forward")]
+    cases = [(SIZES | {"name": "good"}, [slower]), (SIZES | {"name": "odd"}, full)]
     rows = measured("attention", cases)
-    bad = overview.failures(rows).to_dict("records")
-    assert [(line["case"].split()[0], line["status"], line["message"]) for line in bad] == [
-        ("odd", "oom", "full")
-    ]
+    (bad,) = overview.failures(rows).to_dict("records")
+    assert bad["case"].startswith("odd ") and (bad["status"], bad["message"]) == ("oom", "full")
     (line,) = overview.flag_lines(rows)
     assert str(line).startswith(f"{Flag.GOT_SLOWER} (1 of 2 timings): ")
 
 
 def test_the_first_and_what_cannot_be_told_from_it():
-    cases = pd.DataFrame(
-        {
-            "ms": [5.0, 3.0, 4.0, 9.0],
-            "ms_low": [4.0, 2.0, 3.6, 1.0],
-            "ms_high": [6.0, 3.5, 4.5, 20.0],
-        }
-    )
+    ends = {"ms_low": [4.0, 2.0, 3.6, 1.0], "ms_high": [6.0, 3.5, 4.5, 20.0]}
+    cases = pd.DataFrame({"ms": [5.0, 3.0, 4.0, 9.0]} | ends)
     assert list(overview.best_and_ties(cases, "ms").index) == [1, 3]
     assert list(overview.best_and_ties(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
     assert list(overview.best_and_ties(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
-    assert [overview.join_words(names) for names in ("a", "ab", "abac")] == [
-        "a",
-        "a and b",
-        "a, b and c",
-    ]
+    words = [overview.join_words(names) for names in ("a", "ab", "abac")]
+    assert words == ["a", "a and b", "a, b and c"]
 
 
 def test_the_roofline_says_what_binds_and_its_predictions_are_dashed(measured):
-    rates = {"dense": (4e6, 1e5, 8e10), "window 8": (2e5, 1e5, 1e10)}
-    cases = [
-        (SIZES | {"name": name}, [ended(), *rates_of("forward", *of)]) for name, of in rates.items()
-    ]
-    rows = measured("attention", [*ceilings_of().values(), *cases])
+    cases = [rated("dense", 7e10, 8e10, 9e10), rated("window 8", 9e9, 1e10, 1.1e10, flops=2e5)]
+    rows = measured("attention", [*CEILINGS, *cases])
     table = roofline_table(rows, "attention").set_index("name")
     assert table.ridge.tolist() == [10, 10]
     dense, window = table.loc["dense"], table.loc["window 8"]
-    assert (dense.intensity, dense.bound, dense.attainable, dense.share) == (
-        40,
-        "compute",
-        1e11,
-        pytest.approx(0.8),
-    )
+    assert (dense.intensity, dense.bound, dense.attainable) == (40, "compute", 1e11)
+    assert dense.share == pytest.approx(0.8)
     assert (window.intensity, window.bound, window.attainable) == (2, "memory", 2e10)
     (line,) = map(str, roofline_words(rows, "attention"))
     assert "compute-bound in 1 of 2" in line and "dense n=64 reaches 80%" in line
@@ -178,27 +106,16 @@ def test_the_roofline_says_what_binds_and_its_predictions_are_dashed(measured):
     assert "'rule'" in drawn and "'point'" in drawn and "strokeDash" in drawn
 
 
-def test_a_case_that_would_not_fit_is_told_with_its_reason(measured):
-    refused = (
-        inference()[0] | {"name": "huge"},
-        [ended(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")],
-    )
-    text = "\n".join(
-        VERDICTS["model"](
-            measured("model", [(inference()[0], [ended(), *inference()[1]]), refused])
-        )
-    )
+def test_a_case_that_would_not_fit_is_reported_with_its_reason(say):
+    why = ended(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")
+    refused = inference()[0] | {"name": "huge"}, [why]
+    text = "\n".join(say("model", [inference(), refused]))
     assert "huge, n = 64, was not started: it needs 9 MiB" in text
 
 
 def test_names_in_tables_are_written_as_in_charts_and_flags_as_they_are_stored():
-    table = pd.DataFrame(
-        {
-            "algorithm": ["pass_q", None],
-            "direction": "forward_backward",
-            "flags": [["low_sample_count"]] * 2,
-        }
-    )
+    names = {"algorithm": ["pass_q", None], "direction": "forward_backward"}
+    table = pd.DataFrame(names | {"flags": [["low_sample_count"]] * 2})
     shown = tables.readable(table, {name: name for name in table})
     assert shown.to_dict("list") == {
         "algorithm": ["pass q", "—"],

@@ -16,21 +16,22 @@ def _history(rng, n, step=0.0, at=None, noise=0.01):
     return 10 * np.exp(level + noise * rng.normal(size=n))
 
 
+def _changes(series, find=changes_of_level, width=0.02):
+    """What is found in a series whose values all have intervals of one width."""
+    return find(series, np.full(len(series), width), MARGIN)
+
+
 @pytest.mark.parametrize("n", [4, 8, 20, 60])
 def test_a_level_history_hardly_ever_shows_a_change(n):
     rng = np.random.default_rng(n)
-    alarms = sum(
-        bool(changes_of_level(_history(rng, n), np.full(n, 0.02), MARGIN)) for _ in range(RUNS)
-    )
-    assert alarms / RUNS <= 0.01
+    series = [_history(rng, n) for _ in range(RUNS)]
+    assert np.mean([bool(_changes(one)) for one in series]) <= 0.01
 
 
 @pytest.mark.parametrize(("n", "at"), [(8, 4), (20, 10), (20, 17), (60, 30)])
 def test_a_step_of_ten_per_cent_is_found_where_it_is(n, at):
     rng = np.random.default_rng(n + at)
-    found = [
-        changes_of_level(_history(rng, n, 0.10, at), np.full(n, 0.02), MARGIN) for _ in range(RUNS)
-    ]
+    found = [_changes(_history(rng, n, 0.10, at)) for _ in range(RUNS)]
     right = [len(changes) == 1 and changes[0][0] == at for changes in found]
     assert np.mean(right) >= 0.98
     ratios = [changes[0][1] for changes, ok in zip(found, right, strict=True) if ok]
@@ -49,13 +50,8 @@ def _growing_noise(shape, n):
 def test_noise_that_grows_at_one_level_is_hardly_ever_a_change(n, shape):
     rng, noise = np.random.default_rng(n + 1), _growing_noise(shape, n)
     series = [_history(rng, n, noise=noise) for _ in range(RUNS)]
-    assert (
-        np.mean([bool(changes_of_level(one, np.full(n, 0.02), MARGIN)) for one in series]) <= 0.05
-    )
-    assert (
-        np.mean([find_recent_outlier(one, np.full(n, 0.02), MARGIN) is not None for one in series])
-        <= 0.05
-    )
+    assert np.mean([bool(_changes(one)) for one in series]) <= 0.05
+    assert np.mean([_changes(one, find_recent_outlier) is not None for one in series]) <= 0.05
 
 
 def test_change_points_are_those_of_the_plain_search():
@@ -95,7 +91,7 @@ def test_one_or_two_values_that_stick_out_are_a_spike_wherever_they_lie(width, a
     for _ in range(200):
         series = _history(rng, 20)
         series[slice(at, at + width or None)] *= 1.5
-        alarms += bool(changes_of_level(series, np.full(20, 0.02), MARGIN))
+        alarms += bool(_changes(series))
     assert alarms <= 2
 
 
@@ -118,8 +114,6 @@ def test_three_values_at_the_end_are_a_level_and_fewer_stick_out():
 @pytest.mark.parametrize("n", [4, 6, 20])
 def test_in_a_level_history_hardly_ever_a_run_sticks_out_also_beyond_its_own_interval(n, noise):
     rng = np.random.default_rng(n + 7)
-    found = sum(
-        find_recent_outlier(_history(rng, n, noise=noise), np.full(n, 0.01), MARGIN) is not None
-        for _ in range(RUNS)
-    )
-    assert found / RUNS <= 0.01
+    series = [_history(rng, n, noise=noise) for _ in range(RUNS)]
+    found = [_changes(one, find_recent_outlier, 0.01) is not None for one in series]
+    assert np.mean(found) <= 0.01

@@ -1,7 +1,6 @@
 import functools
 import math
 import os
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -106,65 +105,56 @@ def test_p_is_wilcoxons_and_welchs():
     narrow = reference.confidence_interval(0.90)
     for ours, theirs in ((verdict.interval, interval), (verdict.equivalence, narrow)):
         assert (ours.low, ours.high) == pytest.approx(np.exp(list(theirs)))
-    paired = compare_paired(a, b[:30])
-    for ours, level in ((paired.interval, 0.95), (paired.equivalence, 0.90)):
-        assert tuple(ours) == pytest.approx(np.exp(hodges_lehmann(np.log(b[:30] / a), level)))
 
 
 def test_a_clock_so_coarse_that_nothing_varies_still_tells_the_two_apart():
     slower, same = compare([1.0] * 8, [2.0] * 8), compare([1.0] * 8, [1.0] * 8)
     assert (slower.kind, slower.p, slower.ratio) == (Kind.REGRESSED, 0.0, pytest.approx(2))
     assert tuple(slower.interval) == tuple(slower.equivalence) == pytest.approx((2, 2, 2))
-    assert (same.kind, same.p, same.ratio, same.minimum_detectable_effect) == (
-        Kind.EQUIVALENT,
-        1.0,
-        1.0,
-        0.0,
-    )
+    assert (same.kind, same.p, same.ratio) == (Kind.EQUIVALENT, 1.0, 1.0)
+    assert same.minimum_detectable_effect == 0.0
 
 
-@pytest.mark.parametrize("n", [20, 61])
-def test_the_depth_is_the_deepest_that_the_signed_rank_distribution_allows(n):
-    """By the distribution itself, its sums counted one sign at a time; beyond 60 the normal one, within a rank of it."""
-    counts = Counter({0: 1})
-    for rank in range(1, n + 1):
-        counts = Counter(counts) + Counter({total + rank: ways for total, ways in counts.items()})
+@pytest.mark.parametrize("n", [20, 61])  # exact, and normal
+def test_the_interval_of_the_center_is_what_wilcoxons_test_does_not_reject(n):
+    x = np.random.default_rng(n).normal(0.1, 1, n)
     for confidence in (0.90, 0.95):
-        below, depth = 0, 0
-        while (below + counts[depth]) * 2 <= (1 - confidence) * 2**n:
-            below, depth = below + counts[depth], depth + 1
-        walsh = sorted((i + j) / 2 for i in range(n) for j in range(i, n))
-        found = hodges_lehmann(np.arange(n), confidence)
-        if n <= 60:
-            assert (found.low, found.high) == (walsh[depth - 1], walsh[-depth])
-        else:
-            assert walsh[depth - 3] <= found.low <= walsh[depth + 1]
+        low, _, high = hodges_lehmann(x, confidence)
+
+        for end, side in ((low, 1e-9), (high, -1e-9)):
+            accepted, rejected = (wilcoxon(x - one).pvalue for one in (end + side, end - side))
+            assert rejected - 0.003 <= 1 - confidence < accepted + 0.003
 
 
 @pytest.mark.parametrize(
-    ("ratio", "p", "raw_p", "ends", "kind"),
+    ("ratio", "p", "raw_p", "kind"),
     [
-        (1.06, 0.049, 0.049, (1.02, 1.09), Kind.REGRESSED),
-        (1.06, 0.050, 0.049, (1.02, 1.09), Kind.SUSPECT),
-        (1.0499, 0.010, 0.010, (1.02, 1.09), Kind.SUSPECT),
-        (1.06, 0.050, 0.050, (1.02, 1.09), Kind.INCONCLUSIVE),
-        (1.0301, 0.010, 0.010, (1.02, 1.04), Kind.SUSPECT),
-        (1.0299, 0.010, 0.010, (1.02, 1.04), Kind.INCONCLUSIVE),
-        (0.94, 0.049, 0.049, (0.90, 0.98), Kind.IMPROVED),
-        (0.94, 0.050, 0.049, (0.90, 0.98), Kind.SUSPECT),
-        (0.96, 0.010, 0.010, (0.90, 0.98), Kind.SUSPECT),
-        (0.97, 0.010, 0.010, (0.94, 0.98), Kind.SUSPECT),
-        (0.971, 0.010, 0.010, (0.94, 0.98), Kind.INCONCLUSIVE),
-        (1.00, 0.500, 0.500, (0.971, 1.029), Kind.EQUIVALENT),
-        (1.00, 0.500, 0.500, (0.970, 1.029), Kind.INCONCLUSIVE),
-        (1.00, 0.500, 0.500, (0.971, 1.030), Kind.INCONCLUSIVE),
+        (1.06, 0.049, 0.049, Kind.REGRESSED),
+        (1.06, 0.050, 0.049, Kind.SUSPECT),
+        (1.0499, 0.010, 0.010, Kind.SUSPECT),
+        (1.06, 0.050, 0.050, Kind.INCONCLUSIVE),
+        (1.0301, 0.010, 0.010, Kind.SUSPECT),
+        (1.0299, 0.010, 0.010, Kind.INCONCLUSIVE),
+        (0.94, 0.049, 0.049, Kind.IMPROVED),
+        (0.94, 0.050, 0.049, Kind.SUSPECT),
+        (0.96, 0.010, 0.010, Kind.SUSPECT),
+        (0.97, 0.010, 0.010, Kind.SUSPECT),
+        (0.971, 0.010, 0.010, Kind.INCONCLUSIVE),
     ],
 )
-def test_the_word_changes_at_its_bounds(ratio, p, raw_p, ends, kind):
-    low, high = ends
-    interval = Interval(low, ratio, high)
+def test_the_kind_changes_at_its_bounds(ratio, p, raw_p, kind):
+    interval = Interval(0.9 * ratio, ratio, 1.1 * ratio)
     verdict = Verdict(Kind.INCONCLUSIVE, ratio, interval, raw_p, 0.05, interval, raw_p)
     assert _kind(verdict, p) is kind
+
+
+@pytest.mark.parametrize("ends", [(0.971, 1.029), (0.970, 1.029), (0.971, 1.030)])
+def test_what_is_equivalent_lies_within_the_margin(ends):
+    low, high = ends
+    interval = Interval(low, 1.0, high)
+    verdict = Verdict(Kind.INCONCLUSIVE, 1.0, interval, 0.5, 0.05, interval, 0.5)
+    is_within = ends == (0.971, 1.029)
+    assert (_kind(verdict, 0.5) is Kind.EQUIVALENT) == is_within
 
 
 def test_many_are_adjusted_as_statsmodels_does():
@@ -244,7 +234,7 @@ def test_wilcoxons_own_test_fails_where_a_third_of_the_processes_is_far_off():
         ((1.01, 1.04, 1.07), "slower"),
         ((0.93, 0.96, 0.99), "faster"),
         ((1.01, 1.02, 1.05), "2.0% slower; whether it is more than 3% is not clear"),
-        ((0.95, 1.02, 1.08), "a change of 2.0% would have been seen"),
+        ((0.95, 1.02, 1.08), "minimum detectable change: 2.0%"),
     ],
 )
 def test_what_the_word_leaves_open_is_said_with_its_side(ends, text):
@@ -252,11 +242,3 @@ def test_what_the_word_leaves_open_is_said_with_its_side(ends, text):
     p = 0.5 if interval.low <= 1 <= interval.high else 0.01
     verdict = Verdict(Kind.INCONCLUSIVE, interval.estimate, interval, p, 0.02, interval, p)
     assert replace(verdict, kind=_kind(verdict, p)).open == text
-
-
-def test_five_pairs_cannot_give_a_95_per_cent_interval_and_six_can():
-    with pytest.raises(TooFewSamples, match="5 pairs cannot give a 95% interval"):
-        hodges_lehmann([1, 2, 3, 4, 5])
-    assert hodges_lehmann([1, 2, 3, 4, 5, 6]) == (1, 3.5, 6)
-    with pytest.raises(TooFewSamples, match="61 pairs cannot"):
-        hodges_lehmann(range(61), 1 - 1e-13)

@@ -1,6 +1,6 @@
 // What is picked at the top, every answer, chart and table follows; the choice is in the address.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
-const asked = new URLSearchParams(location.search), picks = all('#picks select'), drawn = new Map(), narrow = matchMedia('(max-width: 720px)');
+const asked = new URLSearchParams(location.search), picks = all('#picks select'), narrow = matchMedia('(max-width: 720px)');
 const chosen = name => document.getElementById(name)?.value ?? '';
 let turn = 0, queue = Promise.resolve();
 
@@ -22,11 +22,11 @@ function smallOf(panel) {
 async function draw(place) {
   const small = place.className === 'mini', caption = place.previousElementSibling;
   const panels = panelsOf(specs[place.dataset.chart], chosen('length')), shown = small ? panels.slice(0, 1).map(smallOf) : panels;
-  drawn.get(place)?.forEach(view => view.finalize());
+  place.views?.forEach(view => view.finalize());
   place.replaceChildren(...shown.map(() => Object.assign(document.createElement('div'), {className: 'plot'})));
   const look = {mode: 'vega-lite', renderer: 'svg', actions: false, logLevel: 1}, views = [];
   for (const [at, panel] of shown.entries()) views.push((await vegaEmbed(place.children[at], {...panel, description: caption.innerText}, look)).view);
-  drawn.set(place, views);
+  place.views = views;
   for (const group of all('[role=graphics-symbol]:not([aria-label])', place)) group.removeAttribute('role');
 }
 async function drawAll(mine, key) {
@@ -59,7 +59,4 @@ for (const pick of picks) {
   };
 }
 narrow.onchange = follow;
-let closed = [];
-addEventListener('beforeprint', () => { closed = all('details:not([open])'); closed.forEach(one => { one.open = true; }); });
-addEventListener('afterprint', () => closed.forEach(one => { one.open = false; }));
 follow();
