@@ -1,25 +1,22 @@
-"""Whose word can be trusted: `nano ab` beside other harnesses on this machine, quiet and loaded: `make bench`.
+"""Compare how often `nano ab` and other harnesses are right on this machine, quiet and loaded: `make bench`.
 
-Real work is timed in versions that do 0, 3, 5 or 10 % more of it. One recording per work and load holds both ways of
-collecting: blocks interleaved, and one version after the other. From it comparisons are replayed, in which any two versions
-stand for A and B, since what each does more is known and taken off; how often each harness calls B slower is printed with its
-exact 95 % interval. To the budget of `nano ab` count its starts and forks; the others have the seconds that it may measure.
-`--live N` adds N real `nano ab` comparisons per cell, as long as a user would wait for them; `--minutes` says how long the
-recording may take.
+Real work is timed in versions that do 0, 3, 5 or 10 % more of it. Each recording, of one work and load, has both ways of
+collecting: blocks interleaved, and one version after the other. Comparisons are replayed from it. Any two versions serve as A
+and B, since what each does more is known and divided out. How often each harness calls B slower is printed with its exact 95 %
+interval. The budget of `nano ab` includes its starts and forks. The others have the seconds that it may measure. `--live N`
+adds N real `nano ab` comparisons per cell, as long as a user would wait for them. `--minutes` limits the recording.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-from parts.peers import RULES, asv_interval
+from parts.peers import RULES
 from parts.recording import (
     IN_A_ROW_S,
     UNITS,
@@ -29,11 +26,9 @@ from parts.recording import (
     Generation,
     Recording,
     load,
-    read,
     record,
     repository,
     request,
-    save,
     tag,
 )
 from scipy.stats import binomtest
@@ -67,7 +62,6 @@ EFFECTS = {
 _SHARP = 0.025  # a threshold at which a true 5 % must be called regressed, or improved
 REPLAYS = 200
 _CALLED = (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED)
-_MOST_SETS = 100  # of processes, until an interval is given up
 
 
 def main() -> None:
@@ -81,29 +75,16 @@ def main() -> None:
         "--budget", type=float, default=60.0, help="seconds for a live comparison, all included"
     )
     options.add_argument(
-        "--recordings",
-        metavar="FILE",
-        help="JSON: replay these where the file is there, else keep ours in it",
-    )
-    options.add_argument(
         "--load", nargs="*", choices=("quiet", "loaded"), default=["quiet", "loaded"]
     )
     chosen = options.parse_args()
     loads = [loaded for loaded in (False, True) if ("quiet", "loaded")[loaded] in chosen.load]
     with repository() as folder, checked_out(list(map(tag, VERSIONS)), folder) as versions:
         cells = [(work, loaded) for loaded in loads for work in WORKS]
-        if chosen.recordings and Path(chosen.recordings).is_file():
-            recordings = read(Path(chosen.recordings))
-        else:
-            seconds = chosen.minutes * 60 / len(cells)
-            recordings = {}
-            for work, loaded in cells:
-                recordings[work, loaded] = record(versions, work, loaded, seconds)
-                if chosen.recordings:
-                    save(recordings, Path(chosen.recordings))
+        seconds = chosen.minutes * 60 / len(cells)
+        recordings = {cell: record(versions, *cell, seconds) for cell in cells}
         _print_ratios(recordings)
         _print_rates(recordings)
-        _print_time_to_trust(recordings)
         if chosen.live:
             _print_live(versions, loads, chosen.live, chosen.budget)
 
@@ -253,59 +234,6 @@ def _print_rates(recordings: dict[tuple[str, bool], Recording]) -> None:
 
 def _print_row(name: str, called: list[int]) -> None:
     print(f"    {name:26}" + "".join(f"{_rate(n, REPLAYS):>22}" for n in called), flush=True)
-
-
-def _print_time_to_trust(recordings: dict[tuple[str, bool], Recording]) -> None:
-    """Seconds until the interval of the ratio is ±2 %, starting of processes included, and how often it then holds."""
-    rng = np.random.default_rng(1)
-    print(
-        "\ntime to trust: seconds until the ratio's interval is ± 2 %, starts included; how often it then holds the true +5 %"
-    )
-    for (work, loaded), recording in recordings.items():
-        print(f"  {work}{', loaded' if loaded else ''}")
-        for name, until in (("nano ab", _ours_until), ("asv (99 % of single calls)", _asv_until)):
-            results = [until(recording, rng) for _ in range(REPLAYS)]
-            reached = [holds for seconds, holds in results if np.isfinite(seconds)]
-            median = float(np.median([seconds for seconds, _ in results]))
-            took = f"{median:5.1f} s" if np.isfinite(median) else "longer than the recording"
-            holds = f"; holds {_rate(sum(reached), len(reached))}" if reached else ""
-            print(f"    {name:28} {took}; reached by {len(reached)} of {len(results)}{holds}")
-    print(
-        "  the others give no interval of a ratio: pyperf, torch and a plain mean ± sd spread, hyperfine ± σ"
-    )
-
-
-def _ours_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
-    """Sets of processes one after the other, so many forked from each that has imported."""
-    pairs, seconds = Pairs(), 0.0
-    for number, chosen in enumerate(rng.choice(len(recording.generations), _MOST_SETS), 1):
-        generation = recording.generations[chosen]
-        found = _replayed_pairs(generation, EFFECTS["+5 %"], rng, Settings.budget_s)
-        pairs += found
-        seconds += _seconds(recording, generation, found, number)
-        if is_precise_enough({"": pairs}, 0.02):
-            low, _, high = compare_processes(pairs.data()[1]).interval
-            return seconds, bool(low <= 1.05 <= high)
-    return np.inf, False
-
-
-def _asv_until(recording: Recording, rng: np.random.Generator) -> tuple[float, bool]:
-    """A until its interval is tight enough, then B: the halves add in quadrature; each side takes two processes."""
-    at = int(rng.integers(len(recording.generations)))
-    seconds, medians, halves = 0.0, [], []
-    for version, units in zip(_drawn(rng), (UNITS[0], EFFECTS["+5 %"]), strict=True):
-        calls, n = np.concatenate(_in_turn(recording, at, version, units)), 10
-        while n < len(calls) and asv_interval(calls[:n]) > 0.02 / np.sqrt(2):
-            n = next_look(n)
-        if n >= len(calls):
-            return np.inf, False
-        sets = math.ceil(calls[:n].sum() / 1000 / IN_A_ROW_S)
-        at = (at + sets) % len(recording.generations)  # B follows when A is done
-        seconds += 2 * (recording.start_s + WARM_UP_S) + calls[:n].sum() / 1000
-        medians.append(np.median(calls[:n]))
-        halves.append(asv_interval(calls[:n]))
-    ratio, half = medians[1] / medians[0], np.hypot(*halves)
-    return seconds, bool(abs(ratio / 1.05 - 1) <= half)
 
 
 def _print_live(versions: list[Version], loads: list[bool], count: int, budget: float) -> None:

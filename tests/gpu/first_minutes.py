@@ -1,8 +1,8 @@
 """The first minutes on an NVIDIA GPU: what nanolib does there, compared with what must come out. `make gpu`.
 
 `python -m tests.gpu.first_minutes [PART ...]`. Parts run in order of worth, each in a process of its own with a limit: one that
-fails, breaks or hangs is written down, and the next one begins. What a part shows is written as it comes: `outputs/gpu/NAME.json`,
-a page made from it, and the database `results.sqlite` with every row. Exit code 0 when all holds, 1 when something does not, 2
+fails, breaks or hangs is written down, and the next one begins. What a part shows is written as it comes: `outputs/gpu/NAME.json`
+and the database `results.sqlite` with every row. Exit code 0 when all holds, 1 when something does not, 2
 without a GPU or where something is missing that everything needs.
 """
 
@@ -151,22 +151,12 @@ _LEAST_S = 8.0  # a part's process has hardly begun by then
 
 
 def keep(found: dict[str, Any], folder: Path) -> Path:
-    """Write what was found, whole or not at all.
-
-    Returns:
-        The file, `NAME.json`; its page lies beside it.
-    """
-    from tests.gpu import page
-
+    """Write what was found to `NAME.json`, whole or not at all."""
     name = _name(found)
-    for suffix, text in {
-        ".json": json.dumps(found, indent=1) + "\n",
-        ".html": page.html(found),
-    }.items():
-        half = folder / f"{name}{suffix}.half"
-        half.write_text(text)
-        half.replace(folder / f"{name}{suffix}")
-    return folder / f"{name}.json"
+    half, file = folder / f"{name}.half", folder / f"{name}.json"
+    half.write_text(json.dumps(found, indent=1) + "\n")
+    half.replace(file)
+    return file
 
 
 def _name(found: dict[str, Any]) -> str:

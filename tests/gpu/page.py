@@ -1,7 +1,4 @@
-"""What the first minutes have shown, as a page; and docs/gpu.md, which says what has been seen on which GPU.
-
-`python -m tests.gpu.page` writes docs/gpu.md from the results under outputs/reference/gpu.
-"""
+"""Write docs/gpu.md, which says what has been tested on which GPU: `python -m tests.gpu.page`, from outputs/reference/gpu."""
 
 from __future__ import annotations
 
@@ -10,42 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 ROOT = Path(__file__).parents[2]
 DOCS, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "outputs" / "reference" / "gpu"
-
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>nanolib on {{ found.gpu }}</title>
-<style>
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; width: 100%; table-layout: fixed }
-td { padding: .3rem .6rem; border-top: 1px solid #8886; vertical-align: top; overflow-wrap: anywhere }
-td:first-child { font-weight: 600; width: 5.5rem }
-.no { color: light-dark(#a40000, #ff9a9a) } .yes { color: light-dark(#116611, #8fe08f) }
-</style>
-<h1>nanolib on {{ found.gpu }}</h1>
-<p>torch {{ found.torch }}, {{ found.date }}: {{ held }} of {{ total }} assertions hold
-{%- if unknown %}, {{ unknown }} could not be shown here{% endif %}
-{%- if broken %}; parts that broke: {{ broken | join(", ") }}{% endif %}.</p>
-{% for part in found.parts %}
-<h2>{{ part.name }}</h2>
-<p>{{ part.seconds }} s{% if part.broke %}. <b class="no">It broke: {{ part.broke }}</b>{% endif %}</p>
-<table>
-{% for check in part.checks %}
-<tr><td class="{{ marks[check.holds][1] }}">{{ marks[check.holds][0] }}</td><td>{{ check.text }}</td><td>{{ check.found }}</td></tr>
-{% endfor %}
-</table>
-{% endfor %}
-</html>
-"""
-_MARKS = {
-    True: ("holds", "yes"),
-    False: ("does not hold", "no"),
-    None: ("not shown here", "unknown"),
-}
 
 # What is asked of the hardware, and by which tests it is walked without any.
 PATHS = {
@@ -66,15 +29,6 @@ OTHERS = {
     "AMD (ROCm)": "energy by amdsmi on stubs (`tests/meters/test_sensors.py`); FP8 is refused until it was seen",
     "Apple (MPS)": "energy by IOReport on stubs (`tests/meters/test_sensors.py`); timing waits for the device; no float64",
 }
-
-
-def html(found: dict[str, Any]) -> str:
-    """A page of its own, without anything from elsewhere."""
-    checks = [check["holds"] for part in found["parts"] for check in part["checks"]]
-    counts = {"held": checks.count(True), "total": len(checks), "unknown": checks.count(None)}
-    broken = [part["name"] for part in found["parts"] if part["broke"]]
-    environment = jinja2.Environment(autoescape=True)
-    return environment.from_string(_PAGE).render(found=found, marks=_MARKS, broken=broken, **counts)
 
 
 def markdown(results: Sequence[dict[str, Any]]) -> str:

@@ -20,60 +20,39 @@ from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
 
-class _Error(Exception):
-    pass
-
-
 class _Nvml:
     """Eight GPUs: the third may not be asked, the fifth is in parts, the seventh has power alone and is older."""
 
-    NVMLError = _Error
+    NVMLError = OSError
     NVML_FI_DEV_POWER_INSTANT = 186
 
-    def nvmlInit(self):
-        pass
+    def __init__(self):
+        def refuse(indices, value, why="Not Supported"):
+            def answer(index):
+                if index in indices:
+                    raise OSError(why)
+                return index if value is None else value
 
-    def nvmlDeviceGetCount(self):
-        return 8
+            return answer
 
-    def nvmlDeviceGetHandleByIndex(self, index):
-        if index == 2:
-            raise _Error("Insufficient Permissions")
-        return index
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        if handle in (4, 6, 7):
-            raise _Error("Not Supported")
-        return 5000
-
-    def nvmlDeviceGetFieldValues(self, handle, fields):
-        return [SimpleNamespace(nvmlReturn=3)]
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        if handle == 4:
-            raise _Error("Not Supported")
-        return 70000
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return (7, 5) if handle == 6 else (9, 0)
+        self.nvmlInit = lambda: None
+        self.nvmlDeviceGetCount = lambda: 8
+        self.nvmlDeviceGetHandleByIndex = refuse((2,), None, "Insufficient Permissions")
+        self.nvmlDeviceGetUUID = lambda gpu: f"GPU-{gpu}"
+        self.nvmlDeviceGetTotalEnergyConsumption = refuse((4, 6, 7), 5000)
+        self.nvmlDeviceGetFieldValues = lambda gpu, fields: [SimpleNamespace(nvmlReturn=3)]
+        self.nvmlDeviceGetPowerUsage = refuse((4,), 70000)
+        self.nvmlDeviceGetCudaComputeCapability = lambda gpu: (7, 5) if gpu == 6 else (9, 0)
 
 
 def test_a_gpu_that_refuses_loses_no_other():
     found = power.find_sources(nvml=_Nvml(), rapl_root=Path("nowhere"))
     sources, missing = found.sources, found.missing["NVIDIA (NVML)"]
     assert [source.of for source in sources] == [f"gpu {index}" for index in (0, 1, 3, 5, 6, 7)]
-    assert (
-        "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing
-        and "gpu 4" in missing
-    )
-    assert {source.name for source in sources[:4]} == {"nvml_counter"}
-    assert [(source.name, source.period_s) for source in sources[4:]] == [
-        ("nvml_power", 0.1),
-        ("nvml_power", 1.0),
-    ]
+    assert "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing
+    assert "gpu 4" in missing and {source.name for source in sources[:4]} == {"nvml_counter"}
+    powers = [(source.name, source.period_s) for source in sources[4:]]
+    assert powers == [("nvml_power", 0.1), ("nvml_power", 1.0)]
 
 
 def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
@@ -90,16 +69,10 @@ def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
     for device in ("cuda:0", "cuda:1", "cpu"):
         meter.EnergyMeter(device=device)
     assert asked == ["GPU-5", "GPU-1", ""]
-    names = [
-        [source.of for source in power.find_sources(nvml=_Nvml(), under_test=uuid).sources]
-        for uuid in (*asked, "MIG-4")
-    ]
-    assert [[name for name in some if "under test" in name] for some in names] == [
-        ["gpu 5 (under test)"],
-        ["gpu 1 (under test)"],
-        [],
-        [],
-    ]
+    for uuid, marked in zip((*asked, "MIG-4"), ("gpu 5", "gpu 1", "", ""), strict=True):
+        names = [one.of for one in power.find_sources(nvml=_Nvml(), under_test=uuid).sources]
+        marks = [name for name in names if "under test" in name]
+        assert marks == ([f"{marked} (under test)"] if marked else [])
 
 
 def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeypatch):
@@ -130,9 +103,8 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
 
 
 def test_a_library_that_finds_no_memory_ran_out_of_memory():
-    assert is_out_of_memory(
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    )
+    failed = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    assert is_out_of_memory(RuntimeError(failed))
     assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
 
 
@@ -185,11 +157,8 @@ def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
     for rank, stack in enumerate(("", '  File "/somewhere/model.py", line 7 in step\n')):
         (tmp_path / f"{rank}.stack").write_text(stack)
     failed = failure([{}, {}], tmp_path, None, (0, -6))
-    assert (
-        failed.details["rank"] == 1
-        and "let the others wait" in str(failed)
-        and "in step (model.py:7)" in str(failed)
-    )
+    assert failed.details["rank"] == 1 and "let the others wait" in str(failed)
+    assert "in step (model.py:7)" in str(failed)
     (tmp_path / "log").write_text("")  # no such line: it was killed
     assert str(failure([{}, {}], tmp_path, None, (0, -6))) == "rank 0 of 2 was killed by SIGABRT"
 
@@ -203,20 +172,12 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
         "init_process_group",
         lambda backend, **given: made.update(given, backend=backend),
     )
-    asked = {
-        "device": "cuda",
-        "threads": torch.get_num_threads(),
-        "rank_timeout_s": 5.0,
-        "world_size": 2,
-    }
-    asked |= {"module": "builtins", "function": "dict", "request": {"a": 7}}
+    asked = {"device": "cuda", "threads": torch.get_num_threads(), "rank_timeout_s": 5.0}
+    asked |= {"world_size": 2, "module": "builtins", "function": "dict", "request": {"a": 7}}
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
     assert answer(asked, store, 1)
-    assert (made["backend"], made["device_id"], made["rank"]) == (
-        "nccl",
-        torch.device("cuda", 1),
-        1,
-    )
+    expected = {"backend": "nccl", "device_id": torch.device("cuda", 1), "rank": 1}
+    assert made.items() >= expected.items()
     assert results_in(store, 2) == [{}, {"answer": {"a": 7}}]
 
 
@@ -230,19 +191,13 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         return SimpleNamespace(replay=call), captures[-1][-1]
 
     monkeypatch.setattr(optimize, "captured", captured)
-    overrides = {
-        "num_layers": 2,
-        "d_model": 32,
-        "num_heads": 2,
-        "vocab_size": 97,
-        "context_length": 9,
-    } | changes
+    overrides = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 97} | changes
+    overrides["context_length"] = 9
     model = create_model(NanoConfig.from_preset("decoder_tiny", **overrides), "cpu", seed=0).eval()
     prompt = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(1))
     eager = generation_of(model, prompt, 4)
-    monkeypatch.setattr(
-        torch, "empty", lambda *args, **more: torch.full(*args, torch.nan, **more)
-    )  # any memory may hold it
+    # any memory may contain it
+    monkeypatch.setattr(torch, "empty", lambda *a, **more: torch.full(*a, torch.nan, **more))
     graph = generation_of(model, prompt, 4, captured=True)
     monkeypatch.undo()
     monkeypatch.setattr(optimize, "captured", captured)
@@ -250,9 +205,8 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         eager.prefill(), graph.prefill()
         for _ in range(6):  # and beyond the last token it begins anew
             eager.decode(), graph.decode()
-            assert (
-                torch.equal(eager.token, graph.token) and eager.cache.length == graph.cache.length
-            )
+            assert torch.equal(eager.token, graph.token)
+            assert eager.cache.length == graph.cache.length
     assert len(captures) == 1  # whatever the position
     for one, other in zip(eager.cache.tensors, graph.cache.tensors, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

@@ -89,14 +89,3 @@ RULES = {
     "asv's Mann-Whitney": asv_compare,
     "20 trials, mean ± sd": plain_means,
 }
-
-
-def asv_interval(calls: np.ndarray) -> float:
-    """Half the width of asv's 99 % interval of the median, as a share: order statistics of single calls."""
-    n = len(calls)
-    reach = 2.576 * math.sqrt(n) / 2
-    low, high = math.floor(n / 2 - reach), math.ceil(n / 2 + reach)
-    if low < 0 or high >= n:
-        return math.inf
-    ordered = np.sort(calls)
-    return float((ordered[high] - ordered[low]) / 2 / np.median(calls))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import random
 import subprocess
@@ -104,49 +103,13 @@ class Recording:
 
     Attributes:
         generations: Its sets of processes.
-        start_s: How long a process takes that imports everything, its first two calls included.
-        fork_server_s: How long that takes from which others are forked.
-        fork_s: How long two take that are forked from it, their first calls included.
+        fork_server_s: How long the process takes from which others are forked.
+        fork_s: How long two forked processes take, their first calls included.
     """
 
     generations: list[Generation]
-    start_s: float
     fork_server_s: float = 0.0
     fork_s: float = 0.0
-
-
-def save(recordings: dict[tuple[str, bool], Recording], path: Path) -> None:
-    """Keep recordings by work and load, as JSON."""
-    cells = [
-        {
-            "work": work,
-            "loaded": loaded,
-            "seconds": [recording.start_s, recording.fork_server_s, recording.fork_s],
-            "generations": [
-                {
-                    "pairs": generation.pairs.tolist(),
-                    "calls": [calls.tolist() for calls in generation.calls],
-                }
-                for generation in recording.generations
-            ],
-        }
-        for (work, loaded), recording in recordings.items()
-    ]
-    path.write_text(json.dumps(cells), encoding="utf-8")
-
-
-def read(path: Path) -> dict[tuple[str, bool], Recording]:
-    """What `save` kept."""
-
-    def generation(cell: dict) -> Generation:
-        return Generation(np.array(cell["pairs"]), [np.array(calls) for calls in cell["calls"]])
-
-    return {
-        (cell["work"], cell["loaded"]): Recording(
-            [generation(one) for one in cell["generations"]], *cell["seconds"]
-        )
-        for cell in json.loads(path.read_text(encoding="utf-8"))
-    }
 
 
 def request(work: str) -> dict[str, object]:
@@ -157,7 +120,7 @@ def request(work: str) -> dict[str, object]:
 def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
     """Both ways of collecting in turn, in processes that are often replaced."""
     with load(loaded), Processes(versions, 120, fork=True) as sides:
-        recording = Recording([], _seconds_to_start(versions[0], work))
+        recording = Recording([])
         end, forks = time.monotonic() + seconds, []
         while time.monotonic() < end or len(recording.generations) < PROCESS_PAIRS:
             begun = time.monotonic()
@@ -182,14 +145,6 @@ def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> 
         flush=True,
     )
     return recording
-
-
-def _seconds_to_start(version: Version, work: str) -> float:
-    begun = time.monotonic()
-    with VersionProcess(version, 120) as process:
-        process.ask(**request(work), rows=False)
-        process.time_block(2, keep=False)
-        return time.monotonic() - begun
 
 
 def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.ndarray:
