@@ -1,4 +1,4 @@
-"""How far runs of one revision lie apart on one machine: what two runs must differ by before a gate may fail."""
+"""Estimate the spread between runs of one revision on one machine, beyond which a gate may fail."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 
 from nanolib.stats.compare import Spread
 
-LEAST_RUNS = 3  # of one revision on one machine: fewer say too little of what the next one may be
-RECENT_RUNS = 60  # of an experiment on a machine: what the spread is sought in
+LEAST_RUNS = 3  # of one revision on one machine; fewer do not show what the next one may be
+RECENT_RUNS = 60  # of an experiment on a machine, from which the spread is estimated
 UNKNOWN = "spread between runs unknown; nano ab decides"
 _KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
 
@@ -20,7 +20,7 @@ Repeats = Mapping[tuple[str, ...], pd.DataFrame]
 
 
 def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFrame]:
-    """Each timing's runs of committed revisions.
+    """Return the runs of committed revisions for each timing.
 
     Args:
         figures: As `Store.figures` gives them, of one database or two that may share runs.
@@ -31,11 +31,11 @@ def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFra
 
 
 def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None:
-    """The standard deviation from run to run of a timing, pooled over revisions; None where no revision has three runs.
+    """Return the standard deviation of a timing between runs, pooled over revisions; None if no revision has three runs.
 
     Args:
-        of: The runs that are known.
-        timing: A row of the run that is judged, which does not count itself: it may be the slow one.
+        of: The known runs.
+        timing: A row of the run that is judged. That run is left out, because it may be the slow one.
     """
     runs = of.get(tuple(timing[name] for name in _KEY))
     if runs is None:

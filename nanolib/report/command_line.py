@@ -7,7 +7,7 @@ import traitlets
 
 
 class CommandLine(anywidget.AnyWidget):
-    """Text of a command beside a button that puts it on the clipboard; where a browser forbids that, it is selected instead.
+    """Text of a command with a button that copies it; if the browser forbids that, the text is selected instead.
 
     Attributes:
         text: The command.

@@ -1,4 +1,4 @@
-"""By what a chart's points and a table's lines follow the page's choice of a length, and which run they are of."""
+"""Add to a chart's data the sequence length by which the page filters, and the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SOURCES = {"link_run": ("run_id",), "link_n": ("factor.seq_len", "seq_len")}
 
 
 def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
-    """The columns `link_run` and `link_n`, as far as rows or a table have them, without the column `but`."""
+    """Return the columns `link_run` and `link_n`, as far as rows or a table have them, without the column `but`."""
     return {
         column: frame[source]
         for column, sources in _SOURCES.items()
@@ -21,11 +21,11 @@ def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
 
 
 def link_columns(frame: pd.DataFrame) -> list[str]:
-    """Those of the columns that `links` gives which a chart's data has."""
+    """Return the names of the columns of `links` that a chart's data has."""
     return [name for name in _SOURCES if name in frame]
 
 
 def followed(data: pd.DataFrame) -> pd.DataFrame:
-    """A chart's data with those columns in the place of what they come from."""
+    """Replace the columns of a chart's data by those of `links`."""
     known = [name for name in ("run_id", "name", "seq_len") if name in data]
     return data.assign(**links(data)).drop(columns=known)

@@ -51,11 +51,8 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         rows: Measurements of any experiments.
         runs: Their runs, with `experiment`, `machine_id` and `started`.
     """
-    newest = (
-        runs.sort_values("started", kind="stable")
-        .drop_duplicates("experiment", keep="last")
-        .set_index("experiment")["machine_id"]
-    )
+    ordered = runs.sort_values("started", kind="stable")
+    newest = ordered.groupby("experiment")["machine_id"].last()
     return rows[rows["machine_id"] == rows["experiment"].map(newest)] if len(rows) else rows
 
 

@@ -1,7 +1,7 @@
-"""Charts that show everywhere: interactive in JupyterLab (offline, untrusted), a picture on a code host and in nbconvert.
+"""Render charts everywhere: interactive in JupyterLab (offline, untrusted), a picture on a code host and in nbconvert.
 
-JupyterLab bundles Vega 5; Altair writes Vega-Lite 6, whose layered and selectable charts that bundle cannot draw. Compiled to
-Vega 5 beforehand they work, with a PNG beside them for everything that draws no Vega.
+JupyterLab bundles Vega 5. Altair writes Vega-Lite 6, whose layered charts that bundle does not draw. So charts are compiled to
+Vega 5, with a PNG for everything that does not draw Vega.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CONTROL = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|\\[bfr]")  # as JS
 
 
 def compiled(spec: dict[str, Any], vl_version: str = PAGE_VERSION) -> dict[str, Any]:
-    """Compile Vega-Lite to Vega; over a control character in any text vl-convert would abort the whole process."""
+    """Compile Vega-Lite to Vega. A control character in any text would make vl-convert abort the whole process."""
     clean = _without_control(spec) if _CONTROL.search(json.dumps(spec)) else spec
     return vl_convert.vegalite_to_vega(clean, vl_version=vl_version)
 
@@ -44,19 +44,19 @@ def _without_control(value: Any) -> Any:
 
 
 def unchecked() -> contextlib.AbstractContextManager[Any]:
-    """Altair checks no chart against its schema: the tests let it check every one, and it takes as long as drawing them."""
+    """Stop Altair from checking charts against its schema, which takes as long as drawing them; the tests check every chart."""
     return schemapi.debug_mode(False)
 
 
 @functools.cache
 def javascript() -> str:
-    """Vega for a page of our own. Bundling takes seconds, so that what came out is kept in the user's cache folder."""
+    """Return Vega for a page of our own. Bundling takes seconds, so the result is kept in the user's cache folder."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanolib"
     kept = folder / f"vega-{PAGE_VERSION}-{vl_convert.__version__}.js"
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle(vl_version=PAGE_VERSION)
-    with contextlib.suppress(OSError):  # a home that cannot be written: the next report bundles it
+    with contextlib.suppress(OSError):  # if the home is read-only, the next report bundles it again
         folder.mkdir(parents=True, exist_ok=True)
         half = kept.with_suffix(f".{os.getpid()}")
         half.write_text(bundle, encoding="utf-8")
@@ -65,13 +65,13 @@ def javascript() -> str:
 
 
 def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
-    """A chart whose `chart` can be set anew; offline, or it would ask the network for Vega."""
+    """Return a chart whose `chart` can be replaced; offline, or it would request Vega from the network."""
     alt.JupyterChart.enable_offline()
     return alt.JupyterChart(chart, embed_options={"actions": False})
 
 
 def _palette(picture: bytes) -> bytes:
-    """A PNG in 256 colors, which a chart has; an eighth of the bytes that vl-convert's four channels take."""
+    """Reduce a PNG to 256 colors, which are enough for a chart and take an eighth of the bytes."""
     from PIL import Image
 
     packed = io.BytesIO()
@@ -124,7 +124,7 @@ def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 def enable() -> None:
-    """Show Altair charts in this notebook through the renderer above, unchecked."""
+    """Show Altair charts in this notebook by the renderer above, unchecked."""
     schemapi.DEBUG_MODE = False
     alt.renderers.register("nanolib", _mime_bundle)
     alt.renderers.enable("nanolib")

@@ -1,4 +1,4 @@
-"""The roofline: each timing as a point under the ceilings that its own run measured, bound by arithmetic or by memory.
+"""The roofline: each timing as a point under the peak rates of its own run, compute-bound or memory-bound.
 
 Source: Williams, Waterman & Patterson (2009).
 """
@@ -28,13 +28,13 @@ _BANDWIDTH = Column("bandwidth", "", "ceiling_bytes", interval=True)
 
 
 def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """One line per timing of an experiment whose work and traffic are known, in a run that measured its ceilings.
+    """Return one line per timing with known FLOPs and bytes, in a run that measured its peak rates.
 
     Returns:
         Columns: `case`, `name`, `dtype`, `scope`, `intensity` (FLOP per byte: formulas only), `achieved` with `low` and `high`,
-        `attainable` (the lower of the two ceilings at this intensity) in FLOP/s and `share`, each with `low` and `high`
-        (the widest that timing and ceilings allow), `bound` (`compute` or `memory`), `ridge` (the intensity at which the two
-        ceilings meet), `peak`, `bandwidth`.
+        `attainable` (the lower of the two peak rates at this intensity) in FLOP/s and `share`, each with `low` and `high`
+        (the widest that timing and peak rates allow), `bound` (`compute` or `memory`), `ridge` (the intensity at which the two
+        peak rates meet), `peak`, `bandwidth`.
     """
     rows = of_experiment(rows, experiment)
     achieved = pick(rows, "flops_per_second")
@@ -44,7 +44,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     factors = [f"factor.{name}" for name in _CASE if f"factor.{name}" in achieved]
     table = achieved[[*key, *factors]].rename(columns=lambda name: name.removeprefix("factor."))
     table = add_metric_columns(table, rows, _TIMED, key)
-    # a ceiling is of a type, or of the copy
+    # a peak rate is of a dtype, or of the copy
     table = add_metric_columns(
         table, rows.assign(dtype=rows["scope"]), [_PEAK], ["run_id", "dtype"]
     )
@@ -55,7 +55,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
         table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
     table["intensity"] = table["flops"] / table["moved"]
     table["ridge"] = table["peak"] / table["bandwidth"]
-    for end in ("", "_low", "_high"):  # the ceiling itself where an end is not known
+    for end in ("", "_low", "_high"):  # the peak rate itself if an end is not known
         flops = table[f"peak{end}"].fillna(table["peak"])
         copied = table[f"bandwidth{end}"].fillna(table["bandwidth"])
         table[f"attainable{end}"] = np.minimum(flops, table["intensity"] * copied)
@@ -92,24 +92,8 @@ def roofline_chart(experiment: str) -> Chart:
             }
         )
         points["hue"] = points["series"].map(hues(points["series"]))
-        low, high = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
-        roofs = [
-            {
-                "panel": panel,
-                "series": f"{dtype} peak",
-                "x": x,
-                "pred": min(peak, x * bandwidth),
-                "hue": "base",
-                "link_run": run[:8],
-            }
-            for panel in dict.fromkeys(points["panel"])
-            for (dtype, peak, bandwidth, run), _ in table.groupby(
-                ["dtype", "peak", "bandwidth", "run_id"], sort=False
-            )
-            for x in (low, peak / bandwidth, high)
-        ]
         return plot(
-            pd.concat([points, pd.DataFrame(roofs)], ignore_index=True),
+            pd.concat([points, _peaks(table, points)], ignore_index=True),
             f"Under the roofline{shared}",
             subtitle=[
                 "Left of the bend memory is the limit, right of it arithmetic. Dashed: peak rates, measured in the same run.",
@@ -126,27 +110,40 @@ def roofline_chart(experiment: str) -> Chart:
     return chart
 
 
+def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Return the peak rates of each run and type as lines, the same in every panel."""
+    lines = table[["dtype", "peak", "bandwidth", "ridge", "run_id"]].drop_duplicates()
+    panels = points[["panel"]].drop_duplicates()
+    ends = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
+    lines = pd.concat([lines.assign(x=x) for x in (ends[0], lines["ridge"], ends[1])])
+    found = panels.merge(lines, how="cross")
+    rate = np.minimum(found["peak"], found["x"] * found["bandwidth"])
+    runs = found["run_id"].str[:8]
+    series = found["dtype"] + " peak"
+    columns = {"series": series, "pred": rate, "hue": "base", "link_run": runs}
+    return found[["panel", "x"]].assign(**columns)
+
+
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
-    """What binds each kind of timing, and the best share of it that was reached."""
+    """Say whether each kind of timing is compute-bound or memory-bound, and which share of the roofline it reaches at best."""
     table = roofline_table(rows, experiment)
     if table.empty:
         return []
     findings = []
-    table = table[table["attainable"] > 0]  # without work there is no share of a ceiling
+    table = table[table["attainable"] > 0]  # without work there is no share of a peak rate
     for scope, group in table.groupby("scope", sort=False):
         best = group.sort_values("share").iloc[-1]
         counts = group["bound"].value_counts().items()
         kinds = (f"{bound}-bound in {count} of {len(group)} cases" for bound, count in counts)
         roof, next_step = scaled(best["attainable"], "FLOP/s"), ""
         evidence = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
-        if best["share_low"] > 1:  # a share of more than all there is would be no share
-            reached = scaled(best["achieved"], "FLOP/s")
-            evidence = f"{best['case']} reaches {reached}, above the roofline's {roof}: "
-            if best["bound"] == "memory":
-                evidence += "part of its data stays in a cache"
-            else:
-                evidence += "the peak rate was measured too low"
+        if best["share_low"] > 1:
+            why = "part of its data stays in a cache"
+            if best["bound"] == "compute":
+                why = "the peak rate was measured too low"
                 next_step = "run nano doctor on an idle machine"
+            reached = scaled(best["achieved"], "FLOP/s")
+            evidence = f"{best['case']} reaches {reached}, above the roofline's {roof}: {why}"
         share = Estimate.of(best, "share", name=best["case"])
         answer = f"{scope.replace('_', ' ').capitalize()} is {join_words(kinds)}"
         findings.append(Finding(answer, evidence, next_step, figures=(share,)))

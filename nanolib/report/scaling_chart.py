@@ -1,4 +1,4 @@
-"""One metric of cases over their sequence length: points with intervals, and predictions dashed."""
+"""Draw one metric of cases over their sequence length: points with intervals, predictions dashed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scaling_chart(
     others: Sequence[str],
     share: bool = False,
 ) -> Chart:
-    """A chart of one metric of an experiment's cases over their sequence length.
+    """Return what draws one metric of an experiment's cases over their sequence length.
 
     Args:
         experiment: Whose cases.
@@ -37,14 +37,16 @@ def scaling_chart(
         title: Of the chart.
         subtitle: Its lines.
         scopes: Scope → the title of its panel.
-        others: Factors that tell series of one name apart.
+        others: Factors in which series of one name may differ.
         share: Whether the metric is a share, on an axis from zero.
     """
 
     def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
         rows = of_experiment(rows, experiment)
-        found = pick(rows, metric)
-        found = found[found["scope"].isin(list(scopes))]
+        measured = pick(rows, metric)
+        if measured.empty:
+            return empty_chart(title, why_empty(rows, experiment))
+        found = pd.concat([measured[measured["scope"] == scope] for scope in scopes])
         if found.empty:
             return empty_chart(title, why_empty(rows, experiment))
         found, shared = short_names(found)
@@ -63,8 +65,6 @@ def scaling_chart(
                 **links(found),
             }
         )
-        order = {panel: at for at, panel in enumerate(scopes.values())}
-        data = data.sort_values("panel", key=lambda panels: panels.map(order), kind="stable")
         unit = METRICS[metric].unit
         axis = METRICS[metric].title + ("" if unit == "1" else f" ({unit})")
         return plot(
@@ -82,7 +82,7 @@ def scaling_chart(
 
 
 def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
-    """A name per series of the factors that vary, its own last; and the one that all share, for the title."""
+    """Name each series by the factors that vary, its own name last; return the name that all share too, for the title."""
     names = [*others, "name"]
     varying = [name for name in names if rows[f"factor.{name}"].astype(str).nunique() > 1]
     parts = [_words(name, rows[f"factor.{name}"]) for name in varying or ["name"]]

@@ -1,4 +1,4 @@
-"""What the report is made of: sections that experiments hand to it, and the parts that come of them."""
+"""The report's sections, which experiments declare, and the parts that are made from them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class CaseTable:
     """One table of a section.
 
     Attributes:
-        of: Makes it of rows of any experiments.
-        columns: Column → title, of those that people see: at most ten. Its file has all of them.
+        of: Makes the table from rows of any experiments.
+        columns: Column → title, of those that people see, at most ten. Its file has all of them.
     """
 
     of: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
 
     def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """The table for people."""
+        """Return the table for people."""
         return tables.readable(self.of(rows), self.columns)
 
 
@@ -37,9 +37,9 @@ class Section:
     Attributes:
         experiment: Whose rows answer it.
         question: In words.
-        charts: File name → what draws it, the one that answers first, at most three.
+        charts: File name → what draws it, at most three; the first one answers the question.
         tables: Title → table, the main one first.
-        verdict: What the rows say.
+        verdict: Makes the findings.
         files: File name → what draws it, of charts that are written and not shown.
     """
 
@@ -51,7 +51,7 @@ class Section:
     files: Mapping[str, Chart] = field(default_factory=dict)
 
     def main_chart(self, rows: pd.DataFrame) -> alt.TopLevelMixin:
-        """The first chart that can be drawn of the rows, or the one that says why none can."""
+        """Return the first chart that can be drawn, or the one that says why none can."""
         drawings = [*self.charts.values(), *self.files.values()]
         for draw in drawings:
             if not is_empty(chart := draw(rows)):
@@ -59,7 +59,7 @@ class Section:
         return drawings[0](rows)
 
     def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
-        """The main table, which says where nothing was measured, and the others that have a line."""
+        """Return the main table, which may say that nothing was measured, and the others that have a line."""
         main = next(iter(self.tables))
         return {
             title: table
@@ -70,18 +70,18 @@ class Section:
 
 @dataclass(frozen=True)
 class Part:
-    """One heading of the report, and all that is under it.
+    """One heading of the report with its content.
 
     Attributes:
-        name: Tells it from others.
-        title: The heading: a question.
-        verdict: What is said first.
+        name: Its name, different from all others.
+        title: The heading, a question.
+        verdict: The findings.
         charts: File name → chart.
         tables: Title → the table with all columns, and as people read it.
-        machine: Which machine answers; empty for what is of all of them.
+        machine: The machine whose rows answer; empty for all machines.
         newest: Whether the question's newest run is of this machine.
-        rows: What a machine answers by.
-        by_length: Sequence length → what is said of it alone, first.
+        rows: The rows that answer.
+        by_length: Sequence length → the findings of only that length.
         files: File name → chart that is written and not shown.
     """
 
@@ -98,5 +98,5 @@ class Part:
 
     @property
     def said(self) -> dict[str, Sequence[Finding]]:
-        """Sequence length → what is said of it; of all of them at the empty text."""
+        """Sequence length → its findings; those of all lengths under the empty text."""
         return {"": self.verdict} | {str(length): said for length, said in self.by_length.items()}

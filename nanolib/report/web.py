@@ -11,7 +11,6 @@ import pandas as pd
 
 from nanolib.report import renderer
 from nanolib.report.display import Lines, Table
-from nanolib.report.filters import links
 from nanolib.report.section import Part
 from nanolib.report.theme import is_empty, variables, with_variables
 
@@ -21,7 +20,7 @@ _PAGE = Path(__file__).parent / "page_files"
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
     """Return a table for people, without empty columns; its lines have their sequence lengths."""
     filled = [not set(readable[name]) <= {"", "—"} for name in readable]
-    lengths = links(whole).get("link_n", pd.Series(float("nan"), index=whole.index))
+    lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
     return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
 
 
@@ -48,9 +47,8 @@ def web_page(
         machines: All machines of the store.
         left_out: How many cases are not shown.
     """
-    loader = jinja2.FileSystemLoader(_PAGE)
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, undefined=jinja2.StrictUndefined
     )
     drawn = [name for part in parts for name, chart in part.charts.items() if not is_empty(chart)]
     used = machines[machines["machine_id"].isin(runs["machine_id"])]

@@ -1,1 +1,1 @@
-"""Statistics that know nothing of torch, devices or rows: arrays in, intervals and labels out."""
+"""Statistics of arrays: intervals, verdicts and labels, without torch, devices or rows."""

@@ -1,4 +1,4 @@
-"""Change points: where the level of a series changed."""
+"""Find where the level of a series changed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
 MIN_SEGMENT = 2  # values between two changes of a series of timings
-LEAST_RUNS = 3  # of a history on either side of a change: one or two that stick out are a spike
+LEAST_RUNS = 3  # of a history on either side of a change; one or two that stick out are a spike
 LEAST_HISTORY = 2 * LEAST_RUNS  # runs that can show one
 PENALTY = 8.0  # per ln n: larger finds fewer changes
 _NEAR = 8  # runs on either side of a change whose noise it must exceed, since noise may grow while the level stays
 _RECENT = 10  # runs before the last ones, whose noise is that of now
 _ALARMS = 0.01  # share of level histories in which a run may stick out
-_FAR = (
-    5.0  # deviations by its own interval: what lies nearer to the level before does not stick out
-)
+_FAR = 5.0  # deviations by its own interval: what is nearer to the level before does not stick out
 
 
 def step_noise(series: ArrayLike) -> float:
-    """Standard deviation by the steps between neighbors, which a few changes of level barely touch."""
+    """Return the standard deviation by the steps between neighbors, which a few changes of level hardly affect."""
     steps = np.diff(np.asarray(series, dtype=float))
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
 
 
 def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -> list[int]:
-    """Where the level of a series changes: PELT with the L2 cost.
+    """Find where the level of a series changes, by PELT with the L2 cost.
 
     Args:
         series: Shape [n], in units of its own noise.
-        penalty: What one more change must gain in squared deviation.
-        least: Values between two changes.
+        penalty: The squared deviation that one more change must save.
+        least: The fewest values between two changes.
 
     Returns:
         Indices of the first value after each change.
@@ -43,7 +41,7 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
     import ruptures  # imported here: it is needed once per measurement, not at import
 
     x = np.asarray(series, dtype=float)
-    # the linear kernel is the L2 cost; this search is compiled, `ruptures.Pelt` took hundreds of times as long
+    # The linear kernel is the L2 cost. This search is compiled; `ruptures.Pelt` takes hundreds of times as long.
     search = ruptures.KernelCPD(kernel="linear", min_size=least).fit(x[:, None])
     return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
@@ -51,17 +49,17 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
 def changes_of_level(
     values: ArrayLike, uncertainty: ArrayLike, least: float
 ) -> list[tuple[int, float]]:
-    """Where a history of estimates changed, and by which factor.
+    """Find where a history of estimates changed, and by which factor.
 
-    The scale is the larger of the noise between neighbors and the estimates' own uncertainty, so that neither a quiet
-    stretch nor a wide interval makes a change of nothing. A change must also exceed the noise near it: noise that grows at a
-    constant level is no change. One or two values that stick out are no level, wherever they lie:
-    the medians of five neighbors, in which changes are sought, do not show them.
+    The scale is the larger of the noise between neighbors and the estimates' own uncertainty. So neither a quiet stretch nor a
+    wide interval looks like a change. A change must also exceed the noise near it, because noise may grow at a constant level.
+    One or two values that stick out do not make a level: the medians of five neighbors, in which changes are sought, do not show
+    them.
 
     Args:
-        values: Estimates in the order taken, shape [n], above 0; with n < 6 nothing can be said.
+        values: Estimates in the order taken, shape [n], above 0. With n < 6 there is no change.
         uncertainty: Half-width of each one's 95 % interval as a share, shape [n].
-        least: Changes by a smaller share are left out.
+        least: The smallest change that counts, as a share.
 
     Returns:
         Index of the first value after each change, and the ratio of the level after to that before.
@@ -84,7 +82,7 @@ def changes_of_level(
 def _beyond_local_noise(
     bounds: list[int], smooth: np.ndarray, logs: np.ndarray, uncertainty: np.ndarray
 ) -> list[int]:
-    """The bounds whose change is worth the penalty in units of the noise near them, found by dropping the weakest one by one."""
+    """Drop the weakest bounds one by one until each change is worth the penalty, in units of the noise near it."""
     while len(bounds) > 2:
         levels = np.repeat(levels_between(logs, bounds), np.diff(bounds))
         gains = [
@@ -100,20 +98,20 @@ def _beyond_local_noise(
 
 
 def _gain(before: np.ndarray, after: np.ndarray) -> float:
-    """By how much the squared deviation falls if two neighboring segments have a level each."""
+    """Return how much squared deviation it saves if two neighboring segments have a level each."""
     share = len(before) * len(after) / (len(before) + len(after))
     return share * float(after.mean() - before.mean()) ** 2
 
 
 def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> float:
-    """The larger noise of the runs before and after a change; near an end the window reaches across the change."""
+    """Return the larger noise of the runs before and after a change; near an end the window includes the change."""
     last = max(0, len(residuals) - _NEAR)
     starts = (min(max(0, at - _NEAR), last), min(at, last))
     return max(_history_noise(residuals[a : a + _NEAR], uncertainty[a : a + _NEAR]) for a in starts)
 
 
 def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
-    """The median of each segment from one bound to the next.
+    """Return the median of each segment from one bound to the next.
 
     Example:
         >>> levels_between(np.array([1.0, 2.0, 3.0, 7.0]), [0, 3, 4])
@@ -125,7 +123,7 @@ def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
 def find_recent_outlier(
     values: ArrayLike, uncertainty: ArrayLike, least: float
 ) -> tuple[int, float] | None:
-    """The last one or two values where they lie apart from those before: a change, or a spike, as further runs will tell.
+    """Find whether the last one or two values stick out from those before; further runs show if it is a change or a spike.
 
     Args:
         values: As in `changes_of_level`.
@@ -133,10 +131,10 @@ def find_recent_outlier(
         least: As in `changes_of_level`.
 
     Returns:
-        Index of the first of them, and their ratio to the median of the level before them; None where they do not.
+        Index of the first of them, and their ratio to the median of the level before; None if they do not stick out.
 
-    Source: Student's prediction interval for one more value, from those since the last change of level; it is wide for a few.
-    The noise may have grown, so the interval is the wider of all these values and of the latest ten.
+    Source: Student's prediction interval for one more value, from those since the last change of level. It is wide for few values.
+    The noise may have grown, so the interval is the wider one of all these values and of the latest ten.
     """
     x, widths = np.asarray(values, dtype=float), np.asarray(uncertainty, dtype=float)
     for index in (len(x) - LEAST_RUNS + 1, len(x) - 1):
@@ -152,18 +150,18 @@ def find_recent_outlier(
 
 
 def _prediction_reach(level: np.ndarray) -> float:
-    """How far from the mean of a level one more value lies, at most."""
+    """Return how far from the mean of a level one more value may be."""
     student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))  # two sides, and two looks
     return student * float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
 
 
 def _history_noise(logs: np.ndarray, widths: np.ndarray) -> float:
-    """Standard deviation of estimates about their level: what neighbors or their own intervals say, whichever is larger."""
+    """Return the standard deviation of estimates about their level, by their neighbors or their own intervals; the larger one."""
     return max(step_noise(logs), float(np.median(widths)) / 1.96, 1e-4)
 
 
 def median_of_neighbors(series: np.ndarray) -> np.ndarray:
-    """The median of each value's five neighbors, itself included; at the ends that of the first or last five."""
+    """Return the median of each value and its four neighbors; at the ends that of the first or last five."""
     width = 2 * LEAST_RUNS - 1
     medians = np.median(np.lib.stride_tricks.sliding_window_view(series, width), axis=1)
     return np.pad(medians, LEAST_RUNS - 1, mode="edge")

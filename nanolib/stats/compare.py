@@ -32,11 +32,11 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Spread:
-    """How far runs of the same code lie apart.
+    """The spread between runs of the same code.
 
     Attributes:
         sd: Standard deviation from run to run, in logarithms.
-        freedom: Degrees of freedom behind it.
+        freedom: Its degrees of freedom.
     """
 
     sd: float
@@ -48,12 +48,12 @@ class Verdict:
     """One comparison of B with A.
 
     Attributes:
-        kind: What is said of it.
+        kind: The verdict in one word.
         ratio: B / A, the estimate.
         interval: The ratio with its 95 % interval.
-        p: Of "no difference", two-sided; adjusted where many were judged together.
-        minimum_detectable_effect: The share by which B must differ to be seen 80 times in 100 with as many blocks.
-        equivalence: The ratio with its 90 % interval, which two one-sided tests at 5 % ask for.
+        p: Of "no difference", two-sided; adjusted if many were judged together.
+        minimum_detectable_effect: The change, as a share, that is found 80 times in 100 with as many blocks.
+        equivalence: The ratio with its 90 % interval, for two one-sided tests at 5 %.
         raw_p: p before any adjustment.
         threshold: The share from which a change counts.
         direction: Which way is better.
@@ -71,7 +71,7 @@ class Verdict:
 
     @property
     def worse(self) -> float:
-        """By which share B is worse than A; negative when it is better."""
+        """The share by which B is worse than A; negative if it is better."""
         return self.ratio - 1 if self.direction is Direction.LOWER else 1 / self.ratio - 1
 
     @property
@@ -98,7 +98,7 @@ def compare_paired(
     threshold: float = THRESHOLD,
     direction: Direction = Direction.LOWER,
 ) -> Verdict:
-    """Compare blocks that were measured in pairs, A and B back to back in random order: drift hits both alike.
+    """Compare blocks that were measured in pairs, A and B one after the other in random order: drift affects both alike.
 
     Args:
         base: Block medians of A, shape [n], positive; n >= 6.
@@ -130,9 +130,9 @@ def compare_paired(
 
 
 def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[float, float]:
-    """The levels of A and B to show beside their ratio: their medians, moved so that B / A is that ratio.
+    """Return levels of A and B to show with their ratio: their medians, moved so that B / A is that ratio.
 
-    The ratio of pairs is not that of the two medians. Pairs that were slow as a whole move either median, and the ratio not.
+    The ratio of pairs is not that of the two medians. A pair that is slow as a whole moves a median and not the ratio.
 
     Args:
         base: Block times of A, shape [n].
@@ -162,8 +162,8 @@ def compare(
         current: Block medians of B, shape [m], m >= 6.
         threshold: As in `compare_paired`.
         direction: As in `compare_paired`.
-        spread: How far runs of the same code lie apart. Blocks of one run do not show it; without it, a difference of two runs
-            says nothing of two versions.
+        spread: The spread between runs of the same code, which blocks of one run do not show. Without it, a difference of two
+            runs may not be one of two versions.
 
     Returns:
         The verdict by Welch's test on logarithms. With a spread, also by a t-test on the two runs; p is the larger one, and the
@@ -182,7 +182,7 @@ def compare(
         spreads.append((math.sqrt(variance), variance**2 / sum(shares)))
     if spread is not None and spread.sd:
         spreads.append((math.sqrt(2) * spread.sd, spread.freedom))
-    if not spreads:  # the clock is so coarse that nothing varies
+    if not spreads:  # nothing varies, because the clock is coarse
         same = Interval(difference, difference, difference)
         return _verdict([same, same], float(difference == 0), 0.0, threshold, direction)
     p = max(2 * float(stdtr(freedom, -abs(difference) / error)) for error, freedom in spreads)
@@ -197,11 +197,11 @@ def compare(
 def compare_processes(
     ratios: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
 ) -> Verdict:
-    """Compare two versions by a ratio for each pair of processes, of which some lie far off.
+    """Compare two versions by a ratio for each pair of processes, of which some are far off.
 
-    How a process comes to lie on the cores and in memory is an effect of its own: in most pairs one or two per cent, but now and
-    then one of the two runs a quarter slower for all of its life. Whose it is, is chance; so the centre is found by a test that a
-    symmetric share of such pairs does not move, and that stands before anything is measured.
+    The position of a process on the cores and in memory is an effect of its own. In most pairs it is one or two percent, but
+    sometimes one of the two runs a quarter slower for all of its life. Which one is chance. So the center is found by a test that
+    a symmetric share of such pairs does not move.
 
     Args:
         ratios: B / A for each pair of processes, shape [n], positive; n >= 6.
@@ -209,7 +209,7 @@ def compare_processes(
         direction: As in `compare_paired`.
 
     Returns:
-        The verdict; estimate, interval and p by signed ranks capped at a quarter, so that none contradicts another.
+        The verdict, with estimate, interval and p by signed ranks capped at a quarter, which never contradict each other.
 
     Raises:
         TooFewSamples: Fewer than six pairs.
@@ -224,7 +224,7 @@ def compare_processes(
 
 
 def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the same verdicts with p adjusted for how many there are, which bounds the chance of any false alarm.
+    """Return the verdicts with p adjusted for their number, which bounds the chance of any false alarm.
 
     Args:
         verdicts: Of all cases.
@@ -245,12 +245,12 @@ def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         if len(x) < 6:
             raise TooFewSamples(f"{name}: {len(x)} blocks are too few to compare; take at least 6")
         if not (np.isfinite(x) & (x > 0)).all():
-            raise BadInput(f"{name}: holds values that are not above 0; give times, rates or sizes")
+            raise BadInput(f"{name}: must be greater than 0; give times, rates or sizes")
     return np.log(a), np.log(b)
 
 
 def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
-    """The effect that a two-sided t-test at this level finds 80 times in 100, as a share; by the noncentral t."""
+    """Return the effect that a two-sided t-test at this level finds 80 times in 100, as a share, by the noncentral t."""
     return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
 
 
@@ -264,9 +264,9 @@ def _verdict(
 
 
 def _kind(verdict: Verdict, p: float) -> Kind:
-    """The word for a verdict whose adjusted p is `p`."""
+    """Return the kind of a verdict whose adjusted p is `p`."""
     worse = verdict.worse
-    better = 1 / (1 + worse) - 1  # the same measure the other way round
+    better = 1 / (1 + worse) - 1  # the same in the other direction
     if p < _ALPHA and worse > verdict.threshold:
         return Kind.REGRESSED
     if p < _ALPHA and better > verdict.threshold:

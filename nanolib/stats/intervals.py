@@ -1,4 +1,4 @@
-"""Intervals for a median and a mean, and what an interval is."""
+"""Intervals for a median and for a mean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TooFewSamples(ValueError):
 
 
 def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Distribution-free interval for the median, interpolated between order statistics.
+    """Return the distribution-free interval for the median, interpolated between order statistics.
 
     Args:
         samples: Block medians, shape [n], any unit; n >= 6 at 95 %.
@@ -54,7 +54,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Student's interval for a mean, for a few values that are nearly normal: differences over seeds, not times.
+    """Return Student's interval for a mean of a few nearly normal values: differences over seeds, not times.
 
     Args:
         samples: Shape [n], any unit; n >= 2.
@@ -74,7 +74,7 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def _coverage(n: int, depth: int) -> float:
-    """Probability that the median lies between the order statistics `depth` from either end."""
+    """Return the probability that the median is between the order statistics `depth` from either end."""
     return float(1 - 2 * bdtr(depth - 1, n, 0.5))
 
 

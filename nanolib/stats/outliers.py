@@ -1,4 +1,4 @@
-"""Tukey's fences: outliers are labeled, and kept."""
+"""Label outliers by Tukey's fences; they are kept."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Fences(NamedTuple):
 
 
 class OutlierCount(NamedTuple):
-    """How many samples lie beyond the mild and beyond the severe fences (the severe are not counted as mild)."""
+    """How many samples are beyond the mild fences only, and beyond the severe ones."""
 
     mild: int
     severe: int
 
 
 def fences(samples: ArrayLike) -> Fences:
-    """Tukey's fences, 1.5 and 3 interquartile ranges beyond the quartiles.
+    """Return Tukey's fences, 1.5 and 3 interquartile ranges beyond the quartiles.
 
     Args:
         samples: Shape [n], any unit.
@@ -45,7 +45,7 @@ def fences(samples: ArrayLike) -> Fences:
 
 
 def count_outliers(samples: ArrayLike) -> OutlierCount:
-    """How many of `samples`, shape [n], lie beyond their own fences."""
+    """Count the `samples`, shape [n], beyond their own fences."""
     x = np.asarray(samples, dtype=float)
     f = fences(x)
     severe = int(((x < f.severe_low) | (x > f.severe_high)).sum())
@@ -53,9 +53,9 @@ def count_outliers(samples: ArrayLike) -> OutlierCount:
 
 
 def remove_outliers(samples: ArrayLike) -> np.ndarray:
-    """`samples` without those beyond the mild fences, for those who must reproduce a figure made that way.
+    """Drop the samples beyond the mild fences, to reproduce a result that was made so.
 
-    On a machine with two modes the interval of what is left is right 2 % of the time.
+    On a machine with two modes the interval of the rest is right only 2 % of the time.
     """
     x = np.asarray(samples, dtype=float)
     f = fences(x)

@@ -1,4 +1,4 @@
-"""What sending costs: a time per message, and a time per byte."""
+"""Fit the cost of sending: a time per message and a time per byte."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nanolib.stats.intervals import TooFewSamples
 
 
 class LinkCost(NamedTuple):
-    """What sending costs: `alpha` per message and `beta` per byte.
+    """The cost of sending: `alpha` per message and `beta` per byte.
 
     Attributes:
         alpha: Seconds per message.
         beta: Seconds per byte.
-        residuals: Of each observation, as a share of what was observed.
+        residuals: Difference of each observation from the model, as a share of the observation.
     """
 
     alpha: float
@@ -24,12 +24,12 @@ class LinkCost(NamedTuple):
     residuals: tuple[float, ...]
 
     def seconds(self, messages: float, sent_bytes: float) -> float:
-        """What so many messages in a row, of so many bytes together, take."""
+        """Return the time of messages in a row, with their bytes in all."""
         return self.alpha * messages + self.beta * sent_bytes
 
 
 def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) -> LinkCost:
-    """The α–β model: seconds ≈ α · messages + β · bytes, neither below zero.
+    """Fit the α–β model: seconds ≈ α · messages + β · bytes, neither below zero.
 
     Args:
         messages: In a row, shape [n], n >= 2.
@@ -47,7 +47,7 @@ def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) ->
     m, b, s = (np.asarray(x, dtype=float) for x in (messages, sent_bytes, seconds))
     if len(s) < 2 or len(np.unique(b / m)) < 2:
         raise TooFewSamples(
-            "one size of message cannot tell a cost per message from one per byte; send at least two"
+            "one size of message does not separate the two costs; send at least two"
         )
     from scipy.optimize import nnls
 

@@ -1,4 +1,4 @@
-"""Signed-rank statistics of a centre: Wilcoxon's, and one whose ranks are capped so that values far off do not move it."""
+"""Signed-rank statistics of a center: Wilcoxon's, and one with capped ranks, which values far off do not move."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scipy.special import ndtri
 
 from nanolib.stats.intervals import Interval, TooFewSamples
 
-_EXACT = 60  # values; beyond, Wilcoxon's statistic is normal enough
+_EXACT = 60  # values; Wilcoxon's statistic of more is normal enough
 
 
 def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Hodges and Lehmann's estimate of a centre, and the interval that Wilcoxon's signed-rank test does not reject.
+    """Return Hodges and Lehmann's estimate of a center, and the interval that Wilcoxon's signed-rank test does not reject.
 
     Args:
-        delta: Shape [n], n >= 6 at 95 %; symmetric about the centre.
+        delta: Shape [n], n >= 6 at 95 %; symmetric about the center.
         confidence: Nominal coverage.
 
     Raises:
@@ -34,14 +34,14 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
-    """The centre and the interval that the signed-rank test with ranks capped at a quarter does not reject.
+    """Return the center and the interval that the signed-rank test with ranks capped at a quarter does not reject.
 
-    Ranks of |delta| from n / 4 on all count n / 4. On values that are nearly normal it needs a tenth more of them than Wilcoxon's
-    test; a third of the values far off on either side moves it little, where Wilcoxon's gives just those the largest ranks.
+    Ranks of |delta| above n / 4 count n / 4. Of nearly normal values it needs a tenth more than Wilcoxon's test. If a third of the
+    values is far off on either side, it moves little, because they do not get the largest ranks.
 
     Args:
-        delta: Shape [n], n >= 6 at 95 %; symmetric about the centre.
-        confidence: Nominal coverage; the distribution is exact, whatever the values are, as long as they are symmetric.
+        delta: Shape [n], n >= 6 at 95 %; symmetric about the center.
+        confidence: Nominal coverage. The distribution is exact for any symmetric values.
 
     Raises:
         TooFewSamples: n is too small for the confidence.
@@ -60,7 +60,7 @@ def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_p(delta: ArrayLike) -> float:
-    """The two-sided p of "the centre is 0" by the same test, exact; values of 0 are left out.
+    """Return the exact two-sided p of "the center is 0" by the same test; values of 0 are left out.
 
     Args:
         delta: Shape [n].
@@ -75,7 +75,7 @@ def capped_p(delta: ArrayLike) -> float:
 
 
 def attained_level(n: int, alpha: float) -> float:
-    """How often Wilcoxon's two-sided test of n values at the level `alpha` rejects what is true: few ranks leave gaps between p.
+    """Return how often Wilcoxon's two-sided test of n values at level `alpha` rejects what is true: few ranks leave gaps in p.
 
     Example:
         >>> attained_level(8, 0.05)
@@ -87,7 +87,7 @@ def attained_level(n: int, alpha: float) -> float:
 
 
 def cap_sum(n: int, cap: int) -> int:
-    """The sum of the ranks 1 … n, each capped."""
+    """Return the sum of the ranks 1 … n, each capped."""
     return int(np.minimum(np.arange(1, n + 1), cap).sum())
 
 
@@ -96,28 +96,28 @@ def _cap(n: int) -> int:
 
 
 def _walsh(x: np.ndarray) -> np.ndarray:
-    """The means of all pairs of `x`, each element with itself among them, in order."""
+    """Return the means of all pairs of `x`, each element with itself included, in order."""
     rows, columns = np.triu_indices(len(x))
     return np.sort((x[rows] + x[columns]) / 2)
 
 
-def _of_side(x: np.ndarray, centre: float, cap: int) -> int:
-    """The capped ranks of what lies below a centre, summed; those at equal distance share theirs as the order has it."""
-    away = x - centre
+def _of_side(x: np.ndarray, center: float, cap: int) -> int:
+    """Sum the capped ranks of the values below a center; values at equal distance are ranked in their order."""
+    away = x - center
     ranks = np.empty(len(x), dtype=int)
     ranks[np.argsort(np.abs(away), kind="stable")] = np.minimum(np.arange(1, len(x) + 1), cap)
     return int(ranks[away < 0].sum())
 
 
 def _first(x: np.ndarray, walsh: np.ndarray, cap: int, least: float) -> float:
-    """The first Walsh average just above which what lies below sums to `least`: the sum never falls (Bauer 1972)."""
+    """Return the first Walsh average just above which the sum of ranks reaches `least`; it never falls (Bauer 1972)."""
     above = (walsh[1:] + walsh[:-1]) / 2
     first = bisect.bisect_left(range(len(above)), least, key=lambda i: _of_side(x, above[i], cap))
     return float(walsh[first])
 
 
 def _depth(n: int, cap: int, confidence: float) -> int:
-    """The largest d with P(statistic < d) <= (1 - confidence) / 2, at least 1."""
+    """Return the largest d with P(statistic < d) <= (1 - confidence) / 2, at least 1."""
     depth = _quantile(n, cap, (1 - confidence) / 2)
     if depth < 1:
         raise TooFewSamples(f"{n} pairs cannot give a {confidence:.0%} interval; take more")
@@ -126,7 +126,7 @@ def _depth(n: int, cap: int, confidence: float) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _quantile(n: int, cap: int, tail: float) -> int:
-    """Exact, but for Wilcoxon's own statistic of many, which is normal then."""
+    """Return a quantile: exact, except for Wilcoxon's own statistic of many values, which is normal."""
     if cap == n > _EXACT:
         mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))
@@ -135,7 +135,7 @@ def _quantile(n: int, cap: int, tail: float) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _distribution(n: int, cap: int) -> np.ndarray:
-    """P(statistic <= t) for t from 0 on: each rank counts or not, like a coin."""
+    """Return P(statistic <= t) for t from 0 on: each rank counts with probability 1/2."""
     ways = np.zeros(cap_sum(n, cap) + 1)
     ways[0] = 1.0
     for rank in np.minimum(np.arange(1, n + 1), cap):

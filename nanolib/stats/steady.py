@@ -1,4 +1,4 @@
-"""Steady state: where warm-up ends is found from the series, not assumed."""
+"""Find where warm-up ends, from the series itself."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nanolib.stats.outliers import fences
 
 GROUP = 5  # samples per median: an isolated spike must not look like a change
 _PENALTY = 10.0  # per ln n
-MOVED = 0.05  # of the level: a smaller difference between the first steps and the later ones counts as none
-_CLEAR = 4.0  # standard deviations: what lies further above the level is no noise
+MOVED = 0.05  # of the level; a smaller difference between the first steps and the later ones does not count
+_CLEAR = 4.0  # standard deviations; what is further above the level is not noise
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SteadyState:
     Attributes:
         cut: Samples to drop from the head; the steady part is `series[cut:]`.
         changes: Where the level changed, in samples.
-        steady: False when the series kept changing: no verdict should rest on it.
+        steady: False if the series kept changing, so that no verdict may use it.
         got_slower: A later segment is slower than the one before.
     """
 
@@ -45,11 +45,11 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     """Find the warm-up of a series of timings by change points in its level.
 
     Change points are those of PELT with the L2 cost on medians of 5, scaled by the noise between neighboring medians
-    (which a change of level barely touches), penalty 10 ln n. The head is cut only if what follows is faster. A
+    (which a change of level hardly affects), with a penalty of 10 ln n. The head is cut only if what follows is faster. A
     change in the last quarter, or a cut of half or more, means that there is no steady state.
 
     Args:
-        series: Timings in the order taken, shape [n], any unit; with n < 20 nothing can be said and nothing is cut.
+        series: Timings in the order taken, shape [n], any unit. With n < 20 nothing is cut.
         group: Samples per median; a block, where blocks are longer than 5 samples.
 
     Source: Killick, Fearnhead & Eckley (2012) for PELT; Barrett et al. (2017) for the classification.
@@ -60,10 +60,10 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
         return SteadyState()
     medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
     steps = np.diff(medians)
-    # Two views of the noise of one median: between neighboring medians, and from neighboring samples (the median of 5
-    # normal ones has 0.54 of their sd). Few medians make the first a lottery, autocorrelation makes the second too small.
+    # Two estimates of the noise of one median: between neighboring medians, and from neighboring samples (the median of 5
+    # normal ones has 0.54 of their sd). With few medians the first one varies. Autocorrelation makes the second one too small.
     noise = max(_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * _noise(x))
-    if noise == 0:  # a coarse clock: the smallest step seen is the scale
+    if noise == 0:  # the clock is coarse, so the smallest step is the scale
         distinct = np.abs(steps[steps != 0])
         if not len(distinct):
             return SteadyState()
@@ -88,20 +88,20 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
 
 
 def _noise(series: np.ndarray) -> float:
-    """As `step_noise`, or what all steps but the four largest tell: of two modes the median of the steps knows one alone."""
+    """Return `step_noise`, or the noise of all steps but the four largest: the median of the steps shows only one of two modes."""
     steps = np.sort(np.abs(np.diff(series)))[:-4]
-    if len(steps) <= 4:  # nobody knows which of so few are changes
+    if len(steps) <= 4:  # too few to leave out changes
         return step_noise(series)
     return max(step_noise(series), math.sqrt(float(np.mean(steps**2)) / 2))
 
 
 def leading_slow_samples(series: ArrayLike) -> int:
-    """How many samples at the head lie above the severe fence of the second half: cold calls.
+    """Count the samples at the head above the severe fence of the second half: cold calls.
 
-    Medians of 5 hide a single slow first call on purpose; this counts it.
+    Medians of 5 hide a single slow first call on purpose. It is counted here.
 
     Args:
-        series: Timings in the order taken, shape [n]; the second half is taken for warm.
+        series: Timings in the order taken, shape [n]. The second half counts as warm.
     """
     x = np.asarray(series, dtype=float)
     limit = fences(x[len(x) // 2 :]).severe_high
@@ -110,7 +110,7 @@ def leading_slow_samples(series: ArrayLike) -> int:
 
 
 def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
-    """Find how many warm-up steps a curve of single steps asks for.
+    """Find how many warm-up steps a curve of single steps needs.
 
     The second half counts as warm. The curve is smoothed (the median of five neighbors), and its head ends where the smoothed curve
     comes down to the level that the second half reaches with its own noise. Single cold calls and changes of level lengthen the

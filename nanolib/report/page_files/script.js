@@ -1,10 +1,10 @@
-// What is picked at the top, every answer, chart and table follows; the choice is in the address.
+// Every answer, chart and table follows what is picked at the top. The choice is in the address.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
 const asked = new URLSearchParams(location.search), picks = all('#picks select'), narrow = matchMedia('(max-width: 720px)');
 const chosen = name => document.getElementById(name)?.value ?? '';
 let turn = 0, queue = Promise.resolve();
 
-// The panels of a chart as the page shows them: as wide as there is room, with what was measured at the length.
+// Return the panels of a chart as the page shows them: as wide as their place, with the rows of the picked length.
 function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length) {
   const kept = rows => rows.filter(row => !length || row.link_n == null || row.link_n == length);
   const shown = Object.fromEntries(Object.entries(datasets).map(([name, rows]) => [name, kept(rows)]));
@@ -14,7 +14,7 @@ function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length)
     return known(shown[data.name]) || !known(datasets[data.name]);
   }).map(panel => ({...panel, config, datasets: shown, width: 'container', autosize: {type: 'fit-x', contains: 'padding'}}));
 }
-// A chart of a card: its first panel without axes and words.
+// Return the chart of a card: a panel without axes and words.
 function smallOf(panel) {
   const layer = panel.layer.filter(one => one.mark.type !== 'text'), encoding = JSON.stringify(layer, (key, value) => key === 'axis' ? null : value);
   return {...panel, layer: JSON.parse(encoding), title: null, height: 64, config: {...panel.config, legend: {disable: true}}};
