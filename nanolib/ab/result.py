@@ -102,11 +102,11 @@ def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
         ending = Measurement("case_duration", status=status, message=one.failures)
         factors = {"experiment": one.task.experiment, **one.task.factors}
         rows[one.task.case_id] = factors, [ending, *measured]
-    asked = {"metric": spec.metric, "functions": list(spec.functions)}
+    params = {"differ": spec.differences, "metric": spec.metric, "functions": [*spec.functions]}
     return Run(
         EXPERIMENT,
         this_machine().to_dict(),
-        titles | {"differ": spec.differences} | asked,
+        titles | params,
         label=label,
         device=result.results[0].task.device,
         versions=versions(),
@@ -124,8 +124,10 @@ def _ratio_rows(
         low, ratio, high = verdict.interval
         if verdict.direction is Direction.HIGHER:  # the ratio of a rate is the other way round
             low, ratio, high = 1 / high, 1 / ratio, 1 / low
-        details = {"metric": metric, "kind": verdict.kind, "p": verdict.p}
-        details |= {
+        details = {
+            "metric": metric,
+            "kind": verdict.kind,
+            "p": verdict.p,
             "threshold": verdict.threshold,
             "minimum_detectable_effect": verdict.minimum_detectable_effect,
             "generations": pairs.generations,

@@ -45,11 +45,9 @@ class Spec:
     interpreters: tuple[Interpreter, Interpreter] | None = None
 
     def __post_init__(self) -> None:
-        allowed = (*TIMED, *COUNTED)
-        if self.metric not in allowed:
-            raise BadInput(
-                f"--metric: {self.metric!r} cannot be compared; use one of {', '.join(allowed)}"
-            )
+        if self.metric not in (*TIMED, *COUNTED):
+            allowed = ", ".join((*TIMED, *COUNTED))
+            raise BadInput(f"--metric: {self.metric!r} cannot be compared; use one of {allowed}")
         for name in (*self.functions, *filter(None, [self.setup])):
             module, _, function = name.partition(":")
             if not (module and function):
@@ -107,10 +105,8 @@ class Spec:
                             f"params: the two files give {len(of_a)} and {len(of_b)} cases; "
                             "give files that differ in values and have the same number of cases"
                         )
-                    tasks += [
-                        _case_task(experiment, pair, requests)
-                        for pair in zip(of_a.items(), of_b.items(), strict=True)
-                    ]
+                    pairs = zip(of_a.items(), of_b.items(), strict=True)
+                    tasks += [_case_task(experiment, pair, requests) for pair in pairs]
         if not tasks:
             raise BadInput(
                 "ab: both versions have no timed case in common; name another notebook or other parameters"

@@ -204,15 +204,15 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
 
 def table(found: Sequence[History]) -> pd.DataFrame:
     """Return one row per history, those that changed first, the latest change first."""
-    ordered = sorted(
-        found,
-        key=lambda one: (not one.changes, len(one.points) - (one.latest.at if one.latest else 0)),
-    )
+
+    def age(one: History) -> tuple[bool, int]:
+        return not one.changes, len(one.points) - (one.latest.at if one.latest else 0)
+
     lines = []
-    for history in ordered:
+    for history in sorted(found, key=age):
         first, last = (history.points.iloc[end] for end in (0, -1))
         ratio = f"{last['estimate'] / first['estimate'] - 1:+.1%}" if first["estimate"] else ""
-        steps = [*history.changes, *([history.newest] if history.newest else [])]
+        steps = filter(None, [*history.changes, history.newest])
         lines.append(
             {
                 "machine": history.machine_id[:6],

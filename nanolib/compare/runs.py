@@ -125,14 +125,10 @@ def _newest_cases(
     return cases
 
 
-def _only_in(side: str, only: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Say which notebooks only one side has, for each machine."""
-    names: dict[str, list[str]] = {}
-    for machine, experiment in sorted(only):
-        names.setdefault(machine, []).append(experiment)
-    for machine, experiments in names.items():
-        on = f" on machine {machine}" if machine else ""
-        yield f"not compared, since only {side} has them{on}: {', '.join(experiments)}"
+def _only_in(side: str, only: Iterable[tuple[str, str]]) -> list[str]:
+    """Say which notebooks only one side has, and on which machine if there are several."""
+    names = [f"{name} on machine {machine}" if machine else name for machine, name in sorted(only)]
+    return [f"not compared, since only {side} has them: {', '.join(names)}"] if names else []
 
 
 def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:

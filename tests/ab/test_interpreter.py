@@ -32,23 +32,14 @@ def _environment(folder, version, cost):
 def pythons(tmp_path_factory):
     """Two environments: in the second a package is slower by a tenth."""
     folder = tmp_path_factory.mktemp("environments")
-    return _environment(folder / "a", "1.0", 30_000_000), _environment(
-        folder / "b", "2.0", 33_000_000
-    )
+    costs = {"1.0": 30_000_000, "2.0": 33_000_000}
+    return [_environment(folder / version, version, cost) for version, cost in costs.items()]
 
 
 def _ab(tmp_path, *arguments, budget="6s"):
-    more = [
-        "--budget",
-        budget,
-        "--output",
-        str(tmp_path / "out"),
-        "--json",
-        str(tmp_path / "f.json"),
-    ]
-    return CliRunner().invoke(
-        main, ["ab", *arguments, "--call", "work:run", *more], env={"NANOLIB_OUTPUT": None}
-    )
+    files = ["--output", str(tmp_path / "out"), "--json", str(tmp_path / "f.json")]
+    asked = ["ab", *arguments, "--call", "work:run", "--budget", budget, *files]
+    return CliRunner().invoke(main, asked, env={"NANOLIB_OUTPUT": None})
 
 
 PLANTED = WORK.replace("import time", "import time, planted").replace("{cost}", "planted.COST")

@@ -48,6 +48,7 @@ def _must_end(pid):
 def _serve_once(processes):
     for process in processes:
         _asked(process)
+        process.time_block(1, keep=True)
         process.ask(do="next")
 
 
@@ -74,11 +75,9 @@ def test_what_all_versions_imported_is_imported_before_the_next_are_forked(versi
         (tmp_path / name / "work.py").write_text(f"def run():\n    {later}\n")
     versions = [Version(name, "", tmp_path / name, Path()) for name in ("one", "two")]
     with Processes(versions, 60, fork=True) as sides:
-        for process in sides.renew():
-            assert "wave" not in process.ask(do="tell")["modules"]
-            _asked(process)
-            process.time_block(1, keep=True)
-            process.ask(do="next")
+        first = sides.renew()
+        assert not any("wave" in process.ask(do="tell")["modules"] for process in first)
+        _serve_once(first)
         for process in sides.renew():
             told = process.ask(do="tell")["modules"]
             assert {"wave", "netrc"} <= set(told) and "colorsys" not in told
@@ -99,10 +98,7 @@ def test_code_that_sets_variables_imports_by_itself(tmp_path, elsewhere, text, f
     said = []
     version = Version("a", "", tmp_path, Path())
     with Processes([version, version], 60, fork=True, log=said.append) as sides:
-        for process in sides.renew():
-            _asked(process)
-            process.time_block(1, keep=True)
-            process.ask(do="next")
+        _serve_once(sides.renew())
         assert [process.is_forked for process in sides.renew()] == [forks] * 2
         assert ["sets environment variables" in line for line in said] == [True] * (not forks)
 
@@ -115,12 +111,10 @@ def server():
 
 
 def test_how_a_forked_version_ended_is_told(version, server):
-    with (
-        VersionProcess(version, 60, server) as process,
-        pytest.raises(VersionDied, match="its process ended with 7"),
-    ):
+    with VersionProcess(version, 60, server) as process:
         assert "timing" in _asked(process, "dies")
-        process.time_block(1, keep=True)
+        with pytest.raises(VersionDied, match="its process ended with 7"):
+            process.time_block(1, keep=True)
     with VersionProcess(version, 60, server) as process:
         os.kill(process._process.pid, signal.SIGSEGV)
         with pytest.raises(VersionDied, match="was killed by SIGSEGV"):

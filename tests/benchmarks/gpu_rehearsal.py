@@ -36,11 +36,8 @@ BLOCKS, MOST_CPU_S = 20, 480
 def main() -> int:
     """Rehearse; 0 where all is as it should be, or nothing can be rehearsed here."""
     asked = argparse.ArgumentParser(description="Rehearse the first minutes on a GPU.")
-    asked.add_argument(
-        "--python",
-        default=sys.executable,
-        help="an interpreter with a CUDA build of torch; default: this one",
-    )
+    which = "an interpreter with a CUDA build of torch; default: this one"
+    asked.add_argument("--python", default=sys.executable, help=which)
     asked.add_argument("parts", nargs="*", metavar="PART")
     given = asked.parse_args()
     look = "import torch; print(torch.version.cuda or 'none', torch.__version__, *torch.__path__, sep='\\n')"
@@ -52,30 +49,15 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         stand_in = build(Path(place).parent, Path(folder) / "stand-in")
-        told = (
-            os.environ
-            | stand_in
-            | {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
-        )
-        command = [
-            given.python,
-            "-m",
-            "tests.gpu.first_minutes",
-            "--to",
-            folder,
-            "--slower",
-            str(SLOWER),
-        ]
-        subprocess.run(
-            [*command, "--seconds", str(SECONDS), *given.parts], env=told, cwd=ROOT, check=False
-        )
+        own = {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+        options = ["--to", folder, "--slower", str(SLOWER), "--seconds", str(SECONDS)]
+        command = [given.python, "-m", "tests.gpu.first_minutes", *options, *given.parts]
+        subprocess.run(command, env=os.environ | stand_in | own, cwd=ROOT, check=False)
         written = list(Path(folder).glob("*.json"))
         found = json.loads(written[0].read_text()) if written else {"parts": []}
-        wrong = (
-            [*_wrong_parts(found), *_wrong_rows(Path(folder) / "results.sqlite")]
-            if written
-            else ["nothing was written"]
-        )
+        wrong = ["nothing was written"]
+        if written:
+            wrong = [*_wrong_parts(found), *_wrong_rows(Path(folder) / "results.sqlite")]
     used = sum(part["cpu_s"] for part in found["parts"])
     wrong += [f"{used:.0f} CPU-s, more than {MOST_CPU_S}"] if used > MOST_CPU_S else []
     each = ", ".join(f"{part['name']} {part['cpu_s']:.0f}" for part in found["parts"])

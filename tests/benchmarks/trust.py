@@ -14,8 +14,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from parts.peers import RULES
 from parts.recording import (
     IN_A_ROW_S,

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from nanolib.measurement import Status
 from nanolib.report import page
-from nanolib.store import Store
+from nanolib.store import Run, Store
 from tests.browser.conftest import as_it_was, watching
 from tests.report.rounds import in_turns
 from tests.report.rows import EVIL, MACHINE, attention_rows
@@ -24,31 +25,15 @@ TIMES = {
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """Two runs, of two machines and labels; the second's label and messages try to break out."""
-    from nanolib.measurement import Status
-    from nanolib.store.schema import Run
-
     folder = tmp_path_factory.mktemp("report")
+    slower = {case: 2 * ms for case, ms in TIMES.items()} | {(EVIL, 1024): 9.0}
+    failed = [("dense (cudnn)", 1024, Status.UNSUPPORTED, EVIL * 50)]
+    evil = MACHINE | {"machine_id": "m2", "cpu": EVIL}
+    runs = [(MACHINE, "first", TIMES, []), (evil, EVIL, slower, failed)]
     with Store(folder / "results.sqlite") as store:
-        store.add(
-            Run(
-                "attention",
-                MACHINE,
-                label="first",
-                rows=in_turns("attention", attention_rows(TIMES)),
-            )
-        )
-        evil = attention_rows(
-            {(name, n): 2 * ms for (name, n), ms in TIMES.items()} | {(EVIL, 1024): 9.0},
-            failed=[("dense (cudnn)", 1024, Status.UNSUPPORTED, EVIL * 50)],
-        )
-        store.add(
-            Run(
-                "attention",
-                MACHINE | {"machine_id": "m2", "cpu": EVIL},
-                label=EVIL,
-                rows=in_turns("attention", evil),
-            )
-        )
+        for machine, label, times, lost in runs:
+            rows = in_turns("attention", attention_rows(times, lost))
+            store.add(Run("attention", machine, label=label, rows=rows))
         return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
 
 

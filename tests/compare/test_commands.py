@@ -26,16 +26,9 @@ def nano(tmp_path, monkeypatch):
                     name: ({"name": f"{LONG} {name}", "seq_len": 8, "dtype": "float32"}, found)
                     for name, found in cases.items()
                 }
-                revision = "new" if run_id.startswith("curr") else "rev"
-                run = Run(
-                    experiment,
-                    _machine(),
-                    rows=rows,
-                    run_id=run_id,
-                    interference=disturbed,
-                    git_revision=revision,
-                )
-                store.add(run)
+                named = {"git_revision": "new" if run_id.startswith("curr") else "rev"}
+                named |= {"run_id": run_id, "interference": disturbed}
+                store.add(Run(experiment, _machine(), rows=rows, **named))
         return CliRunner().invoke(main, ["compare", *arguments])
 
     return asked

@@ -10,7 +10,6 @@ import faulthandler
 import importlib
 import multiprocessing
 import os
-import resource
 import select
 import signal
 import sys
@@ -104,10 +103,8 @@ def _run(target: Any, arguments: tuple, sending: Connection) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody listens to what was stopped
         try:
             target(lambda message: sending.send(("message", message)), *arguments)
-            used = [
-                resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-            ]
-            sending.send(("message", sum(each.ru_utime + each.ru_stime for each in used)))
+            times = os.times()
+            sending.send(("message", sum(times[:4])))  # its own, and its children's
             sending.send(("end", None))
         except KeyboardInterrupt:  # it was stopped, and has said so
             print(f"stopped in {_where()}", file=sys.stderr)
@@ -193,15 +190,9 @@ def _send_identity(send: Any) -> None:
     from nanolib.run.provenance import git_revision
 
     pynvml.nvmlInit()
-    found = {
-        "gpu": torch.cuda.get_device_properties(0).name,
-        "driver": pynvml.nvmlSystemGetDriverVersion(),
-    }
-    found |= {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": sys.version.split()[0],
-    }
+    name, driver = torch.cuda.get_device_properties(0).name, pynvml.nvmlSystemGetDriverVersion()
+    found = {"gpu": name, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda}
+    found["python"] = sys.version.split()[0]
     for package in ("triton", "torchao", "numpy"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
@@ -219,11 +210,8 @@ def _compile_ahead(asked: list[tuple[str, dict[str, Any]]], device: str) -> None
     end = time.monotonic() + _AHEAD_S
     for name, params in asked:
         cases = [(name, params, at) for at in range(len(_compiled(name, params, "cpu")))]
-        shares = [
-            cases[worker :: os.cpu_count() or 1]
-            for worker in range(min(len(cases), os.cpu_count() or 1))
-        ]
-        workers = [_forked(share, device) for share in shares]
+        cores = min(len(cases), os.cpu_count() or 1)
+        workers = [_forked(cases[first::cores], device) for first in range(cores)]
         while workers and time.monotonic() < end:
             workers = [pid for pid in workers if os.waitpid(pid, os.WNOHANG) == (0, 0)]
             time.sleep(0.05)
@@ -250,26 +238,21 @@ def _compile(cases: list[tuple[str, dict[str, Any], int]], device: str) -> None:
                 call()
             torch.cuda.synchronize()
         except Exception as error:  # the part meets it too, and says so
-            print(
-                f"compiling {name} {at}: {type(error).__name__}: {error}"[:200],
-                file=sys.stderr,
-                flush=True,
-            )
+            said = f"compiling {name} {at}: {type(error).__name__}: {error}"[:200]
+            print(said, file=sys.stderr, flush=True)
 
 
 def _compiled(name: str, params: dict[str, Any], device: str) -> list[Any]:
     """The cases of an experiment that torch compiles; to list them for a CPU touches no GPU."""
     module = importlib.import_module(f"nanolib.experiments.{name}.cases")
+    cases = module.cases(module.Params(device=device, **params))
+    kernels = ("sparse", "flex")
     return [
-        case for case in module.cases(module.Params(device=device, **params)) if _is_compiled(case)
-    ]
-
-
-def _is_compiled(case: Any) -> bool:
-    return (
-        getattr(case, "attention_type", "") in ("sparse", "flex")
+        case
+        for case in cases
+        if getattr(case, "attention_type", "") in kernels
         or getattr(case, "compiled", False) is True
-    )
+    ]
 
 
 def _calls(case: Any) -> list[Callable[[], object]]:

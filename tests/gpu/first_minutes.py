@@ -82,50 +82,32 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"make gpu: {installed.in_a_line(missing, stops=stops)}", file=sys.stderr)
         if stops:
             return 2
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that the part that runs is stopped too
-    os.environ.setdefault(
-        "PYTORCH_NVML_BASED_CUDA_CHECK", "1"
-    )  # to ask for a GPU must not begin one here: parts do
-    os.environ.setdefault(
-        LAUNCH_VARIABLE, uuid.uuid4().hex
-    )  # all parts share the ceilings that the first one measures
+    # so that the part that runs is stopped too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # so that the check for a GPU does not initialize one here, which the parts do
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    # all parts share the peak rates that the first one measures
+    os.environ.setdefault(LAUNCH_VARIABLE, uuid.uuid4().hex)
     alone.begin()
     import torch
 
     from nanolib.paths import output_folder
     from tests.gpu.parts import PARTS
 
-    asked = argparse.ArgumentParser(
-        prog="python -m tests.gpu.first_minutes", description="The first minutes on a GPU."
-    )
-    asked.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"default: all of {', '.join(PARTS)}"
-    )
+    asked = argparse.ArgumentParser(prog="python -m tests.gpu.first_minutes", description=__doc__)
+    asked.add_argument("parts", nargs="*", help=f"default: all of {', '.join(PARTS)}")
     asked.add_argument("--to", type=Path, help="folder for the results; default: outputs/gpu")
-    asked.add_argument(
-        "--seconds",
-        type=float,
-        default=SECONDS,
-        help=f"for all parts together; default {SECONDS:g}",
-    )
-    asked.add_argument(
-        "--slower",
-        type=float,
-        default=1.0,
-        help="factor on the limits of parts, where no GPU computes",
-    )
+    asked.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
+    asked.add_argument("--slower", type=float, default=1.0, help="factor on the limits of parts")
     given = asked.parse_args(arguments)
     if unknown := [name for name in given.parts if name not in PARTS]:
         asked.error(f"PART: {unknown[0]} is none; use {', '.join(PARTS)}")
     if not torch.cuda.is_available():
-        print(
-            "make gpu: torch sees no NVIDIA GPU here, so nothing was run. On one it would show:",
-            file=sys.stderr,
+        nothing = (
+            "make gpu: torch sees no NVIDIA GPU here, so nothing was run. On one it would show:"
         )
-        for name, part in PARTS.items():
-            print(f"  {name}: {(part.checks.__doc__ or '').splitlines()[0]}", file=sys.stderr)
+        shown = [f"  {name}: {part.checks.__doc__.splitlines()[0]}" for name, part in PARTS.items()]
+        print(nothing, *shown, sep="\n", file=sys.stderr)
         return 2
     folder = given.to or output_folder() / "gpu"
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,17 +116,15 @@ def main(arguments: list[str] | None = None) -> int:
     def checks_of(name: str) -> Iterator[Any]:
         if (left := end - time.monotonic()) < _LEAST_S:
             raise alone.PartFailed("not run: no time was left")
-        return alone.checks(
-            name, min(given.slower * PARTS[name].limit_s, left), folder / "results.sqlite"
-        )
+        limit_s = min(given.slower * PARTS[name].limit_s, left)
+        return alone.checks(name, limit_s, folder / "results.sqlite")
 
     found = alone.identity() | {"date": datetime.now(UTC).date().isoformat()}
     found["parts"] = _parts_before(folder / f"{_name(found)}.json")
     first_minutes(found, checks_of, given.parts or PARTS, lambda found: keep(found, folder))
-    print(
-        f"written to {keep(found, folder)}; {'all holds' if all_holds(found) else 'not all holds'}"
-    )
-    return 0 if all_holds(found) else 1
+    holds = all_holds(found)
+    print(f"written to {keep(found, folder)}; {'all holds' if holds else 'not all holds'}")
+    return 0 if holds else 1
 
 
 _LEAST_S = 8.0  # a part's process has hardly begun by then

@@ -158,9 +158,8 @@ class Hardware:
 
     def names(self) -> tuple[str, str]:
         """What torch calls it, and what the driver calls the GPU of torch's UUID."""
-        return torch.cuda.get_device_properties(self.device).name, self._nvml.nvmlDeviceGetName(
-            self._gpu
-        )
+        torchs = torch.cuda.get_device_properties(self.device).name
+        return torchs, self._nvml.nvmlDeviceGetName(self._gpu)
 
     def count(self) -> int:
         """How many GPUs torch sees."""

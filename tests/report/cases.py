@@ -1,23 +1,14 @@
 """Cases as the notebooks measure them, whose intervals need not be symmetric: what verdicts are tried on."""
 
 from nanolib.measurement import Flag, Measurement, exact
+from tests.report.rows import interval
 
 
 def timed(scope, low, ms, high, **rest):
     """A latency whose interval is not symmetric."""
-    rest = {
-        "details": {
-            "mean": 1.5 * ms,
-            "sd": ms / 5,
-            "cv": 0.2,
-            "p50": ms,
-            "p95": 2 * ms,
-            "p99": 3 * ms,
-        }
-    } | rest
-    return Measurement(
-        "latency", ms, low, high, 0.95, 20, method="perf_counter", scope=scope, **rest
-    )
+    details = {"mean": 1.5 * ms, "sd": ms / 5, "cv": 0.2, "p50": ms, "p95": 2 * ms, "p99": 3 * ms}
+    rest = {"details": details, "method": "perf_counter", "scope": scope} | rest
+    return interval("latency", low, ms, high, **rest)
 
 
 SHAPE = {
@@ -33,7 +24,7 @@ SHAPE = {
 def attention_case(name, low, ms, high, tiles=0.0, **shape):
     found = [timed("forward", low, ms, high, flags=shape.pop("flags", ()))]
     found += [exact("sparsity", 0.7, method="mask"), exact("block_sparsity", tiles, method="mask")]
-    found.append(Measurement("mfu", 0.37, 0.3, 0.5, 0.95, 20, scope="forward"))
+    found.append(interval("mfu", 0.3, 0.37, 0.5, scope="forward"))
     return SHAPE | {"name": name} | shape, found
 
 
@@ -92,7 +83,7 @@ def decode_case(algorithms, world=4, flags=(), alone=None, **factors):
         ):
             of_ranks = {"ranks": [{"mean": value, "sd": 0.1}] * world}
             part = {"scope": f"{algorithm}: {kind}", "details": of_ranks}
-            found.append(Measurement("component_time", value, low, high, 0.95, 20, **part))
+            found.append(interval("component_time", low, value, high, **part))
     shape = {
         "seq_len": 4096,
         "dtype": "float32",
@@ -137,7 +128,7 @@ def parity_case(recipe, verdict, difference=None, control=False, **rest):
 
 
 def rated(name, low, achieved, high, flops=4e6, moved=1e5, **shape):
-    rate = Measurement("flops_per_second", achieved, low, high, 0.95, 20, scope="forward")
+    rate = interval("flops_per_second", low, achieved, high, scope="forward")
     factors, found = attention_case(name, 9, 10, 11, **shape)
     return factors, [
         *found,

@@ -53,19 +53,15 @@ def attention_rows(times, failed=()):
             exact("block_sparsity", tiles, method="mask"),
             exact("flops", 1e9, scope="forward"),
             exact("peak_memory", 10.0, scope="forward", method="live_tensor_bytes"),
-            Measurement("mfu", 0.4, 0.3, 0.5, 0.95, 20, scope="forward"),
+            interval("mfu", 0.3, 0.4, 0.5, scope="forward"),
             exact("relative_error", 1e-7, scope="forward", method="float64"),
         ]
-        rows[f"{name}{seq_len}"] = (
-            {"name": name, "seq_len": seq_len, **shape},
-            [ended(), *numbers],
-        )
-    for name, seq_len, status, message in failed:
-        rows[f"{name}{seq_len}"] = (
-            {"name": name, "seq_len": seq_len, **shape},
-            [ended(status, message)],
-        )
-    return rows
+        rows[name, seq_len] = [ended(), *numbers]
+    rows |= {(name, seq_len): [ended(*ending)] for name, seq_len, *ending in failed}
+    return {
+        f"{name}{seq_len}": ({"name": name, "seq_len": seq_len, **shape}, found)
+        for (name, seq_len), found in rows.items()
+    }
 
 
 ATTENTION = attention_rows(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import random
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from nanolib.ab.pairs import Settings
 from nanolib.ab.processes import Processes
 from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, block_calls
 from nanolib.ab.worktree import Version
+from tests.ab.conftest import Repository
 
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
@@ -36,27 +36,12 @@ def tag(version: str) -> str:
 @contextlib.contextmanager
 def repository() -> Iterator[Path]:
     """A repository whose revisions differ in how many units of work they do."""
-    git = [
-        "git",
-        "-c",
-        "user.name=trust",
-        "-c",
-        "user.email=trust@localhost",
-        "-c",
-        "commit.gpgsign=false",
-    ]
     source = (Path(__file__).parent / "work.py").read_text()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        subprocess.run([*git, "init", "--quiet", made], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Repository(Path(folder))
         for version, units in VERSIONS.items():
-            (folder / "work.py").write_text(source.replace("UNITS = 100", f"UNITS = {units}"))
-            subprocess.run([*git, "-C", made, "add", "work.py"], check=True)
-            subprocess.run(
-                [*git, "-C", made, "commit", "--quiet", "--allow-empty", "-m", version], check=True
-            )
-            subprocess.run([*git, "-C", made, "tag", tag(version)], check=True)
-        yield folder
+            made.commit(tag(version), source.replace("UNITS = 100", f"UNITS = {units}"))
+        yield made.folder
 
 
 def _burn() -> None:
