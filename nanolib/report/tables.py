@@ -15,16 +15,16 @@ from nanolib.report.overview import drop_missing, pick
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table of cases, declared once: where it comes from and how people see it.
+    """One column of a table of cases: its measurements, and its title.
 
     Attributes:
-        name: In the table.
-        title: For people; empty for one that only other columns and sentences use.
-        metric: What its numbers are of; empty for a factor, or for what is computed of other columns.
-        scope: Of what; None takes any.
-        method: How; None takes any.
-        interval: Whether `_low`, `_high`, `_predicted` and `_busy` (other processes ran) are next to it.
-        detail: What of the measurement's details it shows; empty for the estimate.
+        name: Its name in the table.
+        title: Its title for people; empty if only other columns and sentences use it.
+        metric: Key of `METRICS`; empty for a factor, or for a column that is computed from others.
+        scope: The scope of the measurements; None means any.
+        method: Their method; None means any.
+        interval: Whether the table also has `_low`, `_high`, `_predicted` and `_busy` (other processes used the machine).
+        detail: Key of the measurements' details that it shows; empty for the estimate.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Column:
     detail: str = ""
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
-        """Its columns in the table, of the measurements that it shows."""
+        """Return its columns in the table from the measurements that it shows."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
         if not self.interval:
@@ -52,7 +52,7 @@ _IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
-    """Name → title of those that people see, in order."""
+    """Return name → title of the columns that people see, in order."""
     return {column.name: column.title for column in columns if column.title}
 
 
@@ -132,7 +132,7 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
     return format_with_interval(float(value), low, high)
 
 
-CASE = ("run_id", "case_id")  # tells cases apart
+CASE = ("run_id", "case_id")  # the key of a case
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:

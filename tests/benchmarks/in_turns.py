@@ -1,6 +1,6 @@
-"""Whether speed-ups within a run bear a busy machine: attention quiet, quiet again, and beside processes that come and go.
+"""Whether speed-ups within a run bear a busy machine: attention quiet, quiet again, and with busy processes that come and go.
 
-Each ratio stands three times: from two quiet runs, which are each other's control, and from one beside as many busy processes as
+Each ratio is measured three times: in two quiet runs, which control each other, and in one with as many busy processes as
 there are cores, which stop and go on every three seconds. No order may turn round. Ratios of clean rounds lie within 15 % of the
 quiet ones, and high / low is at most 1.5 in four of five pairs.
 """
@@ -42,15 +42,17 @@ def main() -> int:
     quiet, again = (_gains(budget_s) for _ in range(2))
     with _busy_neighbors():
         busy = _gains(budget_s)
-    print(f"{'pair':44} {'quiet':>22} {'again':>22} {'beside busy ones':>22}  clean rounds")
+    print(f"{'pair':44} {'quiet':>22} {'again':>22} {'with busy ones':>22}  clean rounds")
     turned, far, wide, clean = [], [], 0, 0
     for pair, row in busy.items():
         others = [quiet[pair], again[pair]]
         is_clean = "busy_machine" not in row["flags"]
         clean += is_clean
         rounds = row["details"]
-        told = f"{rounds['clean_rounds']} of {rounds['rounds']}" + ("" if is_clean else ", flagged")
-        print(f"{pair:44} {_text(others[0]):>22} {_text(others[1]):>22} {_text(row):>22}  {told}")
+        count = f"{rounds['clean_rounds']} of {rounds['rounds']}" + (
+            "" if is_clean else ", flagged"
+        )
+        print(f"{pair:44} {_text(others[0]):>22} {_text(others[1]):>22} {_text(row):>22}  {count}")
         orders = {_order(one) for one in (*others, *([row] if is_clean else []))} - {0}
         turned += [pair] if len(orders) > 1 else []
         nearest = min(abs(math.log(row.estimate / one.estimate)) for one in others)

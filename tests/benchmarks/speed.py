@@ -1,7 +1,7 @@
 """Our sparse attention against torch's dense one and compiled FlexAttention, our model against Hugging Face's: `make bench`.
 
 Each round times all that are compared, so that drift hits them alike; the ratio of a round is the datum, and the interval is that
-of the median ratio. Beside it stands what skipping gives: a kernel that computes the kept tiles can gain
+of the median ratio. Next to it is what skipping allows: a kernel that computes the kept tiles can gain
 1 / (1 − block sparsity).
 """
 

@@ -1,7 +1,7 @@
 """The one table between nanolib and the sheet: nanolib's word → the sheet's, and the few ways by which answers are asked for.
 
 The sheet keeps the words that it was first written with. A word that is renamed in nanolib moves from its list into the mapping
-beside it, `{"weight_memory": "footprint"}`, and the sheet is reproduced as it stands. A name that is in neither is an error: say
+next to it, `{"weight_memory": "footprint"}`, and the sheet does not change. A name that is in neither is an error: say
 here what it is called in the sheet, or why it is not in it.
 """
 
@@ -130,7 +130,7 @@ NOT_METHODS = {
 # Scopes, their words, and values of factors that have been renamed: nanolib's → the sheet's.
 WORDS: dict[str, str] = {}
 
-# The parameters that are set here, beside those of the suite.
+# The parameters that are set here, in addition to those of the suite.
 PARAMETERS = {"device": "cpu"}
 
 

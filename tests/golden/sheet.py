@@ -63,7 +63,7 @@ def _alike(was: str, now: str) -> bool:
     return abs(new - old) <= unit
 
 
-def told(lines: list[str], most: int = 20) -> str:
+def summary(lines: list[str], most: int = 20) -> str:
     """The first differences, how many there are, and what to do."""
     shown = "\n".join(lines[:most])
     return f"{len(lines)} answer(s) differ from the sheet:\n{shown}\nif that is meant: python -m tests.golden.write"

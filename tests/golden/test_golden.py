@@ -3,7 +3,7 @@
 import pytest
 
 from tests.golden import answers, names
-from tests.golden.sheet import differences, path_of, read, told
+from tests.golden.sheet import differences, path_of, read, summary
 
 _EACH = 60  # of the full suite's cases so many share one that is planned in every run of the tests
 # Of the quick suite, what takes seconds where others show the same kind of answers.
@@ -24,7 +24,7 @@ def _is_that_of_the_sheet(suite, notebook, lines):
     }
     kept = read(path_of(suite, notebook))
     different = differences({line: kept[line] for line in lines}, found)
-    assert not different, told(different)
+    assert not different, summary(different)
 
 
 def _lines(suite, notebook):
@@ -48,7 +48,7 @@ def test_the_cases_their_factors_and_their_counts_are_those_of_the_sheet(suite, 
     different = differences(
         *(lines | count for lines, count in zip(unanswered, counts, strict=True))
     )
-    assert not different, told(different)
+    assert not different, summary(different)
 
 
 def _takes_long(line):

@@ -61,9 +61,9 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
 
 def _state(result: dict[str, Any], name: str) -> str:
     part = next(part for part in result["parts"] if part["name"] == name)
-    held = [check["holds"] for check in part["checks"]]
-    text = f"{result['gpu']}: {held.count(True)} of {len(held) - held.count(None)} hold"
-    text += f", {held.count(None)} need more than it has" if None in held else ""
+    holds = [check["holds"] for check in part["checks"]]
+    text = f"{result['gpu']}: {holds.count(True)} of {len(holds) - holds.count(None)} hold"
+    text += f", {holds.count(None)} need more than it has" if None in holds else ""
     return f"{text}; then it ended ({part['broke']})" if part["broke"] else text
 
 

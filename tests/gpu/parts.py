@@ -38,10 +38,10 @@ def identity(gpu: Hardware) -> Iterator[Check]:
     torchs, drivers = gpu.names()
     text = "the driver's GPU of torch's UUID has torch's name"
     yield Check(text, f"{torchs}; {drivers}", torchs == drivers)
-    told = gpu.busy(working=True)
-    joules = told["joules"][1] - told["joules"][0]
+    readings = gpu.busy(working=True)
+    joules = readings["joules"][1] - readings["joules"][0]
     yield Check("the energy counter grows over 2 s of work", f"{joules:.0f} J", joules > 0)
-    watts, power = joules / told["t_s"][-1], float(np.mean(told["watts"]))
+    watts, power = joules / readings["t_s"][-1], float(np.mean(readings["watts"]))
     yield near("joules over seconds are the driver's watts within 20 %", watts, power, 0.2, "W")
 
 
@@ -215,9 +215,12 @@ def energy(gpu: Hardware) -> Iterator[Check]:
     """Counter and power agree, and an idle GPU is flat."""
     rows = gpu.run("energy", **gpu.energy)
     yield from every_case("energy", rows)
-    told = gpu.busy(working=True)
-    t_s, watts = np.asarray(told["t_s"]), np.asarray(told["watts"])
-    counted, integrated = told["joules"][1] - told["joules"][0], float(np.trapezoid(watts, t_s))
+    readings = gpu.busy(working=True)
+    t_s, watts = np.asarray(readings["t_s"]), np.asarray(readings["watts"])
+    counted, integrated = (
+        readings["joules"][1] - readings["joules"][0],
+        float(np.trapezoid(watts, t_s)),
+    )
     text = "the counter's joules are those of the power samples within 5 %"
     yield near(text, counted, integrated, 0.05, "J")
     idle = np.asarray(gpu.busy(working=False)["watts"])
@@ -282,7 +285,7 @@ class Part:
     compiles: Callable[[type[Hardware]], list[tuple[str, dict[str, Any]]]] = lambda hardware: []
 
 
-# By worth: whatever cuts the row short, what stands before has run.
+# By worth: if the time is cut short, the first ones have run.
 PARTS: dict[str, Part] = {
     "identity": Part(identity, 20),
     "clock": Part(clock, 30),

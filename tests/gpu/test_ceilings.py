@@ -60,7 +60,7 @@ def test_what_is_sustained_is_the_second_half(monkeypatch):
     """A device that slows down after two of four seconds."""
 
     class Clock:
-        method, at = "told", 0
+        method, at = "simulated", 0
 
         def time_block(self, phases, calls, inner):
             Clock.at += 1

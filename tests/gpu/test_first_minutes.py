@@ -1,4 +1,4 @@
-"""The first minutes on a GPU whose sensors are told: all holds on one told right, and each assertion fails on one that is not."""
+"""The first minutes on a GPU with simulated sensors: all holds with the right values, and each assertion fails with a wrong one."""
 
 import json
 
@@ -15,38 +15,38 @@ from tests.gpu.hardware import SECONDS, Hardware
 from tests.gpu.parts import PARTS
 
 
-class Told(Hardware):
-    """An H100 whose sensors and timings are told; `wrong` is what is told otherwise."""
+class Simulated(Hardware):
+    """An H100 with simulated sensors and timings; `wrong` replaces some of them."""
 
     doctor = {"budget_s": 0.02}  # noqa: RUF012
 
     def __init__(self, **wrong):
-        self.told = {
+        self.readings = {
             "names": ("NVIDIA H100 80GB HBM3",) * 2, "counter_w": 600.0, "do_bench": 1.6, "small": (0.008, 0.002),
             "product": {"float32": 20.0, "tf32": 3.0, "bfloat16": 1.6, "fp8": 0.9}, "sleep": 5.6, "copy": (0.008, 0.02),
             "bfloat16": 6.5e14, "bytes": 2.6e12,
         } | wrong  # fmt: skip
 
     def names(self):
-        return self.told["names"]
+        return self.readings["names"]
 
     def busy(self, working):
         t_s = [at * SECONDS / 100 for at in range(101)]
-        joules = (1000.0, 1000.0 + self.told["counter_w"] * SECONDS)
+        joules = (1000.0, 1000.0 + self.readings["counter_w"] * SECONDS)
         return {"joules": joules, "t_s": t_s, "watts": [600.0] * 101}
 
     def product(self, kind):
-        return self.told["product"][kind]
+        return self.readings["product"][kind]
 
     def small(self):
-        return self.told["small"]
+        return self.readings["small"]
 
     def sleep(self, cycles):
-        ms = self.told["sleep"]
+        ms = self.readings["sleep"]
         return ms * cycles / 10**7 if ms > 0 else -ms
 
     def copy(self, mib):
-        return {"ms": self.told["copy"]}
+        return {"ms": self.readings["copy"]}
 
     def measure(self, call, *, cold=False):
         if isinstance(call, dict):
@@ -57,11 +57,11 @@ class Told(Hardware):
         return Measurement("latency", max(host, device), flags=flags, details=details)
 
     def do_bench_ms(self, call):
-        return self.told["do_bench"]
+        return self.readings["do_bench"]
 
     def run(self, name, **asked):
-        rows = [("ceiling_flops", "bfloat16", self.told["bfloat16"])]
-        rows += [("ceiling_bytes", "copy", self.told["bytes"])]
+        rows = [("ceiling_flops", "bfloat16", self.readings["bfloat16"])]
+        rows += [("ceiling_bytes", "copy", self.readings["bytes"])]
         return pd.DataFrame(rows, columns=["metric", "scope", "estimate"])
 
 
@@ -88,7 +88,7 @@ def test_an_assertion_holds_where_nothing_is_wrong_and_fails_where_it_is(monkeyp
         checks = [
             check
             for name in ("identity", "clock", "ceilings")
-            for check in PARTS[name].checks(Told(**wrong))
+            for check in PARTS[name].checks(Simulated(**wrong))
         ]
         assert [check.holds for check in checks if text in check.text] == [holds]
 
@@ -96,12 +96,12 @@ def test_an_assertion_holds_where_nothing_is_wrong_and_fails_where_it_is(monkeyp
 def test_what_a_machine_cannot_show_is_no_failure(monkeypatch):
     monkeypatch.setattr(fp8, "native", lambda device: "no tensor cores for 8 bits")
     for name in ("ceilings", "fp8"):
-        holds = [check.holds for check in PARTS[name].checks(Told(names=("NVIDIA L4",) * 2))]
+        holds = [check.holds for check in PARTS[name].checks(Simulated(names=("NVIDIA L4",) * 2))]
         assert None in holds and False not in holds
 
 
 def test_a_part_that_breaks_stops_no_other_and_each_check_is_written_as_it_comes(tmp_path, capsys):
-    wrong = Told(small=None, do_bench=1.7)
+    wrong = Simulated(small=None, do_bench=1.7)
     found, written = {"gpu": wrong.names()[0], "torch": "2.13.0", "date": "2026-12-01"}, []
 
     def kept(found):
@@ -127,10 +127,10 @@ def test_the_page_of_what_was_seen_is_made_from_the_results():
 
 
 @pytest.mark.parametrize(
-    ("device", "seen", "told"),
+    ("device", "seen", "said"),
     [("cpu", (), False), ("cuda:0", ("NVIDIA L4",), False), ("cuda:0", (), True)],
 )
-def test_the_report_says_of_a_gpu_that_it_was_not_yet_seen(monkeypatch, device, seen, told):
+def test_the_report_says_if_a_gpu_was_not_yet_tested(monkeypatch, device, seen, said):
     monkeypatch.setattr(overview, "GPUS_SEEN", frozenset(seen))
     gpus = overview._gpus({"device": device}, pd.Series({"gpus": [{"name": "NVIDIA L4"}]}))
-    assert gpus.startswith("NVIDIA L4") and ("not yet tested on this GPU" in gpus) == told
+    assert gpus.startswith("NVIDIA L4") and ("not yet tested on this GPU" in gpus) == said

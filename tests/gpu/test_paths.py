@@ -151,7 +151,7 @@ def test_a_graph_for_inference_captures_no_backward_pass(monkeypatch):
 
 
 def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
-    """Its watchdog writes a line and aborts the process that waited; the one that was waited for is told to end, and says where."""
+    """Its watchdog writes a line and aborts the process that waited. The other one is ended, and says where."""
     log = "[rank0]:[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 60000 milliseconds"
     (tmp_path / "log").write_text(log)
     for rank, stack in enumerate(("", '  File "/somewhere/model.py", line 7 in step\n')):

@@ -51,7 +51,7 @@ def _measured(monkeypatch, call, reasons=0, budget_s=0.5, **more):
     ("launch_ms", "kernel_ms", "bound"),
     [(0.008, 0.002, True), (0.008, 0.5, False), (2.0, 0.002, True)],
 )
-def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_told(
+def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_stored(
     monkeypatch, launch_ms, kernel_ms, bound
 ):
     stream = Stream(launch_ms, kernel_ms).installed(monkeypatch)
@@ -63,7 +63,7 @@ def test_where_the_host_takes_longer_it_is_launch_bound_and_both_times_are_told(
     assert row.estimate == pytest.approx(slower, rel=0.01)
 
 
-def test_a_call_that_waits_for_the_device_is_not_told_apart(monkeypatch):
+def test_a_call_that_waits_for_the_device_has_one_time(monkeypatch):
     stream = Stream(0.01, 0.1).installed(monkeypatch)
 
     def waits():

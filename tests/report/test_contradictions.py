@@ -16,7 +16,7 @@ from tests.shown import CLAIMS, SECTIONS
 _BELOW, _ABOVE, _ALIKE = Order.BELOW, Order.ABOVE, Order.NO_DIFFERENCE
 _SAYS = (
     (r" is the fastest", {_ABOVE}),
-    (r"(?i)^no clear difference between (?!sparse)", {_ALIKE}),
+    (r"(?i)^no clear difference between (?!sparse|\d+ ranks)", {_ALIKE}),
     (r"as fast as one rank", {_BELOW, _ABOVE}),
     (r"costs loss|communication that computing does not hide(?!, not)", {_ABOVE}),
     (r"lowers the loss|^FP8 is slower", {_BELOW}),

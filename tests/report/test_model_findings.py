@@ -12,7 +12,7 @@ from tests.report.cases import (
 from tests.report.rows import warmup_process
 
 
-def test_a_model_is_told_with_its_batch_its_tail_and_its_ratios(say):
+def test_a_model_is_reported_with_its_batch_its_tail_and_its_ratios(say):
     generation = [timed("prefill", 19, 20, 22), timed("decode", 1.9, 2, 2.5, predicted=0.5)]
     generation.append(Measurement("tokens_per_second", 1500.0, scope="decode"))
     generation.append(Measurement("tokens_per_second", 9600.0, scope="prefill"))
@@ -91,7 +91,7 @@ def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
 
     ],
 )  # fmt: skip
-def test_what_no_warm_up_does_to_the_mean_is_told_by_every_process(say, ratios, said):
+def test_what_no_warm_up_does_to_the_mean_is_reported_over_all_processes(say, ratios, said):
     _, line = say("warmup", _processes("forward", [3] * 5, ratios))
     assert (
         line

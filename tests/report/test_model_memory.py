@@ -12,7 +12,7 @@ PARTS = [
 ]
 
 
-def test_a_peak_is_told_with_what_uses_it(say):
+def test_a_peak_is_reported_with_what_uses_it(say):
     row = exact("peak_memory", 4.0, scope="training_step", predicted=4.0, details={"parts": PARTS})
     lines = say("model", [inference(), model_case("training", [row])])
     assert next(line for line in lines if "peak of" in line) == (

@@ -85,7 +85,7 @@ def test_an_export_holds_every_row(store, tmp_path, ending):
         assert len(target.read_text().strip().splitlines()) == count + 2
 
 
-def test_bad_exports_are_told_and_nothing_is_written(store, tmp_path):
+def test_bad_exports_are_refused_and_nothing_is_written(store, tmp_path):
     for name, said in (("x.exe", "no known ending"), ("no/x.json", "is not a folder")):
         with pytest.raises(BadInput, match=said):
             export.write(store, ["evil"], tmp_path / name)

@@ -107,7 +107,7 @@ def test_p_is_wilcoxons_and_welchs():
         assert (ours.low, ours.high) == pytest.approx(np.exp(list(theirs)))
 
 
-def test_a_clock_so_coarse_that_nothing_varies_still_tells_the_two_apart():
+def test_on_a_coarse_clock_where_nothing_varies_two_levels_differ():
     slower, same = compare([1.0] * 8, [2.0] * 8), compare([1.0] * 8, [1.0] * 8)
     assert (slower.kind, slower.p, slower.ratio) == (Kind.REGRESSED, 0.0, pytest.approx(2))
     assert tuple(slower.interval) == tuple(slower.equivalence) == pytest.approx((2, 2, 2))
@@ -175,7 +175,7 @@ def test_higher_is_better_turns_the_words_round(compared):
 
 
 @pytest.mark.parametrize("compared", [compare, compare_paired])
-def test_what_cannot_be_compared_is_told(compared):
+def test_what_cannot_be_compared_is_refused(compared):
     with pytest.raises(TooFewSamples, match="base: 5 blocks are too few"):
         compared([1] * 5, [1] * 6)
     with pytest.raises(BadInput, match="current: must be greater than 0"):
@@ -207,8 +207,8 @@ def test_of_processes_that_are_now_and_then_slow_equal_versions_are_not_called_a
     for effect, least, most in ((0.0, 0, 0.01), (0.05, 0.98, 1), (-0.05, 0.98, 1)):
         found = [compare_processes(_processes(rng, effect, spread, share)) for _ in range(RUNS)]
         assert least <= np.mean([v.kind in CALLED for v in found]) <= most, effect
-        held = np.mean([v.interval.low <= 1 + effect <= v.interval.high for v in found])
-        assert (0.93 if MANY else 0.91) <= held <= (0.98 if MANY else 0.99), effect
+        coverage = np.mean([v.interval.low <= 1 + effect <= v.interval.high for v in found])
+        assert (0.93 if MANY else 0.91) <= coverage <= (0.98 if MANY else 0.99), effect
         assert all((v.p < 0.05) == (not v.interval.low <= 1 <= v.interval.high) for v in found)
     found = [
         compare_processes(_processes(rng, 0.05, spread, share), threshold=0.025)
