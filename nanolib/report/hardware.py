@@ -1,11 +1,10 @@
-"""Show which machines measured: what each is and reached, and the same timings on each."""
+"""Show which machines measured: what each is, can do, and reached."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from nanolib.measurement import case_name
-from nanolib.numbers import format_number, format_with_interval
+from nanolib.numbers import format_number
 from nanolib.report.overview import pick
 
 _PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}
@@ -45,20 +44,3 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 line[f"{row['scope']} ({unit})"] = value
         lines.append(line)
     return pd.DataFrame(lines).fillna("—")
-
-
-def machine_ratios(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the same timings on several machines, next to each other; nothing for one machine.
-
-    Returns:
-        One line per timing that at least two machines have: `Case`, and per machine its latency with the interval, ms.
-    """
-    lines: dict[str, dict[str, str]] = {}
-    timed = pick(rows, "latency")
-    several = len(timed) and timed["machine_id"].nunique() > 1
-    for row in timed.to_dict("records") if several else ():
-        case = f"{row['experiment']} {case_name(row['factors'])} {row['scope']}".strip()
-        text = format_with_interval(row["estimate"], row["low"], row["high"])
-        lines.setdefault(case, {})[row["machine_id"]] = text
-    both = [{"Case": case} | texts for case, texts in lines.items() if len(texts) > 1]
-    return pd.DataFrame(both).fillna("—")

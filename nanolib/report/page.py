@@ -57,9 +57,10 @@ def build(
         ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
         made, pending = Path(temporary), []
-        parts = list(_parts(store, sections, rows, runs, machines))
+        parts: list[Part] = []
         specs: dict[str, dict[str, Any]] = {}
-        for part in parts:
+        for part in _parts(store, sections, rows, runs, machines):  # while the last one is drawn
+            parts.append(part)
             for name, chart in {**part.charts, **part.files}.items():
                 specs[name] = chart.to_dict(validate=False)
                 if pictures and part.newest:
@@ -88,19 +89,14 @@ def _parts(
     """Answer each question for each machine that ran it, the machine of its newest run first; then summarize all runs."""
     newest = runs.sort_values("started", kind="stable")[::-1]
     # the numbers of two machines are never joined
-    of = {
-        one: rows[rows["machine_id"] == one] for one in newest["machine_id"].unique() if len(rows)
-    }
+    own = dict(iter(rows.groupby("machine_id"))) if len(rows) else {}
     for section in sections:
         machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
         for at, machine in enumerate(machine_ids):
-            yield _answer(section, machine, at == 0, of.get(machine, rows))
+            yield _answer(section, machine, at == 0, own.get(machine, rows))
     yield changes(*what_changed(store, runs))
-    compared = {
-        "Hardware": hardware.hardware_table(rows, machines),
-        "The same latencies on each machine": hardware.machine_ratios(rows),
-    }
-    yield Part("hardware", "Which hardware?", tables=_with_lines(compared))
+    machines_used = {"Hardware": hardware.hardware_table(rows, machines)}
+    yield Part("hardware", "Which hardware?", tables=_with_lines(machines_used))
     tables = _with_lines({"What failed": overview.failures(rows)})
     flags = overview.flag_lines(rows)
     if tables or flags:

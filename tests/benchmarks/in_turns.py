@@ -6,18 +6,14 @@ quiet ones, and high / low is at most 1.5 in four of five pairs.
 """
 
 import argparse
-import contextlib
 import math
-import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from parts.neighbors import busy_neighbors
 
 from nanolib.experiments.attention import cases as experiment
 from nanolib.meters.limits import usable_cores
@@ -30,7 +26,6 @@ KINDS = [
     {"kind": "sparse", "pattern": "window", "window": 256},
     {"kind": "sparse", "pattern": "random", "sparsity": 0.9},
 ]
-COMES_AND_GOES_S = 3.0
 FAR, WIDE, MOST_WIDE = 0.15, 1.5, 0.2
 
 
@@ -40,7 +35,7 @@ def main() -> int:
     asked.add_argument("--budget", type=float, default=12.0, help="seconds per case")
     budget_s = asked.parse_args().budget
     quiet, again = (_gains(budget_s) for _ in range(2))
-    with _busy_neighbors():
+    with busy_neighbors(usable_cores()):
         busy = _gains(budget_s)
     print(f"{'pair':44} {'quiet':>22} {'again':>22} {'with busy ones':>22}  clean rounds")
     turned, far, wide, clean = [], [], 0, 0
@@ -98,37 +93,6 @@ def _order(row: object) -> int:
 
 def _text(row: object) -> str:
     return f"{row.estimate:.2f} [{row.low:.2f} … {row.high:.2f}]"
-
-
-@contextlib.contextmanager
-def _busy_neighbors() -> Iterator[None]:
-    """Processes that are no children of this one, so that they count as others; they stop and go on."""
-    start = [
-        f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-        for _ in range(usable_cores())
-    ]
-    numbers = [
-        int(subprocess.run(["sh", "-c", one], capture_output=True, text=True, check=True).stdout)
-        for one in start
-    ]
-    over = threading.Event()
-
-    def come_and_go() -> None:
-        stopped = False
-        while not over.wait(COMES_AND_GOES_S):
-            stopped = not stopped
-            for number in numbers:
-                os.kill(number, signal.SIGSTOP if stopped else signal.SIGCONT)
-
-    thread = threading.Thread(target=come_and_go, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        for number in numbers:
-            os.kill(number, signal.SIGKILL)
 
 
 if __name__ == "__main__":

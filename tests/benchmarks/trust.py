@@ -20,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from parts.neighbors import busy_neighbors
 from parts.peers import RULES
 from parts.recording import (
     IN_A_ROW_S,
@@ -29,7 +30,6 @@ from parts.recording import (
     WORKS,
     Generation,
     Recording,
-    load,
     record,
     repository,
     request,
@@ -248,7 +248,7 @@ def _print_live(versions: list[Version], loads: list[bool], count: int, budget: 
     for loaded in loads:
         for name, a, b in cells:
             verdicts, seconds = [], []
-            with load(loaded):
+            with busy_neighbors(loaded):
                 for i in range(count):
                     work = WORKS[i % 3]
                     task = Task("call", "live", {"name": work}, (request(work), request(work)))

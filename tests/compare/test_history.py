@@ -168,12 +168,3 @@ def test_a_step_between_two_commits_is_told_with_the_command_that_measures_them(
     change = Change(3, 1.3, True, *revisions)
     history = History("m1", "attention", "dense", "c1", metric, "", pd.DataFrame(), (change,))
     assert history.command == said
-
-
-def test_two_runs_that_stick_out_are_counted_and_gone_again_they_are_a_spike(store):
-    for index in range(9):
-        store.add(_run(index, 13.0 if index in (6, 7) else 10.0))
-    (history,) = histories(store, machine_ids=["m1"])
-    assert not history.changes and history.newest is None
-    store.connection.execute("DELETE FROM runs WHERE run_id = 'run8m1'")
-    assert histories(store, machine_ids=["m1"])[0].newest.runs == 2

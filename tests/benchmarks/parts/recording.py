@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import tempfile
 import time
@@ -18,6 +17,7 @@ from nanolib.ab.pairs import Settings
 from nanolib.ab.processes import Processes
 from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, block_calls
 from nanolib.ab.worktree import Version
+from parts.neighbors import busy_neighbors
 from tests.ab.conftest import Repository
 
 WORKS = ("matmul", "block", "decode")
@@ -42,31 +42,6 @@ def repository() -> Iterator[Path]:
         for version, units in VERSIONS.items():
             made.commit(tag(version), source.replace("UNITS = 100", f"UNITS = {units}"))
         yield made.folder
-
-
-def _burn() -> None:
-    """Work on one core that comes and goes."""
-    rng = random.Random(0)
-    while True:
-        end = time.monotonic() + rng.uniform(0.2, 2.0)
-        while time.monotonic() < end:
-            sum(range(10_000))
-        time.sleep(rng.uniform(0.2, 2.0))
-
-
-@contextlib.contextmanager
-def load(wanted: bool) -> Iterator[None]:
-    """A load on the other core for as long as this lasts."""
-    if not wanted:
-        yield
-        return
-    process = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
 
 
 @dataclass
@@ -104,7 +79,7 @@ def request(work: str) -> dict[str, object]:
 
 def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
     """Both ways of collecting in turn, in processes that are often replaced."""
-    with load(loaded), Processes(versions, 120, fork=True) as sides:
+    with busy_neighbors(loaded), Processes(versions, 120, fork=True) as sides:
         recording = Recording([])
         end, forks = time.monotonic() + seconds, []
         while time.monotonic() < end or len(recording.generations) < PROCESS_PAIRS:

@@ -1,0 +1,37 @@
+"""Processes that use the machine next to a measurement, and that stop and go on."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+COMES_AND_GOES_S = 3.0
+
+
+@contextlib.contextmanager
+def busy_neighbors(count: int) -> Iterator[None]:
+    """Keep `count` cores busy by processes that are not children of this one, so that they count as others."""
+    start = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+    command = {"capture_output": True, "text": True, "check": True}
+    pids = [int(subprocess.run(["sh", "-c", start], **command).stdout) for _ in range(count)]
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        stopped = False
+        while not over.wait(COMES_AND_GOES_S):
+            stopped = not stopped
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+
+    thread = threading.Thread(target=come_and_go, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
