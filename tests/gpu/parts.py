@@ -263,10 +263,8 @@ def ranks(gpu: Hardware) -> Iterator[Check]:
 
 
 def lost(gpu: Hardware) -> Iterator[Check]:
-    """After a device assert the next case is measured all the same.
-
-    The last part, since this process has no GPU after it.
-    """
+    """After a device assert the next case is measured all the same."""
+    # the last part, since this process has no GPU after it
     yield from accident(gpu, "assert", "error")
 
 
