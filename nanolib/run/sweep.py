@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
-from nanolib.meters.cpu_load import watched_cpus
+from nanolib.meters.cpu_load import watch_cpus
 from nanolib.meters.limits import fitting_threads
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.collector import settled_heap
@@ -201,7 +201,7 @@ class _Sweep:
                     on_progress(done, len(cases), str(group[0]))
                 if self._stop.is_set():
                     raise Canceled
-                with watched_cpus() as load:
+                with watch_cpus() as load:
                     outcomes = self._measure_group(group)
                 for outcome in outcomes.values():
                     interference.met(load, outcome)

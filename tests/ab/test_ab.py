@@ -152,7 +152,7 @@ def test_what_a_call_only_begins_is_refused(repository, ab):
     ended = ab("begins", ".", "--call", "work:only")
     assert (
         ended.exit_code == 2
-        and "work:only: a call only begins the work and returns a" in ended.output
+        and "work:only: a call only starts the work and returns a" in ended.output
     )
 
 

@@ -66,7 +66,7 @@ def test_a_gpu_that_refuses_loses_no_other():
     sources, missing = found.sources, found.missing["NVIDIA (NVML)"]
     assert [source.of for source in sources] == [f"gpu {index}" for index in (0, 1, 3, 5, 6, 7)]
     assert (
-        "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing
+        "gpu 2 reports neither energy nor power (Insufficient Permissions)" in missing
         and "gpu 4" in missing
     )
     assert {source.name for source in sources[:4]} == {"nvml_counter"}

@@ -124,11 +124,11 @@ def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(cl
             with timer.time_block("load"):
                 clock[0] += 500_000
 
-    found = across_ranks.parts_together({"a": call}, 0.0)
+    found = across_ranks.time_parts_across_ranks({"a": call}, 0.0)
     assert found == {
         "a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]
     }
-    assert len(across_ranks.parts_together({"a": call}, 1e9)["a"]) == 100
+    assert len(across_ranks.time_parts_across_ranks({"a": call}, 1e9)["a"]) == 100
 
 
 def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
@@ -165,9 +165,9 @@ def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch)
     def blocks(calls, budget_s, *, device, seed):
         for call in calls.values():
             call()
-        return across_ranks.Together({name: [name] for name in calls}, [False])
+        return across_ranks.RankTimes({name: [name] for name in calls}, [False])
 
-    monkeypatch.setattr(links, "time_together", blocks)
+    monkeypatch.setattr(links, "time_across_ranks", blocks)
     found = links.time_collectives(1.0, seed=0)
     assert [
         (row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]

@@ -68,7 +68,7 @@ def test_a_call_that_only_begins_is_refused_whatever_wraps_it(begins):
         _Object(begins).method,
     )
     for call in wrapped:
-        with pytest.raises(BadInput, match=r"^fn: a call only begins the work and returns an? "):
+        with pytest.raises(BadInput, match=r"^fn: a call only starts the work and returns an? "):
             measure(call)
 
 

@@ -31,12 +31,12 @@ def _load(spent, own):
         (
             {"idle": 0.0},
             0.0,
-            ["what other processes do is not known: this system counts no CPU time"],
+            ["the load by other processes is not known: this system counts no CPU time"],
         ),
     ],
 )
 def test_load_and_steal_of_others_are_told_in_words(spent, own, said):
-    assert interference.of_cpus(_load(spent, own)) == said
+    assert interference.cpu_interference(_load(spent, own)) == said
 
 
 class _Nvml:
@@ -88,7 +88,7 @@ QUIET = {
         (QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=10)}, []),
         (
             QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=11)},
-            ["the GPU is 11 % in use"],
+            ["the GPU's utilization is 11 %"],
         ),
         (
             QUIET | {"nvmlDeviceGetEnforcedPowerLimit": 300_700},
@@ -104,12 +104,12 @@ QUIET = {
     ],
 )
 def test_what_else_a_gpu_does_is_told(answers, said):
-    assert interference.of_gpu("GPU-a", _Nvml(**answers)) == said
+    assert interference.gpu_interference("GPU-a", _Nvml(**answers)) == said
 
 
 def test_a_gpu_that_cannot_be_asked_is_told():
-    assert interference.of_gpu("GPU-b", _Nvml()) == [
-        "what else the GPU does is not known (not found)"
+    assert interference.gpu_interference("GPU-b", _Nvml()) == [
+        "other work on the GPU is not known (not found)"
     ]
 
 

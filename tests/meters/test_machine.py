@@ -26,7 +26,9 @@ def test_the_machine_is_told_without_names_and_its_id_is_of_the_hardware():
 
 def test_devices_resolve_or_are_told():
     assert resolve_device("cpu") == "cpu"
-    with pytest.raises(BadInput, match="device: 'cuda:99' is not here; use auto or one of cpu"):
+    with pytest.raises(
+        BadInput, match="device: 'cuda:99' is not available; use auto or one of cpu"
+    ):
         resolve_device("cuda:99")
 
 
@@ -114,7 +116,8 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
         and resolve_device("cuda:1") == "cuda:1"
     )
     with pytest.raises(
-        BadInput, match="device: 'xpu' is not here; use auto or one of cpu, cuda:0, cuda:1, mps"
+        BadInput,
+        match="device: 'xpu' is not available; use auto or one of cpu, cuda:0, cuda:1, mps",
     ):
         resolve_device("xpu")
 

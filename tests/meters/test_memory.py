@@ -63,7 +63,9 @@ def test_a_system_without_clear_refs_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_PROC", tmp_path / "nowhere")
     row = measure_memory(lambda: None)[1]
     assert (
-        row.status is Status.UNSUPPORTED and row.estimate is None and "does not tell" in row.message
+        row.status is Status.UNSUPPORTED
+        and row.estimate is None
+        and "does not report" in row.message
     )
 
 

@@ -55,9 +55,9 @@ def _steps(model, use, optimizer="adamw"):
 
 @contextlib.contextmanager
 def _counting(model, work):
-    with MemoryTracker(model) as counter, counter.watching():
+    with MemoryTracker(model) as counter, counter.follow_modules():
         for kind, tensors in work.kinds().items():
-            counter.hold(kind, tensors)
+            counter.track_existing(kind, tensors)
         yield counter
 
 

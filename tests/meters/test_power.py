@@ -94,7 +94,7 @@ def test_a_recorded_trace_goes_through_the_same_code():
     for now[0] in np.arange(0, 20.5, 0.5):
         track.readings.append(source.read())
     assert track.energy(Window("all", 0, 20)).estimate == pytest.approx(4000, rel=0.02)
-    seconds, watts = track.course(Window("all", 0, 20)).values()
+    seconds, watts = track.power_trace(Window("all", 0, 20)).values()
     assert len(seconds) == len(watts) == 41 and set(watts) == {100, 300}
     now[0] = 30.0
     assert math.isnan(source.read().watts)
@@ -184,7 +184,7 @@ def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
     with pytest.raises(BadInput) as told:
         track.checked_energy(Window("w", 0.0, 0.5))
     assert str(told.value) == (
-        "w took 0.5 s, and nvml_power changes every 0.2 s: a window must hold 10 updates; repeat the work until it takes 2 s"
+        "w took 0.5 s, and nvml_power changes every 0.2 s: a window must contain 10 updates; repeat the work for 2 s"
     )
 
 
@@ -201,7 +201,7 @@ def test_an_estimates_ends_are_those_of_its_power():
     assert (rows["energy"].low, rows["energy"].estimate, rows["energy"].high) == (40.0, 80.0, 200.0)
     assert (
         "net_energy" not in rows
-        and rows["energy"].message == "from how busy the cores were: a range, not a reading"
+        and rows["energy"].message == "estimated from the use of the cores: a range, not a reading"
     )
 
 
@@ -229,12 +229,12 @@ class _Counter(_Clock):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (lambda: _Clock(0.0), "test of bench read 0 W, which is no reading; "),
+        (lambda: _Clock(0.0), "test of bench read 0 W, which is not a valid reading; "),
         (
             lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
             "replay of trace read 0 W, which is ",
         ),
-        (lambda: _Counter(lambda t: 50 * min(t, 0.1)), "test of bench stood still for "),
+        (lambda: _Counter(lambda t: 50 * min(t, 0.1)), "test of bench did not change in "),
     ],
 )
 def test_no_power_and_a_counter_that_stands_still_are_no_readings(source, said):

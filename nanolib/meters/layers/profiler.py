@@ -1,8 +1,7 @@
-"""Where a model's time goes: blocks in every call; modules, activations and operations in each k-th.
+"""Profile a model: time its blocks in each call; modules, activations and operations in each k-th.
 
-`forward` of the timed modules is replaced during a call of the model. Hooks would do the same, but
-cost four times as much, since any hook leaves `Module.__call__`'s fast path. The output of the model
-is the same to the last bit.
+During a call of the model, `forward` of the timed modules is replaced. Hooks cost four times as much,
+since `Module.__call__` has a fast path without hooks. The model's output does not change.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from nanolib.meters.layers.recording import (
 from nanolib.meters.layers.trace import torch_profiler
 from nanolib.meters.sink import Sink
 
-_ENTRIES = ("forward", "prefill", "decode")  # a call of the model is a call of one of these
-_READ_S = 0.4  # a kill loses the rows of less than a second
-_MOST_PASSES = 8  # torch's profiler takes ten times as long to read a pass as to record it
+_ENTRIES = ("forward", "prefill", "decode")  # methods that count as a call of the model
+_READ_S = 0.4  # if the process is killed, less than a second of rows is lost
+_MOST_PASSES = 8  # reading a pass takes ten times as long as recording it
 _NOTHING = contextlib.nullcontext()
 
 _Replacement = tuple[nn.Module, str, Callable[..., Any]]
@@ -52,9 +51,9 @@ class LayerProfiler:
     Args:
         model: Any module; its repeated blocks are the members of its `ModuleList`s.
         config: What to record; `ProfilingConfig.minimal()` by default.
-        sink: Where rows go (`layers`, `statistics`, `ops`); `results` has them too.
-        fields: Of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is another name
-            of `preallocate_metrics`.
+        sink: Receives rows (`layers`, `statistics`, `ops`); `results` returns them too.
+        fields: Fields of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is an
+            alias of `preallocate_metrics`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
@@ -73,7 +72,7 @@ class LayerProfiler:
         **fields: Any,
     ) -> None:
         if fields and config is not None:
-            raise BadInput(f"{next(iter(fields))}: give it in the config, or without one")
+            raise BadInput(f"{next(iter(fields))}: set it in the config, or give no config")
         if "preallocate_size" in fields:
             fields["preallocate_metrics"] = fields.pop("preallocate_size")
         if config is None:
@@ -90,15 +89,15 @@ class LayerProfiler:
         self._watch = Stopwatch(self._device)
         self._restore = contextlib.ExitStack()
         self._call: Call | None = None
-        self._open: list[str] = []  # names of the modules that are running
+        self._open: list[str] = []  # names of the running modules
         self._unread: list[Call] = []
-        self._profiled: list[tuple[Call, dict[str, float]]] = []  # with ms of each layer
+        self._profiled: list[tuple[Call, dict[str, float]]] = []  # with the ms of each layer
         self._read_s = time.monotonic()
         self._number = 0
 
     def __enter__(self) -> Self:
         self._in_each = [self._watched(*item) for item in self._outer.items()]
-        self._in_close = [self._watched(*item) for item in self._inner.items()]
+        self._in_detailed = [self._watched(*item) for item in self._inner.items()]
         entries = [
             (self.model, name, self._watched_entry(getattr(self.model, name)))
             for name in _ENTRIES
@@ -118,16 +117,16 @@ class LayerProfiler:
                 return entry(*args, **kwargs)
             self._call = call = self._new_call()
             around = call.profile or _NOTHING
-            if call.is_close and self.config.deep_profiling and call.profile is None:
+            if call.is_detailed and self.config.deep_profiling and call.profile is None:
                 around = AttentionWatch(self._look_at_attention)
-            inner = self._in_close if call.is_close else []
+            inner = self._in_detailed if call.is_detailed else []
             try:
                 with around, _replaced(self._in_each + inner):
                     out = self._timed("", entry, args, kwargs)
             finally:
                 self._call = None
             self._unread.append(call)
-            waiting = sum(call.is_close for call in self._unread)
+            waiting = sum(call.is_detailed for call in self._unread)
             is_full = waiting >= self.config.preallocate_metrics
             is_due = time.monotonic() - self._read_s > _READ_S
             if is_full or is_due or not self.config.batch_db_commits:
@@ -137,11 +136,11 @@ class LayerProfiler:
         return watched
 
     def _new_call(self) -> Call:
-        """In deep mode, close calls take turns: one looks at numbers, torch's profiler records the next."""
+        """Begin a call. In deep mode detailed calls alternate: statistics, then torch's profiler."""
         turn, rest = divmod(self._number, self.config.every_kth_token)
-        call = Call(self._number, is_close=self.config.looks and rest == 0)
+        call = Call(self._number, is_detailed=self.config.looks and rest == 0)
         self._number += 1
-        is_due = call.is_close and turn % 2 == 1 and turn < 2 * _MOST_PASSES
+        is_due = call.is_detailed and turn % 2 == 1 and turn < 2 * _MOST_PASSES
         if is_due and self.config.deep_profiling:
             call.profile = torch_profiler(self._device)
         return call
@@ -151,11 +150,11 @@ class LayerProfiler:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             call = self._call
-            if len(self._open) > 1 and not call.is_close:
-                return forward(*args, **kwargs)  # next to the blocks, and called by one of them
+            if len(self._open) > 1 and not call.is_detailed:
+                return forward(*args, **kwargs)  # a module outside the blocks that a block calls
             with _NOTHING if call.profile is None else record_function(RANGE + name):
                 out = self._timed(name, forward, args, kwargs)
-            if call.is_close and call.profile is None:
+            if call.is_detailed and call.profile is None:
                 self._look(name, [*args, *kwargs.values()], out)
             return out
 
@@ -172,7 +171,7 @@ class LayerProfiler:
             self._open.pop()
 
     def _look(self, name: str, given: Sequence[Any], out: Any) -> None:
-        """Note numbers of an output; nothing waits for the device."""
+        """Compute statistics of an output, without waiting for the device."""
         if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not out.numel():
             return
         x = next((x for x in given if isinstance(x, torch.Tensor)), None)
@@ -199,7 +198,7 @@ class LayerProfiler:
         self._call.values.append((layer, statistic, value))
 
     def flush(self) -> None:
-        """Read marks and numbers, and hand their rows to the sink; waits for the device once."""
+        """Read marks and statistics and write their rows to the sink; waits for the device once."""
         calls, self._unread, self._read_s = self._unread, [], time.monotonic()
         self._watch.synchronize()
         for call in calls:
@@ -229,7 +228,7 @@ class LayerProfiler:
             self._profiled.append((call, layers_ms))
 
     def _put(self, table: str, call: Call, rows: Iterable[tuple[str | float, ...]]) -> None:
-        """Hand rows to the sink, which stores names as indices."""
+        """Write rows to the sink, which stores names as indices."""
         if self._sink is None:
             return
         index = self._sink.name
@@ -237,8 +236,8 @@ class LayerProfiler:
         self._sink.put(table, [(call.number, *row) for row in rows])
 
     def results(self) -> list[ModuleTime]:
-        """Give what was recorded of every module, the outer ones first."""
-        self.flush()  # torch's profiler is read here: that takes longer than the calls did
+        """Return the recorded data of each module, outer modules first."""
+        self.flush()  # reading torch's profiler takes longer than the calls did, so it waits until now
         for call, layers_ms in self._profiled:
             spent: Counter[tuple[str, str]] = Counter()
             events = call.profile.events()
@@ -254,7 +253,7 @@ class LayerProfiler:
 
 @contextlib.contextmanager
 def _replaced(functions: Sequence[_Replacement]) -> Iterator[None]:
-    """Put functions into the place of methods, past `Module.__setattr__`, which is slow."""
+    """Replace methods in the block, without `Module.__setattr__`, which is slow."""
     before = [vars(module).get(name) for module, name, _ in functions]
     for module, name, function in functions:
         vars(module)[name] = function
@@ -280,15 +279,15 @@ def _blocks(model: nn.Module) -> list[str]:
 def _timed_modules(
     model: nn.Module, config: ProfilingConfig
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Give the model's blocks with the leaves next to them, and what is in each n-th block."""
+    """Return the blocks with the leaves outside them, and the modules of each n-th block."""
     blocks = _blocks(model)
     inside = tuple(f"{block}." for block in blocks)
-    looked_into = inside[:: config.every_nth_layer] if config.modules else ()
+    detailed = inside[:: config.every_nth_layer] if config.modules else ()
     outer, inner = {}, {}
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList):
             continue
-        if name.startswith(looked_into):
+        if name.startswith(detailed):
             inner[name] = module
         is_leaf = name and not any(module.children())
         if name in blocks or (is_leaf and not name.startswith(inside)):

@@ -1,1 +1,1 @@
-"""Durations: `clock` times blocks, `latency` samples until it is sure, `together` does so over ranks, `timer` by name."""
+"""Measure durations: `clock` times blocks, `latency` one call, `across_ranks` ranks, `timer` named code."""
