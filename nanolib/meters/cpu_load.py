@@ -53,7 +53,8 @@ class CpuLoad:
     Attributes:
         others: Share of the CPUs that other processes used.
         stolen: Share that a hypervisor took.
-        throttled: Share of the quota's periods in which this process was stopped; 0 without a quota.
+        throttled: Share of the quota's periods in which this process was stopped; 0 without a
+            quota.
         quota: Allowed CPU time, in cores.
     """
 

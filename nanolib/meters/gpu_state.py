@@ -73,7 +73,7 @@ class GpuState:
                 self._seen[name].append(look())
 
     def summary(self) -> dict[str, Any]:
-        """Return the readings' medians, the lowest clock and what lowered it; empty without readings."""
+        """Return the readings' medians, the lowest clock and what lowered it."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
         found: dict[str, Any] = {

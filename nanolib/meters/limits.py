@@ -34,12 +34,12 @@ def usable_cpus() -> set[int]:
 
 
 def cpu_quota() -> float:
-    """Return the CPU time that control groups allow, in cores such as 0.5; infinite without a quota."""
+    """Return the CPU time that control groups allow, in cores; infinite without a quota."""
     return min((quota for _, quota in _quotas()), default=math.inf)
 
 
 def throttled_periods() -> dict[str, tuple[int, int]]:
-    """Return, per control group with a quota, the periods so far and those in which it was stopped."""
+    """Return, per control group with a quota, its periods and those in which it was stopped."""
     found = {}
     for group, _ in _quotas():
         counts = _fields(group / "cpu.stat")
@@ -63,7 +63,8 @@ def memory_limits() -> list[tuple[int, int]]:
 def fitting_threads() -> Iterator[None]:
     """Limit torch's threads in the block to the usable cores, unless OMP_NUM_THREADS sets them.
 
-    torch respects affinity but not a quota: two threads on half a core are stopped most of the time.
+    torch respects affinity but not a quota: two threads on half a core are stopped most of the
+    time.
     """
     before = torch.get_num_threads()
     if before > usable_cores() and "OMP_NUM_THREADS" not in os.environ:

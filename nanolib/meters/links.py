@@ -60,8 +60,8 @@ def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
     """Count the bytes that all ranks send in one call, with the protocol; each rank calls it.
 
     Returns:
-        The bytes; None if other processes share the network, or if the backend uses no interface, as
-        NCCL on one machine.
+        The bytes; None if other processes share the network, or if the backend uses no interface,
+        as NCCL on one machine.
     """
     if dist.get_backend() != "gloo" or not only_loopback():
         return None

@@ -169,7 +169,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 
 
 def fake_tensors() -> FakeTensorMode:
-    """Return a mode in which tensors have shape, dtype and device but no data, so no memory is used.
+    """Return a mode in which tensors have shape, dtype and device but no data.
 
     Tensors of two modes cannot be mixed, so a block inside another uses the same mode.
     """

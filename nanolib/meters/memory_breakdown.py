@@ -30,7 +30,8 @@ class Part(NamedTuple):
     Attributes:
         kind: A `MemoryKind`.
         module: Their module; blocks of a stack count as one, `blocks.*`.
-        operation: The operation that made them, such as `aten::addmm`; empty if they existed before.
+        operation: The operation that made them, such as `aten::addmm`; empty if they existed
+            before.
         line: Module and line of the code that saved them for the backward pass.
     """
 

@@ -18,9 +18,9 @@ _LOOK_UPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
 class BytesRead(TorchDispatchMode):
     """Counts the bytes that operations read of some tensors, each element once.
 
-    If a tensor is read in parts, the largest part counts. A table counts by the rows that are looked
-    up, and experts by the rows of tokens that choose them. Elements that the call has written do not
-    count.
+    If a tensor is read in parts, the largest part counts. A table counts by the rows that are
+    looked up, and experts by the rows of tokens that choose them. Elements that the call has
+    written do not count.
 
     Args:
         tensors: The existing tensors.

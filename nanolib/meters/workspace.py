@@ -23,8 +23,8 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
         operation: As `__torch_dispatch__` receives it.
         args: Its arguments.
 
-    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`; its allocator's peaks agree within
-    0.01 % (tests/meters/test_workspace.py).
+    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`; its allocator's peaks agree
+    within 0.01 % (tests/meters/test_workspace.py).
     """
     if operation is not _FLASH_BACKWARD or args[1].device.type != "cuda":
         return 0

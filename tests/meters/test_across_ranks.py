@@ -16,21 +16,9 @@ def ranks(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: said.append("barrier"))
-    monkeypatch.setattr(
-        torch.distributed,
-        "all_reduce",
-        lambda x, **rest: said.append(("all_reduce", tuple(x.shape))),
-    )
-    monkeypatch.setattr(
-        torch.distributed,
-        "all_gather_into_tensor",
-        lambda whole, x: said.append(("all_gather", whole.numel() // x.numel(), tuple(x.shape))),
-    )
-    monkeypatch.setattr(
-        torch.distributed,
-        "all_to_all_single",
-        lambda out, x: said.append(("all_to_all", tuple(out.shape), tuple(x.shape))),
-    )
+    for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single"):
+        collective = lambda *x, name=name, **rest: said.append((name, *map(len, x)))  # noqa: E731
+        monkeypatch.setattr(torch.distributed, name, collective)
     return said
 
 
@@ -169,17 +157,12 @@ def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch)
 
     monkeypatch.setattr(links, "time_across_ranks", blocks)
     found = links.time_collectives(1.0, seed=0)
-    assert [
-        (row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]
-    ] == [
+    assert [(*row.values(),)[:4] for row in found[:3]] == [
         ("all_reduce", 1024, 2, 1024.0),
         ("all_gather", 1024, 1, 1024),
         ("all_to_all", 1024, 1, 512.0),
     ]
     assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
     assert found[4]["blocks"] == ["all_gather 65536"]
-    assert ranks[:3] == [
-        ("all_reduce", (256,)),
-        ("all_gather", 2, (256,)),
-        ("all_to_all", (256,), (256,)),
-    ]
+    gathered = ("all_gather_into_tensor", 512, 256)
+    assert ranks[:3] == [("all_reduce", 256), gathered, ("all_to_all_single", 256, 256)]

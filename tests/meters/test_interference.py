@@ -3,12 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.experiments.attention import cases as attention
 from nanolib.meters import interference
 from nanolib.meters.cpu_load import CpuTimes, load_between
-from nanolib.report.overview import run_facts
-from nanolib.run import provenance, sweep
-from nanolib.store import Store
 
 
 def _load(spent, own):
@@ -111,24 +107,3 @@ def test_a_gpu_that_cannot_be_asked_is_told():
     assert interference.gpu_interference("GPU-b", _Nvml()) == [
         "other work on the GPU is not known (not found)"
     ]
-
-
-def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        provenance, "find_interference", lambda device: [f"a fan of {device} is broken"]
-    )
-    params = attention.Params(
-        device="cpu",
-        budget_s=0.02,
-        seq_lens=[16],
-        num_heads=2,
-        attention_types=["dense"],
-        backward=False,
-        quality_patterns=[],
-    )
-    with Store(tmp_path / "results.sqlite") as store:
-        sweep.measure(attention, params, store=store, progress=False).finish()
-        runs, machines = store.runs(), store.machines()
-    assert runs.interference.iloc[0][0] == "a fan of cpu is broken"
-    assert "not a quiet machine: a fan of cpu is broken" in capsys.readouterr().err
-    assert run_facts(runs, machines)["Interference"].iloc[0].startswith("a fan of cpu is broken")

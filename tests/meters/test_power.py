@@ -115,16 +115,10 @@ def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
 
 
 def _track(joules=None, watts=None, **source):
-    told = {
-        "name": "test",
-        "of": "gpu 0",
-        "period_s": 0.1,
-        "provenance": Provenance.MEASURED,
-    }
-    values = watts if joules is None else joules
-    kind = "watts" if joules is None else "joules"
+    named = {"name": "test", "of": "gpu 0", "period_s": 0.1, "provenance": Provenance.MEASURED}
+    kind, values = ("watts", watts) if joules is None else ("joules", joules)
     readings = [Reading(float(t), **{kind: float(value)}) for t, value in enumerate(values)]
-    return Track(SimpleNamespace(**told | source), readings)
+    return Track(SimpleNamespace(**named | source), readings)
 
 
 def _metered(track):
@@ -142,27 +136,13 @@ def test_the_rows_of_a_window_are_its_joules_in_four_ways():
         "energy_delay": (0.0, 40.0, 80.0),
         "energy_per_token": (0.0, 5.0, 10.0),
     }
-    for row in rows.values():
-        assert (row.scope, row.method, row.provenance, row.n, row.confidence, row.message) == (
-            "decode",
-            "test",
-            Provenance.MEASURED,
-            1,
-            1.0,
-            "",
-        )
-        assert (row.details["of"], row.details["seconds"], row.details["period_s"]) == (
-            "gpu 0",
-            2.0,
-            0.1,
-        )
-    assert rows["power"].details["course_s"] == [1.0, 2.0] and rows["power"].details[
-        "course_w"
-    ] == [10.0, 10.0]
-    assert "course_s" not in rows["energy"].details
-    assert "energy_per_token" not in {
-        row.metric for row in meter.measurements(Window("decode", 1.0, 3.0))
-    }
+    energy = rows["energy"]
+    assert (energy.scope, energy.method, energy.message) == ("decode", "test", "")
+    assert energy.details == {"of": "gpu 0", "seconds": 2.0, "period_s": 0.1}
+    trace = {"course_s": [1.0, 2.0], "course_w": [10.0, 10.0]}
+    assert rows["power"].details == energy.details | trace
+    untold = meter.measurements(Window("decode", 1.0, 3.0))
+    assert "energy_per_token" not in {row.metric for row in untold}
 
 
 def test_above_idle_the_ends_are_those_of_both():
@@ -170,11 +150,8 @@ def test_above_idle_the_ends_are_those_of_both():
     idle, work = Window("idle", 0.0, 4.0), Window("work", 5.0, 7.0)
     base, energy = meter.tracks[0].energy(idle), meter.tracks[0].energy(work)
     (net,) = [row for row in meter.measurements(work, idle=idle) if row.metric == "net_energy"]
-    assert (energy.estimate, base.estimate, net.estimate) == (
-        40.0,
-        8.0,
-        36.0,
-    )  # 8 J in 4 s: 4 in the window's 2
+    # 8 J in 4 s are 4 J in the window's 2 s
+    assert (energy.estimate, base.estimate, net.estimate) == (40.0, 8.0, 36.0)
     assert net.low == energy.low - base.high / 2 and net.high == energy.high - base.low / 2
 
 

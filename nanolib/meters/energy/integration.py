@@ -15,8 +15,9 @@ MOST_W = 10_000.0  # no device draws more, so a counter that jumps further was r
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
     """Compute the energy between two moments from samples of power.
 
-    Power is linear between samples. Two samples at one moment are a step. A NaN is a gap, and so are
-    samples much further apart than usual: in a gap, power is between the least and largest sample.
+    Power is linear between samples. Two samples at one moment are a step. A NaN is a gap, and so
+    are samples much further apart than usual: in a gap, power is between the least and largest
+    sample.
 
     Args:
         t_s: Moments in order, s, shape [n].
@@ -76,8 +77,8 @@ def count(
         lag_s: Largest age of a reading.
 
     Returns:
-        Joules. The bounds are wider by the counter's smallest step. A reset counts as if the counter
-        had gone on at its usual rate, and widens them too.
+        Joules. The bounds are wider by the counter's smallest step. A reset counts as if the
+        counter had gone on at its usual rate, and widens them too.
 
     Raises:
         BadInput: As for `integrate`; the samples must reach beyond the window by the lag.

@@ -112,9 +112,10 @@ class Track:
         name, period_s = self.source.name, self.source.period_s
         least_s = MIN_PERIODS * period_s
         if window.seconds < least_s:
+            took = f"{window.name} took {window.seconds:.3g} s"
             raise BadInput(
-                f"{window.name} took {window.seconds:.3g} s, and {name} changes every {period_s:.3g} s:"
-                f" a window must contain {MIN_PERIODS} updates; repeat the work for {least_s:.3g} s"
+                f"{took}, and {name} changes every {period_s:.3g} s: a window must contain "
+                f"{MIN_PERIODS} updates; repeat the work for {least_s:.3g} s"
             )
         return self.energy(window)
 
@@ -184,7 +185,8 @@ class EnergyMeter:
     """Samples power sources while it is entered.
 
     Args:
-        sources: Sources to sample; by default this machine's sensors, or the estimate if it has none.
+        sources: Sources to sample; by default this machine's sensors, or the estimate if it has
+            none.
         sample_s: Time between samples.
         sink: Receives samples and windows as they are made.
         device: The device that works. A window starts and ends when its queue is empty.
@@ -252,7 +254,7 @@ class EnergyMeter:
             self._wait_until(window.end_s)
 
     def _wait_until(self, moment_s: float) -> None:
-        """Wait until each source has a reading after this moment: the energy needs readings around it."""
+        """Wait until each source has a reading after this moment, which the energy needs."""
         give_up = time.monotonic() + _SETTLE_S
         while time.monotonic() < give_up:
             if all(track.known_until_s >= moment_s for track in self.tracks):
@@ -276,8 +278,8 @@ class EnergyMeter:
             tokens: Tokens generated in the window.
 
         Returns:
-            `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s), `net_energy` (J).
-            Provenance and method are the source's, scope is the window's name. A window that is too
-            short for its sensor gives a row with the status `unsupported`.
+            `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s), `net_energy`
+            (J). Provenance and method are the source's, scope is the window's name. A window that
+            is too short for its sensor gives a row with the status `unsupported`.
         """
         return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

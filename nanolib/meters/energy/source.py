@@ -1,8 +1,8 @@
 """Sources of power readings, and an estimate for machines without a sensor.
 
-`nanolib.meters.energy.meter` reads a source again and again. A source gives watts, or the joules of a
-counter that only grows. A failed reading is a gap, never zero. 0 W is a gap too, since a device that
-answers draws power.
+`nanolib.meters.energy.meter` reads a source again and again. A source gives watts, or the joules
+of a counter that only grows. A failed reading is a gap, never zero. 0 W is a gap too, since a
+device that answers draws power.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Time the operations of a call with torch's profiler, and sample its attention weights.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
-the module's role, such as `q_proj`. If the module is a container, it keeps the operation's own name.
+the module's role, such as `q_proj`. If the module is a container, it keeps the operation's own
+name.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def measure_overhead(
 ) -> Iterator[Measurement]:
     """Measure the overhead of each mode, in turns with the bare call.
 
-    Plain and detailed calls are timed separately and weighted as in use: one detailed call and k - 1
-    plain ones. Writing their rows is part of their time.
+    Plain and detailed calls are timed separately and weighted as in use: one detailed call and k -
+    1 plain ones. Writing their rows is part of their time.
 
     Args:
         model: The model that `call` calls once.
@@ -78,10 +78,10 @@ def measure_overhead(
         seed: Seed of the order.
 
     Yields:
-        `overhead` of each mode as a share of the bare call's wall time, and first that of bare calls
-        against themselves (`again`). The details have `cpu` (the same for the thread's CPU time),
-        `threads` (the part of both for reading power, in another thread), `pass_ms` (a detailed
-        call) and `plain_ms` (a bare call).
+        `overhead` of each mode as a share of the bare call's wall time, and first that of bare
+        calls against themselves (`again`). The details have `cpu` (the same for the thread's CPU
+        time), `threads` (the part of both for reading power, in another thread), `pass_ms` (a
+        detailed call) and `plain_ms` (a bare call).
     """
     synchronize = synchronizer(next(model.parameters()).device)
     calls = 1

@@ -1,7 +1,7 @@
 """Profile a model: time its blocks in each call; modules, activations and operations in each k-th.
 
-During a call of the model, `forward` of the timed modules is replaced. Hooks cost four times as much,
-since `Module.__call__` has a fast path without hooks. The model's output does not change.
+During a call of the model, `forward` of the timed modules is replaced. Hooks cost four times as
+much, since `Module.__call__` has a fast path without hooks. The model's output does not change.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class LayerProfiler:
         return watched
 
     def _new_call(self) -> Call:
-        """Begin a call. In deep mode detailed calls alternate: statistics, then torch's profiler."""
+        """Begin a call. Detailed calls of deep mode alternate: statistics, torch's profiler."""
         turn, rest = divmod(self._number, self.config.every_kth_token)
         call = Call(self._number, is_detailed=self.config.looks and rest == 0)
         self._number += 1
@@ -237,7 +237,7 @@ class LayerProfiler:
 
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""
-        self.flush()  # reading torch's profiler takes longer than the calls did, so it waits until now
+        self.flush()  # torch's profiler is read only now, since that takes longer than the calls
         for call, layers_ms in self._profiled:
             spent: Counter[tuple[str, str]] = Counter()
             events = call.profile.events()

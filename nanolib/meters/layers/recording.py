@@ -40,7 +40,8 @@ class ModuleTime:
     Attributes:
         name: As `named_modules` has it; empty for the model itself.
         kind: `model`, `block`, or the class of the module.
-        inside: Name of the timed module that called it first. Modules inside "" add up to the model.
+        inside: Name of the timed module that called it first. Modules inside "" add up to the
+            model.
         calls_ms: Time of each call, ms, without deep passes.
         passes: Deep passes.
         values: Name -> a value per sampled call: `STATISTICS` of the output. For a block also

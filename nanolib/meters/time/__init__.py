@@ -1,1 +1,1 @@
-"""Measure durations: `clock` times blocks, `latency` one call, `across_ranks` ranks, `timer` named code."""
+"""Measure durations: of blocks (`clock`), calls (`latency`), ranks and named code (`timer`)."""

@@ -39,7 +39,7 @@ class CallCheck:
     Example:
         >>> CallCheck(lambda: map(abs, [-1]), "steps", ValueError)()
         Traceback (most recent call last):
-        ValueError: steps: a call only starts the work and returns a map; give a function that finishes the work
+        ValueError: steps: a call only starts the work and returns a map; ...
     """
 
     def __init__(self, call: Callable[[], object], what: str, error: type[Exception]) -> None:

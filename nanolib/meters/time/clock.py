@@ -40,7 +40,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Reads `perf_counter_ns` around each call, after a device synchronization if there is a device."""
+    """Reads `perf_counter_ns` around each call, and synchronizes the device before."""
 
     def __init__(self, synchronize: Call | None = None) -> None:
         self.synchronize = synchronize

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Switch the collector off and freeze all objects, so that `gc.collect()` between blocks is cheap.
+    """Switch the collector off and freeze all objects, so that `gc.collect()` is cheap.
 
-    Its state is restored afterwards, and objects that others froze stay frozen. Within `settled_heap`
-    newer objects are frozen only if there are many, as after compiling.
+    Its state is restored afterwards, and objects that others froze stay frozen. Within
+    `settled_heap` newer objects are frozen only if there are many, as after compiling.
     """
     was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
     with _freezing() as freezes:

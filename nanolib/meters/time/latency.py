@@ -40,8 +40,8 @@ def measure(
     Args:
         fn: What to call; it takes no arguments.
         rel_ci: Stop when the interval's half-width is at most this share of the estimate.
-        budget_s: Stop after this time, without the first call and a GPU's warm-up, but not before six
-            blocks.
+        budget_s: Stop after this time, without the first call and a GPU's warm-up, but not before
+            six blocks.
         device: Where `fn` computes; it selects the clock.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
@@ -108,7 +108,8 @@ def measure_in_turns(
     Args:
         timings: Name → what to time.
         seed: Seed of the order.
-        within: Name → context of its calls. If the context suppresses an error, only that name ends.
+        within: Name → context of its calls. If the context suppresses an error, only that name
+            ends.
 
     Returns:
         Name → scope → row, without names that failed; and the rounds, for `speed_up_row`.

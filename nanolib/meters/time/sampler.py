@@ -33,7 +33,8 @@ class BlockSampler:
     Args:
         clock: Times a block.
         phases: Scope → call, in order.
-        rel_ci: Stop when the half-width of the sum's interval is at most this share of the estimate.
+        rel_ci: Stop when the half-width of the sum's interval is at most this share of the
+            estimate.
         budget_s: Stop when the blocks took this time, but not before six blocks.
         collect: Takes all blocks at once, instead of the rules above.
 

@@ -20,9 +20,9 @@ KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 class Timer:
     """Times named blocks and prints a table of them.
 
-    A block's time excludes the blocks inside it, so all times add up to the elapsed time. With several
-    ranks, a block whose name starts with `comm_` has a barrier first. Its time counts as `wait`, since
-    waiting for a slow rank is not communication.
+    A block's time excludes the blocks inside it, so all times add up to the elapsed time. With
+    several ranks, a block whose name starts with `comm_` has a barrier first. Its time counts as
+    `wait`, since waiting for a slow rank is not communication.
 
     Args:
         device: The device to synchronize before each reading.
@@ -75,14 +75,14 @@ class Timer:
         return {name: sum(times) for name, times in self.seconds.items()}
 
     def shares(self) -> dict[str, float]:
-        """Return the seconds of compute, wait, communication and other names; they sum up to the total."""
+        """Return the seconds of compute, wait, communication and other blocks."""
         found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
         for name, seconds in self.totals().items():
             found[KINDS.get(name.split("_")[0], "other")] += seconds
         return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
 
     def print_stats(self, write: Callable[[str], object] = print) -> None:
-        """Print calls, total, mean and standard deviation of each block, and the shares of this rank."""
+        """Print calls, total, mean and standard deviation of each block, and shares by kind."""
         width = max([len(name) for name in self.seconds] + [13])
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]

@@ -1,4 +1,4 @@
-"""Time several calls in turns, a block of each per round, so that a disturbance affects all of them."""
+"""Time several calls in turns, a block of each per round: a disturbance affects all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Timing:
         phases: Scope → call, in order.
         rel_ci, budget_s, device, cold: As in `measure`.
         total: Scope of the row of their sum, if there are several.
-        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave them.
+        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
+            them.
     """
 
     phases: Mapping[str, Call]
@@ -137,8 +138,8 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that have both.
 
-    Busy rounds are left out if 20 clean rounds remain, or six that are three quarters of all. If not,
-    all rounds count and the row is flagged.
+    Busy rounds are left out if 20 clean rounds remain, or six that are three quarters of all. If
+    not, all rounds count and the row is flagged.
 
     Args:
         rounds: As `take_turns` returns them.

@@ -5,13 +5,15 @@ import dataclasses
 import pytest
 import torch
 
+from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
+from nanolib.meters.flops import model_flops
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
 from tests.experiments.own import checked
-from tests.measuring import breakdown
+from tests.measuring import breakdown, timed_alone
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
@@ -166,6 +168,29 @@ def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode
     kept = sum(min(i + 1, window) for i in range(n))
     assert case.known({})["flops"] == passes * (linear + per_pair * kept)
     assert case.counted.count.full == passes * (linear + per_pair * n * n)
+
+
+def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():
+    n, d, layers = 16, 32, 2
+    sizes = {"d_model": d, "d_ff": 64, "num_layers": layers, "num_heads": 2, "vocab_size": 300}
+    case = ModelCase(
+        "cpu",
+        "m",
+        "decoder_tiny",
+        sizes,
+        "dense",
+        n,
+        1,
+        "float32",
+        "training",
+        "checkpoint",
+    )
+    rows = timed_alone(case.measure(model.Params(device="cpu", budget_s=0.01), {}))
+    flops = {row.method: row.estimate for row in rows if row.metric == "flops"}
+    parts = model_flops(case.config, 1, n, lambda q, kv: q * (q + 1) // 2)
+    # a block is computed again up to its last product, which its gradient does not need
+    again = parts["total"] - parts["head"] - layers * 2 * n * 64 * d
+    assert flops == {"kept": 3 * parts["total"], "computed": 3 * parts["total"] + again}
 
 
 def test_experts_count():
