@@ -12,7 +12,7 @@ import torch
 
 from nanolib.measurement import Measurement
 from nanolib.meters.time.clock import Clock
-from nanolib.meters.time.latency import measure, measure_phases
+from nanolib.meters.time.latency import measure_phases
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
@@ -23,32 +23,40 @@ _REL_CI = 0.02
 _SUSTAINED_CALLS = 4
 
 
-def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measurement:
+def measure_ceiling(
+    device: str, ceiling: str, budget_s: float = 2.0, *, sustained: bool = False
+) -> Measurement:
     """Measure a peak rate of a device, to which achieved rates are compared.
 
     Args:
         device: The device.
         ceiling: The matrix product's dtype, `tf32` or `fp8`; or `copy`.
         budget_s: As in `measure`.
+        sustained: Compute for the whole budget and use its second half. Only for products.
 
     Returns:
-        `ceiling_flops` (FLOP/s, the dtype in `scope`); or `ceiling_bytes` (B/s, read and written,
-        scope `copy`).
+        `ceiling_flops` (FLOP/s, scope `DTYPE` or `DTYPE sustained`); or `ceiling_bytes` (B/s, read
+        and written, scope `copy`).
     """
-    if ceiling != "copy":
-        a, b = _operands(device, ceiling)
-        with tf32_products(ceiling == "tf32"):
-            latency = measure(_product(a, b, ceiling), _REL_CI, budget_s, device=device)
-        size = a.shape[0]
-        text = f"matrix product {size}³, in a burst of {budget_s:g} s"
-        return rate("ceiling_flops", 2 * size**3, latency, scope=ceiling, message=text)
-    size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
-    source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-    target = torch.empty_like(source)
-    latency = measure(lambda: target.copy_(source), _REL_CI, budget_s, device=device)
-    return rate(
-        "ceiling_bytes", 2 * size, latency, scope="copy", message=f"copy of {size // 2**20} MiB"
-    )
+    if ceiling == "copy":
+        size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
+        source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+        target = torch.empty_like(source)
+        phases = {"copy": lambda: target.copy_(source)}
+        latency = measure_phases(phases, _REL_CI, budget_s, device=device)["copy"]
+        return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
+    scope, span = ceiling, "in a burst of"
+    options: dict[str, Any] = {"device": device}
+    if sustained:
+        scope, span = f"{ceiling} sustained", "the second half of"
+        options["collect"] = _second_half
+    a, b = _operands(device, ceiling)
+    with tf32_products(ceiling == "tf32"):
+        phases = {scope: _product(a, b, ceiling)}
+        latency = measure_phases(phases, _REL_CI, budget_s, **options)[scope]
+    size = a.shape[0]
+    text = f"matrix product {size}³, {span} {budget_s:g} s"
+    return rate("ceiling_flops", 2 * size**3, latency, message=text)
 
 
 def operand_bytes(device: str, ceiling: str) -> int:
@@ -58,27 +66,6 @@ def operand_bytes(device: str, ceiling: str) -> int:
         return 2 * _COPY_BYTES.get(kind, _COPY_ELSEWHERE)
     itemsize = getattr(torch, PRODUCTS.get(ceiling, ceiling)).itemsize
     return _size(kind, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
-
-
-def measure_sustained(device: str, dtype: str, seconds: float) -> Measurement:
-    """Measure the sustained rate of a matrix product, in the second half of a time.
-
-    Args:
-        device: The device.
-        dtype: As in `measure_ceiling`.
-        seconds: The time; its first half does not count.
-
-    Returns:
-        `ceiling_flops`, FLOP/s, scope `DTYPE sustained`.
-    """
-    a, b = _operands(device, dtype)
-    with tf32_products(dtype == "tf32"):
-        phases, options = {"": _product(a, b, dtype)}, {"device": device, "collect": _second_half}
-        latency = measure_phases(phases, budget_s=seconds, **options)[""]
-    text = f"matrix product {a.shape[0]}³, the second half of {seconds:g} s"
-    return rate(
-        "ceiling_flops", 2 * a.shape[0] ** 3, latency, scope=f"{dtype} sustained", message=text
-    )
 
 
 def _second_half(

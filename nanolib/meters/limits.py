@@ -60,7 +60,7 @@ def memory_limits() -> list[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def fitting_threads() -> Iterator[None]:
+def limit_threads() -> Iterator[None]:
     """Limit torch's threads in the block to the usable cores, unless OMP_NUM_THREADS sets them.
 
     torch respects affinity but not a quota: two threads on half a core are stopped most of the

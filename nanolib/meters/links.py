@@ -63,7 +63,7 @@ def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
         The bytes; None if other processes share the network, or if the backend uses no interface,
         as NCCL on one machine.
     """
-    if dist.get_backend() != "gloo" or not only_loopback():
+    if dist.get_backend() != "gloo" or not has_private_network():
         return None
     call()  # the first call makes connections
     return (_counted(call, calls) - _counted(call, 0)) / calls
@@ -90,7 +90,7 @@ def loopback_bytes() -> int:
     return int(_interfaces()["lo"].split()[8])
 
 
-def only_loopback() -> bool:
+def has_private_network() -> bool:
     """Whether this process has a private network."""
     return _COUNTERS.is_file() and list(_interfaces()) == ["lo"]
 

@@ -17,7 +17,7 @@ def ranks(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: said.append("barrier"))
     for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single"):
-        collective = lambda *x, name=name, **rest: said.append((name, *map(len, x)))  # noqa: E731
+        collective = lambda *x, name=name, **rest: said.append((name, *map(torch.numel, x)))  # noqa: E731
         monkeypatch.setattr(torch.distributed, name, collective)
     return said
 
@@ -131,22 +131,22 @@ def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monke
 
     monkeypatch.setattr(links, "loopback_bytes", counted)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(links, "only_loopback", lambda: True)
+    monkeypatch.setattr(links, "has_private_network", lambda: True)
     assert links.count_bytes(call, calls=4) == 100 and sent[0] == 1000 + 5 * 100 + 4 * 7
     assert ranks.count("barrier") == 8
-    monkeypatch.setattr(links, "only_loopback", lambda: False)
+    monkeypatch.setattr(links, "has_private_network", lambda: False)
     assert links.count_bytes(call) is None
 
 
 def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_path):
     table = tmp_path / "dev"
     monkeypatch.setattr(links, "_COUNTERS", table)
-    assert not links.only_loopback()
+    assert not links.has_private_network()
     lo = "    lo: 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
     table.write_text(f"Inter-| Receive\n face |bytes\n{lo}")
-    assert links.only_loopback() and links.loopback_bytes() == 19
+    assert links.has_private_network() and links.loopback_bytes() == 19
     table.write_text(f"Inter-| Receive\n face |bytes\n{lo}  eth0: 1 2 3 4 5 6 7 8 9\n")
-    assert not links.only_loopback() and links.loopback_bytes() == 19
+    assert not links.has_private_network() and links.loopback_bytes() == 19
 
 
 def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch):

@@ -105,7 +105,7 @@ def measure_overhead(
 
     kinds = {_AGAIN: blocks(None), _WATCHED: blocks(ProfilingConfig.minimal())}
     for name, config in modes.items():
-        if config.looks:  # two detailed calls: deep mode has two kinds of them
+        if config.has_details:  # two detailed calls: deep mode has two kinds of them
             kinds[name] = blocks(config.replace(every_kth_token=1), 2)
     for kind in kinds.values():  # a first call compiles and allocates
         kind.own()

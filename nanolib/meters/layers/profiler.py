@@ -96,21 +96,21 @@ class LayerProfiler:
         self._number = 0
 
     def __enter__(self) -> Self:
-        self._in_each = [self._watched(*item) for item in self._outer.items()]
-        self._in_detailed = [self._watched(*item) for item in self._inner.items()]
+        self._in_each = [self._wrap_forward(*item) for item in self._outer.items()]
+        self._in_detailed = [self._wrap_forward(*item) for item in self._inner.items()]
         entries = [
-            (self.model, name, self._watched_entry(getattr(self.model, name)))
+            (self.model, name, self._wrap_entry(getattr(self.model, name)))
             for name in _ENTRIES
             if hasattr(self.model, name)
         ]
-        self._restore.enter_context(_replaced(entries))
+        self._restore.enter_context(_replace_methods(entries))
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._restore.close()
         self.results()
 
-    def _watched_entry(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_entry(self, entry: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(entry)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._call is not None:  # one entry calls another
@@ -118,11 +118,11 @@ class LayerProfiler:
             self._call = call = self._new_call()
             around = call.profile or _NOTHING
             if call.is_detailed and self.config.deep_profiling and call.profile is None:
-                around = AttentionWatch(self._look_at_attention)
+                around = AttentionWatch(self._add_attention_statistics)
             inner = self._in_detailed if call.is_detailed else []
             try:
-                with around, _replaced(self._in_each + inner):
-                    out = self._timed("", entry, args, kwargs)
+                with around, _replace_methods(self._in_each + inner):
+                    out = self._time("", entry, args, kwargs)
             finally:
                 self._call = None
             self._unread.append(call)
@@ -138,14 +138,14 @@ class LayerProfiler:
     def _new_call(self) -> Call:
         """Begin a call. Detailed calls of deep mode alternate: statistics, torch's profiler."""
         turn, rest = divmod(self._number, self.config.every_kth_token)
-        call = Call(self._number, is_detailed=self.config.looks and rest == 0)
+        call = Call(self._number, is_detailed=self.config.has_details and rest == 0)
         self._number += 1
         is_due = call.is_detailed and turn % 2 == 1 and turn < 2 * _MOST_PASSES
         if is_due and self.config.deep_profiling:
             call.profile = torch_profiler(self._device)
         return call
 
-    def _watched(self, name: str, module: nn.Module) -> _Replacement:
+    def _wrap_forward(self, name: str, module: nn.Module) -> _Replacement:
         forward = module.forward
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -153,14 +153,14 @@ class LayerProfiler:
             if len(self._open) > 1 and not call.is_detailed:
                 return forward(*args, **kwargs)  # a module outside the blocks that a block calls
             with _NOTHING if call.profile is None else record_function(RANGE + name):
-                out = self._timed(name, forward, args, kwargs)
+                out = self._time(name, forward, args, kwargs)
             if call.is_detailed and call.profile is None:
-                self._look(name, [*args, *kwargs.values()], out)
+                self._add_statistics(name, [*args, *kwargs.values()], out)
             return out
 
         return module, "forward", watched
 
-    def _timed(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _time(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         caller = self._open[-1] if self._open else None
         self._open.append(name)
         begin = self._watch.mark()
@@ -170,7 +170,7 @@ class LayerProfiler:
             self._call.marks.append((name, caller, begin, self._watch.mark()))
             self._open.pop()
 
-    def _look(self, name: str, given: Sequence[Any], out: Any) -> None:
+    def _add_statistics(self, name: str, given: Sequence[Any], out: Any) -> None:
         """Compute statistics of an output, without waiting for the device."""
         if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not out.numel():
             return
@@ -187,7 +187,7 @@ class LayerProfiler:
                 is_killed = x.abs() < self.config.near_zero
                 self._note(name, "mlp_kill_ratio", is_killed.float().mean())
 
-    def _look_at_attention(self, inputs: dict[str, Any]) -> None:
+    def _add_attention_statistics(self, inputs: dict[str, Any]) -> None:
         with self._watch.paused(), torch.no_grad():
             for statistic, value in attention_statistics(inputs, self.config.near_zero).items():
                 self._note("", statistic, value)
@@ -252,7 +252,7 @@ class LayerProfiler:
 
 
 @contextlib.contextmanager
-def _replaced(functions: Sequence[_Replacement]) -> Iterator[None]:
+def _replace_methods(functions: Sequence[_Replacement]) -> Iterator[None]:
     """Replace methods in the block, without `Module.__setattr__`, which is slow."""
     before = [vars(module).get(name) for module, name, _ in functions]
     for module, name, function in functions:

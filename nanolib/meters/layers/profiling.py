@@ -45,7 +45,7 @@ class ProfilingConfig(StrictModel):
     preallocate_metrics: int = pydantic.Field(64, gt=0)
 
     @property
-    def looks(self) -> bool:
+    def has_details(self) -> bool:
         """Whether each k-th call is profiled in detail."""
         return self.modules or self.capture_activations or self.deep_profiling
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.meters.time.clock import Call, HostClock, synchronizer
-from nanolib.meters.time.collector import quiet_collector
+from nanolib.meters.time.collector import pause_collector
 from nanolib.meters.time.sampler import BLOCK_MS, FLOOR_BLOCKS, MAX_BLOCKS, BlockSampler
 from nanolib.meters.time.timer import Timer
 from nanolib.meters.time.turns import take_turns
@@ -78,7 +78,7 @@ def time_across_ranks(
         late = rounds >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s
         return late or rounds >= MAX_BLOCKS
 
-    with quiet_collector():
+    with pause_collector():
         rounds = take_turns(samplers, seed, enough=enough)
     ms = {name: [float(one.ms[name][0]) for one in rounds] for name in calls}
     return RankTimes(ms, [one.is_busy for one in rounds])
@@ -102,7 +102,7 @@ def time_parts_across_ranks(
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     start = time.perf_counter()
-    with quiet_collector():
+    with pause_collector():
         for count in range(MAX_BLOCKS + 1):
             for name, call in calls.items():
                 timer = Timer(device)

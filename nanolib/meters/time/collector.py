@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet_collector() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """Switch the collector off and freeze all objects, so that `gc.collect()` is cheap.
 
     Its state is restored afterwards, and objects that others froze stay frozen. Within

@@ -14,8 +14,8 @@ import torch
 from nanolib.measurement import BadInput, Flag, Measurement
 from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
 from nanolib.meters.time.clock import Call, ColdClock, CudaClock, clock_for
-from nanolib.meters.time.collector import quiet_collector
-from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, interval_of, settled
+from nanolib.meters.time.collector import pause_collector
+from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, find_steady_state, interval_of
 from nanolib.meters.time.turns import Round, Timing, take_turns
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
@@ -121,7 +121,7 @@ def measure_in_turns(
         _check(timing)
     samplers: dict[str, BlockSampler] = {}
     wait_for_compilers()
-    with watch_cpus() as load, quiet_collector():
+    with watch_cpus() as load, pause_collector():
         for name, timing in timings.items():
             clock = clock_for(timing.device)
             if timing.cold:
@@ -151,7 +151,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     blocks, shape = sampler.result()
     series = blocks.reshape(-1, len(timing.phases))
     per_block = shape["calls_per_block"]
-    steady = settled(series.sum(axis=1), per_block)
+    steady = find_steady_state(series.sum(axis=1), per_block)
     scopes = dict(zip(timing.phases, series.T, strict=True))
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     cached = shared.pop("cached", [])
@@ -201,7 +201,7 @@ def summarize(
         details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)
-    steady = steady or settled(x, calls_per_block)
+    steady = steady or find_steady_state(x, calls_per_block)
     cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)

@@ -132,13 +132,13 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
         return False  # too wide even with the warm-up: skip the slower search
-    steady = settled(totals.reshape(-1), totals.shape[1])
+    steady = find_steady_state(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
     return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate
 
 
-def settled(series: np.ndarray, calls_per_block: int) -> SteadyState:
+def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
     """Find the steady state: change points, and cold first calls, which medians of 5 would hide."""
     found = steady_state(series, group=max(GROUP, calls_per_block))
     cold = leading_slow_samples(series) if len(series) >= 8 else 0
