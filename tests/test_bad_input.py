@@ -40,7 +40,7 @@ WITHOUT_DATABASE = [
     ),
     ("run attention -p attention_types=[fast]", "attention.attention_types"),
     ("run attention -p dtypes=[int8]", "'int8' is no dtype; use "),
-    ("run attention -p device=tpu", "attention.device: 'tpu' is not here; use auto or one of"),
+    ("run attention -p device=tpu", "attention.device: 'tpu' is not available; use auto or one of"),
     ("run attention -p budget_s=0", "attention.budget_s: Input should be greater than 0, got 0"),
     (
         "run attention -p isolation=yes",

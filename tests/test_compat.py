@@ -47,7 +47,7 @@ def test_blocks_within_blocks_are_counted_once(monkeypatch):
         pass
     assert timer.seconds == {"comm_deep": [1.0], "comp_inner": [2.0], "my_attention": [2.0]}
     assert sum(timer.totals().values()) == 5  # what passed from the first to the last
-    with pytest.raises(BadInput, match=r"Timer: device .cuda. is not here; give use_cuda="):
+    with pytest.raises(BadInput, match=r"Timer: device .cuda. is not available; give use_cuda="):
         Timer(use_cuda=True)
 
 
@@ -102,7 +102,7 @@ def test_counts_are_named_as_they_are_called():
     with pytest.raises(BadInput, match=r"^warmup: -1 will not do"):
         benchmark_with_statistics(lambda: None, warmup=-1)
     for warmup in (0, 1):
-        with pytest.raises(BadInput, match=r"^func: a call only begins the work"):
+        with pytest.raises(BadInput, match=r"^func: a call only starts the work"):
             benchmark_with_statistics(lambda: (x for x in "ab"), warmup=warmup)
 
 

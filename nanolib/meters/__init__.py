@@ -1,4 +1,4 @@
-"""How things are measured: latency, memory, FLOPs, the machine. Meters know nothing of the models; each is one file."""
+"""Measure latency, memory, FLOPs, energy and the machine. Meters know nothing of the models."""
 
 from nanolib.meters.time.latency import measure, measure_phases
 

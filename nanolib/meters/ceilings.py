@@ -1,4 +1,4 @@
-"""The machine's ceilings, measured: the rate of a large matrix product per dtype, and of a large copy."""
+"""Measure the machine's peak rates: a large matrix product per dtype, and a large copy."""
 
 from __future__ import annotations
 
@@ -12,46 +12,55 @@ import torch
 
 from nanolib.measurement import Measurement
 from nanolib.meters.time.clock import Clock
-from nanolib.meters.time.latency import measure
+from nanolib.meters.time.latency import measure_phases
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
 _COPY_ELSEWHERE = 2**29
-# Ways to multiply that are no type of torch's: the type of the operands as they are drawn or kept.
+# Products that are not a dtype of torch → dtype of their operands.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
 _SUSTAINED_CALLS = 4
 
 
-def measure_ceiling(device: str, ceiling: str, budget_s: float = 2.0) -> Measurement:
-    """What this device reaches at best: the yardstick for every share.
+def measure_ceiling(
+    device: str, ceiling: str, budget_s: float = 2.0, *, sustained: bool = False
+) -> Measurement:
+    """Measure a peak rate of a device, to which achieved rates are compared.
 
     Args:
-        device: Where.
-        ceiling: Of which matrix product, by its dtype, or `tf32` or `fp8` where the device has them; or `copy`.
+        device: The device.
+        ceiling: The matrix product's dtype, `tf32` or `fp8`; or `copy`.
         budget_s: As in `measure`.
+        sustained: Compute for the whole budget and use its second half. Only for products.
 
     Returns:
-        `ceiling_flops` (FLOP/s, the dtype in `scope`); or `ceiling_bytes` (B/s, read and written, scope `copy`).
+        `ceiling_flops` (FLOP/s, scope `DTYPE` or `DTYPE sustained`); or `ceiling_bytes` (B/s, read
+        and written, scope `copy`).
     """
-    if ceiling != "copy":
-        a, b = _operands(device, ceiling)
-        with tf32_products(ceiling == "tf32"):
-            latency = measure(_product(a, b, ceiling), _REL_CI, budget_s, device=device)
-        size = a.shape[0]
-        text = f"matrix product {size}³, in a burst of {budget_s:g} s"
-        return rate("ceiling_flops", 2 * size**3, latency, scope=ceiling, message=text)
-    size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
-    source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
-    target = torch.empty_like(source)
-    latency = measure(lambda: target.copy_(source), _REL_CI, budget_s, device=device)
-    return rate(
-        "ceiling_bytes", 2 * size, latency, scope="copy", message=f"copy of {size // 2**20} MiB"
-    )
+    if ceiling == "copy":
+        size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
+        source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+        target = torch.empty_like(source)
+        phases = {"copy": lambda: target.copy_(source)}
+        latency = measure_phases(phases, _REL_CI, budget_s, device=device)["copy"]
+        return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
+    scope, span = ceiling, "in a burst of"
+    options: dict[str, Any] = {"device": device}
+    if sustained:
+        scope, span = f"{ceiling} sustained", "the second half of"
+        options["collect"] = _second_half
+    a, b = _operands(device, ceiling)
+    with tf32_products(ceiling == "tf32"):
+        phases = {scope: _product(a, b, ceiling)}
+        latency = measure_phases(phases, _REL_CI, budget_s, **options)[scope]
+    size = a.shape[0]
+    text = f"matrix product {size}³, {span} {budget_s:g} s"
+    return rate("ceiling_flops", 2 * size**3, latency, message=text)
 
 
 def operand_bytes(device: str, ceiling: str) -> int:
-    """What measuring one ceiling holds at the most: a dtype's two operands, drawn in float32, and their product; or a copy."""
+    """Return the memory that `measure_ceiling` needs: operands, product and a draw in float32."""
     kind = torch.device(device).type
     if ceiling == "copy":
         return 2 * _COPY_BYTES.get(kind, _COPY_ELSEWHERE)
@@ -59,30 +68,10 @@ def operand_bytes(device: str, ceiling: str) -> int:
     return _size(kind, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
 
 
-def measure_sustained(device: str, dtype: str, seconds: float) -> Measurement:
-    """What a matrix product reaches when the device has been at it for a while: the second half of so many seconds.
-
-    Args:
-        device: Where.
-        dtype: Of the product, as in `measure_ceiling`.
-        seconds: How long; its first half is heard and not counted.
-
-    Returns:
-        `ceiling_flops`, FLOP/s, scope `DTYPE sustained`.
-    """
-    a, b = _operands(device, dtype)
-    with tf32_products(dtype == "tf32"):
-        latency = measure(_product(a, b, dtype), 0.01, seconds, device=device, collect=_second_half)
-    text = f"matrix product {a.shape[0]}³, the second half of {seconds:g} s"
-    return rate(
-        "ceiling_flops", 2 * a.shape[0] ** 3, latency, scope=f"{dtype} sustained", message=text
-    )
-
-
 def _second_half(
     clock: Clock, phases: Mapping[str, Callable[[], object]], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Blocks over a time; a `Collect`."""
+    """Take blocks for a time and return the second half; a `Collect`."""
     start, calls, blocks = time.perf_counter(), list(phases.values()), []
     while time.perf_counter() - start < budget_s or len(blocks) < 12:
         blocks.append(clock.time_block(calls, _SUSTAINED_CALLS, 1))
@@ -97,10 +86,8 @@ def _second_half(
 
 @contextlib.contextmanager
 def tf32_products(wanted: bool) -> Iterator[None]:
-    """Products of float32 in tf32 on a GPU, or exactly."""
-    products = (
-        torch.backends.cuda.matmul
-    )  # by the name that stays: where it was used, the older one raises
+    """Use tf32 for products of float32 on a GPU in the block, or not."""
+    products = torch.backends.cuda.matmul
     before, products.fp32_precision = products.fp32_precision, "tf32" if wanted else "ieee"
     try:
         yield
@@ -114,13 +101,13 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
         torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype)))
         for _ in range(2)
     )
-    return (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)  # whose kernels take columns
+    return (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)  # its kernels need columns
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Callable[[], object]:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
-        # as torchao's forward product adds up: without it the ceiling would be below what that product reaches
+        # torchao's forward product accumulates fast, so the peak must too
         return lambda: torch._scaled_mm(
             a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
@@ -130,21 +117,21 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Callable[[], objec
 
 def _size(kind: str, dtype: str) -> int:
     size = _MATRIX.get(kind, 4096)
-    # many CPUs emulate the short types, a hundred times slower
+    # many CPUs emulate short dtypes, which is a hundred times slower
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
 def rate(
     metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = ""
 ) -> Measurement:
-    """Amount / latency per second, with the interval and labels of the latency it came from.
+    """Divide an amount by a latency; the interval and flags are the latency's.
 
     Args:
-        metric: What the rate is, such as `flops_per_second`.
+        metric: Metric of the row, such as `flops_per_second`.
         amount: FLOPs, bytes or tokens of one call.
         latency: The `latency` of one call, ms.
-        scope: Of what; the latency's when empty.
-        message: How, in one line.
+        scope: Scope of the row; by default the latency's.
+        message: Message of the row.
     """
     per_second = 1e3 * amount
     return Measurement(

@@ -1,126 +1,202 @@
-"""FLOPs: formulas in the open, beside torch's own count. A multiply-add is two operations throughout."""
+"""Count FLOPs, by formula and from the operations that run. A multiply-add is two operations."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.nn.attention.flex_attention import create_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from nanolib.config import NanoConfig
 
 BACKWARD_FACTOR = 2.0  # two products in the backward pass for each one in the forward
-RECOMPUTING_BACKWARD_FACTOR = (
-    2.5  # kernels that compute the scores again: five products for the forward's two
-)
+# A kernel that computes the scores again needs five products for the two of the forward pass.
+RECOMPUTING_BACKWARD_FACTOR = 2.5
+_MASKED = -1e4  # a bias below this hides a pair, in 16 bits too
+_ROWS = 1024  # queries whose mask is evaluated at once
 
 
-def _attention(query: tuple, key: tuple, value: tuple, *rest: object, **named: object) -> int:
-    return sdpa_flop(query, *(_per_query_head(query, each) for each in (key, value)))
+def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
+    """Each row meets one group's matrix. Two stacks of matrices are multiplied one by one."""
+    stacks = len(a) if a.dim() == b.dim() == 3 else 1
+    return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _attention_backward(
-    gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object
-) -> int:
-    return round(BACKWARD_FACTOR * _attention(query, key, value))
+def _vector_product(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
+    return 2 * a.numel() * (b.shape[1] if b.dim() == 2 else 1)
 
 
-def _attention_computed_again(
-    gradient: tuple, query: tuple, key: tuple, value: tuple, *rest: object, **named: object
-) -> int:
-    return sdpa_backward_flop(
-        gradient, query, *(_per_query_head(query, each) for each in (key, value))
-    )
-
-
-def _per_query_head(query: tuple, shared: tuple) -> tuple:
-    """The shape of keys or values with one head for each of the queries': torch before 2.13 counts no others."""
-    return (shared[0], query[1], *shared[2:])
-
-
-def _grouped(a: tuple, b: tuple, *rest: object, **named: object) -> int:
-    """Every row meets one group's matrix; two stacks of matrices are multiplied one by one."""
-    return 2 * a[-2] * a[-1] * b[-1] * (a[0] if len(a) == len(b) == 3 else 1)
-
-
-def _row_times_matrix(a: tuple, b: tuple, *rest: object, **named: object) -> int:
-    return 2 * a[0] * (a[1] if len(a) == 2 else 1) * (b[1] if len(b) == 2 else 1)
-
-
-def _multi_head(
-    query: tuple, key: tuple, value: tuple, width: int, *rest: object, **named: object
-) -> int:
-    batch, queries, keys = query[0], query[1], key[1]
-    return batch * (4 * (queries + keys) * width**2 + 4 * queries * keys * width)
-
-
-def _encoder_layer(x: tuple, width: int, heads: int, *rest: Any, **named: object) -> int:
-    inner = rest[11][0]  # rows of the MLP's first weight
-    return _multi_head(x, x, x, width) + 4 * x[0] * x[1] * width * inner
-
-
-def _lstm(x: tuple, inputs: tuple, hidden: tuple, *rest: object, **named: object) -> int:
-    return 2 * x[0] * x[1] * (inputs[0] * inputs[1] + hidden[0] * hidden[1])
-
-
-def _lstm_backward(*shapes: Any, **named: object) -> int:
-    return round(BACKWARD_FACTOR * _lstm(*shapes))
-
-
-# Products that torch's counter takes for nothing, or fails on: heads that share keys, attention on a CPU, a mixture's experts, a
-# matrix with a vector, 8 bits, what modules do in one operation for inference, and a recurrent layer on a CPU.
-_KERNELS = ("flash", "efficient", "cudnn")
-_ADDED: dict[str, Callable[..., int]] = {
-    **{f"aten::_scaled_dot_product_{kernel}_attention": _attention for kernel in _KERNELS},
-    **{
-        f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_computed_again
-        for kernel in _KERNELS
-    },
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+# Formulas that torch's counter lacks.
+_FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
-    "aten::mv": _row_times_matrix,
-    "aten::dot": _row_times_matrix,
-    "aten::_int_mm": _row_times_matrix,
-    "aten::_native_multi_head_attention": _multi_head,
-    "aten::_transformer_encoder_layer_fwd": _encoder_layer,
-    "aten::mkldnn_rnn_layer": _lstm,
-    "aten::mkldnn_rnn_layer_backward": _lstm_backward,
+    "aten::mv": _vector_product,
+    "aten::dot": _vector_product,
+    "aten::_int_mm": _vector_product,
 }
-# An attention that computes its scores again in the backward pass: the work of the model is the same as of one that keeps them.
-_AS_MODEL = {
-    f"aten::_scaled_dot_product_{kernel}_attention_backward": _attention_backward
-    for kernel in _KERNELS
-}
+# An operation with one of these words in its name multiplies matrices.
+_PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention"}
+_PRODUCTS |= {"conv", "convolution", "cdist", "fft"}
+# Namespaces whose other operations compute element by element, or move data.
+_KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
 
-def _operations(formulas: dict[str, Callable[..., int]]) -> dict[Any, Callable[..., int]]:
-    """Those that exist here: transformers makes its own when a mixture is imported."""
-    found = {}
-    for name, formula in formulas.items():
-        space, _, operation = name.partition("::")
-        if (known := getattr(getattr(torch.ops, space), operation, None)) is not None:
-            found[known] = formula
-    return found
+@dataclass
+class FlopCount:
+    """FLOPs of one call.
+
+    Attributes:
+        kept: FLOPs of the model. Attention counts the query-key pairs that its mask keeps, and its
+            backward pass twice the forward pass, even if the kernel computes the scores again.
+        full: Count of `torch.utils.flop_counter`, with formulas that it lacks. Attention counts all
+            pairs, whatever is masked.
+        uncounted: Names of operations without a formula. They count 0, so the count is incomplete.
+        unread_masks: Calls of attention whose mask has no data (fake tensors): all pairs count.
+    """
+
+    kept: int = 0
+    full: int = 0
+    uncounted: tuple[str, ...] = ()
+    unread_masks: int = 0
+
+    @property
+    def message(self) -> str:
+        """What the count lacks, for a row; empty if it is complete."""
+        names = ", ".join(self.uncounted)
+        return f"incomplete: there is no formula for {names}" if names else ""
 
 
-def count_flops(fn: Callable[[], object], *, as_model: bool = False) -> int:
-    """FLOPs of one call by `torch.utils.flop_counter`, outside any timing.
+def count_flops(fn: Callable[[], object]) -> FlopCount:
+    """Count the FLOPs of one call, outside any timing.
 
-    It knows matrix products and SDPA, not element-wise work, and counts attention in full, whatever is masked. Products that
-    torch's counter leaves out are added.
+    Matrix products, convolutions and attention count, element-wise work does not. Attention that is
+    not fused (`math`, or products and a softmax of your own) counts all pairs. Kernels that are not
+    operations of torch, such as Triton kernels that you launch yourself, are not seen.
 
     Args:
         fn: What to call.
-        as_model: Whether attention's backward pass counts twice its forward one on every device, as a model's formula has it;
-            otherwise scores that a kernel computes again count too.
     """
-    formulas = _operations(_ADDED | (_AS_MODEL if as_model else {}))
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        fn()
-    return counter.get_total_flops()
+    count, has_fast_path = FlopCount(), torch.backends.mha.get_fastpath_enabled()
+    stance: Any = contextlib.nullcontext()
+    if "torch._dynamo" in sys.modules:  # it cannot compile under a counter
+        stance = torch.compiler.set_stance("force_eager")
+    torch.backends.mha.set_fastpath_enabled(False)  # one operation without a formula
+    try:
+        with stance, _Counter(count):
+            fn()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
+    return count
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up the FLOPs of the operations that run."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, count: FlopCount) -> None:
+        super().__init__()
+        self._count = count
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operation, or those of which it consists, and count it."""
+        kwargs, name = kwargs or {}, func.name().partition(".")[0]
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            out = func(*args, **kwargs)
+            if name in ("flex_attention", "flex_attention_backward"):
+                self._add_flex_attention(name, args)
+            else:
+                self._add_uncounted(name)
+            return out
+        torchs_own = flop_registry.get(func.overloadpacket)
+        is_attention = "_scaled_dot_product" in name
+        is_counted = is_attention or torchs_own or name in _FORMULAS
+        if not is_counted and func is not torch.ops.prim.device.default:
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        if is_attention:
+            names = (argument.name for argument in func._schema.arguments)
+            self._add_sdpa(name, dict(zip(names, args, strict=False)) | kwargs)
+        elif name in _FORMULAS:
+            self._add(_FORMULAS[name](*args, **kwargs))
+        elif torchs_own:
+            self._add(torchs_own(*args, **kwargs, out_val=out))
+        elif _is_product(name):
+            self._add_uncounted(name)
+        return out
+
+    def _add(self, flops: int) -> None:
+        self._count.kept += flops
+        self._count.full += flops
+
+    def _add_uncounted(self, name: str) -> None:
+        self._count.uncounted = tuple(sorted({*self._count.uncounted, name}))
+
+    def _add_sdpa(self, name: str, given: dict[str, Any]) -> None:
+        q, k, v = (given[name] for name in ("query", "key", "value"))
+        mask, pairs = given.get("attn_mask", given.get("attn_bias")), (q.shape[-2], k.shape[-2])
+        if given.get("is_causal"):  # aligned at the start
+            kept, total = sum(min(row + 1, pairs[1]) for row in range(pairs[0])), prod(pairs)
+        elif mask is None:
+            kept, total = 1, 1
+        else:
+            is_kept = mask if mask.dtype == torch.bool else mask > _MASKED
+            kept, total = self._sum_of(is_kept), mask.numel()
+        self._add_attention(name, q, k, v, kept, total)
+
+    def _add_flex_attention(self, name: str, args: tuple[Any, ...]) -> None:
+        q, k, v = args[:3]
+        mask = next(x for x in args[3:] if isinstance(x, tuple) and x and callable(x[-1]))
+        batch, heads = mask[2].shape[:2]
+        kept = 0
+        for start in range(0, q.shape[-2], _ROWS):
+            rows = min(_ROWS, q.shape[-2] - start)
+            shifted = lambda b, h, i, j, start=start: mask[-1](b, h, i + start, j)  # noqa: E731
+            kept += self._sum_of(create_mask(shifted, batch, heads, rows, k.shape[-2], q.device))
+        self._add_attention(name, q, k, v, kept, batch * heads * q.shape[-2] * k.shape[-2])
+
+    def _sum_of(self, is_kept: Tensor) -> int:
+        """Count the kept pairs; all of them if the mask has no data."""
+        if isinstance(is_kept, FakeTensor) or is_kept.is_meta:
+            self._count.unread_masks += 1
+            return is_kept.numel()
+        return int(is_kept.sum())
+
+    def _add_attention(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, kept: int, total: int
+    ) -> None:
+        """Add both products of attention, of which the mask keeps a share of the pairs."""
+        scores = 2 * q.numel() * k.shape[-2]
+        flops = scores + scores // q.shape[-1] * v.shape[-1]
+        is_backward = name.endswith("_backward")
+        if is_backward:
+            flops = round(BACKWARD_FACTOR * flops)
+        self._count.kept += flops * kept // total
+        recomputes = is_backward and "for_cpu" not in name
+        self._count.full += flops + (scores if recomputes else 0)
+
+
+def _is_product(name: str) -> bool:
+    """Whether an operation without a formula may multiply matrices; any custom operation may."""
+    namespace, _, operation = name.partition("::")
+    if namespace not in _KNOWN_NAMESPACES:
+        return True
+    words = operation.split("_")
+    return any(word in _PRODUCTS or word.endswith("mm") for word in words)
 
 
 def model_flops(
@@ -131,18 +207,19 @@ def model_flops(
     *,
     position: int = 0,
 ) -> dict[str, int]:
-    """FLOPs of a `NanoConfig` model, by part: forward over a sequence, or over what follows a prompt.
+    """Compute the FLOPs of a `NanoConfig` model by part: over a sequence, or after a prompt.
 
     Args:
         config: The model.
         batch: Sequences.
         length: Tokens per sequence.
         kept: (q_len, kv_len) → query-key pairs that its attention computes per head (`Work.kept`).
-        position: Tokens that came before and are cached; their work is done.
+        position: Cached tokens before the sequence; their work is done.
 
     Returns:
-        Per part, for all layers: `projections` 2·tokens·(2d² + 2d·kv), `attention` 4·batch·heads·kept·head_dim, `mlp`
-        2·tokens·(3 or 2)·d·d_ff, `head` 2·tokens·d·vocab; and their `total`.
+        Per part, for all layers: `projections` 2·tokens·(2d² + 2d·kv), `attention`
+        4·batch·heads·kept·head_dim, `mlp` 2·tokens·(3 or 2)·d·d_ff, `head` 2·tokens·d·vocab; and
+        their `total`.
     """
     d, kv, layers = config.d_model, config.kv_heads * config.head_dim, config.num_layers
     per_pair = 4 * batch * config.num_heads * config.head_dim

@@ -1,4 +1,4 @@
-"""What a GPU did while something was timed: its clock, power and temperature, and why it lowered its clock."""
+"""Read a GPU's clock, power and temperature during a timing, and why its clock was lowered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from nanolib.meters.machine import gpu_uuid
 
-# NVML's reasons for a lower clock that are no choice of the user's, by their bits.
+# NVML's reasons for a lower clock that you did not choose, by their bits.
 SLOWED_BY = {
     0x08: "hardware slowdown",
     0x20: "heat",
@@ -22,10 +22,10 @@ _UNDER_LOAD = {0x04: "power cap", **SLOWED_BY}
 
 
 def instant_watts(nvml: Any, gpu: Any) -> float:
-    """The power of this moment, W.
+    """Read the power now, W.
 
     Raises:
-        NVMLError: The driver tells none.
+        NVMLError: The driver does not report it.
     """
     (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
     if field.nvmlReturn:
@@ -34,10 +34,10 @@ def instant_watts(nvml: Any, gpu: Any) -> float:
 
 
 def gpu_watts(nvml: Any, gpu: Any) -> float:
-    """The power of this moment, W; where the driver tells none, or 0, its mean over a second (from Ampere on).
+    """Read the power now, W; if it is not reported, or 0, its mean over a second (since Ampere).
 
     Raises:
-        NVMLError: It tells neither.
+        NVMLError: The driver reports neither.
     """
     with contextlib.suppress(nvml.NVMLError):
         if (watts := instant_watts(nvml, gpu)) > 0:
@@ -46,7 +46,7 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
 
 
 class GpuState:
-    """Reads one GPU's sensors; where its driver tells nothing, it tells nothing either.
+    """Read one GPU's sensors; without an answer of its driver there are no readings.
 
     Args:
         device: As torch names it.
@@ -59,7 +59,7 @@ class GpuState:
         self._seen: defaultdict[str, list[float]] = defaultdict(list)
 
     def read(self) -> None:
-        """Read all sensors once; what one of them refuses is left out."""
+        """Read each sensor once; a sensor that the driver refuses is left out."""
         gpu, nvml = self._gpu, self._nvml
         if gpu is None:
             return
@@ -73,21 +73,21 @@ class GpuState:
                 self._seen[name].append(look())
 
     def summary(self) -> dict[str, Any]:
-        """Medians over the readings, the lowest clock, and by what it was lowered; empty where nothing was told."""
+        """Return the readings' medians, the lowest clock and what lowered it."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
-        told: dict[str, Any] = {
+        found: dict[str, Any] = {
             name: float(statistics.median(values)) for name, values in seen.items() if values
         }
         if clocks := seen.get("clock_mhz"):
-            told["clock_least_mhz"] = float(min(clocks))
+            found["clock_least_mhz"] = float(min(clocks))
         if named := [name for bit, name in _UNDER_LOAD.items() if reasons & bit]:
-            told["throttled_by"] = ", ".join(named)
-        return told
+            found["throttled_by"] = ", ".join(named)
+        return found
 
     @functools.cached_property
     def _gpu(self) -> Any:
-        """Its handle; None where the driver tells nothing of it."""
+        """The GPU's handle; None if the driver does not answer."""
         if self._nvml is None:
             import pynvml  # most machines have no driver for it
 

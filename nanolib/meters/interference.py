@@ -1,4 +1,4 @@
-"""Whether a machine is quiet before something is measured on it: other load, time stolen by a hypervisor, other GPU work, caps."""
+"""Find what would disturb a measurement: other load, steal time, other GPU work, power caps."""
 
 from __future__ import annotations
 
@@ -6,49 +6,45 @@ import os
 import time
 from typing import Any
 
-from nanolib.meters.cpu_load import BUSY_SHARE, LEAST_S, CpuLoad, watched_cpus
+from nanolib.meters.cpu_load import BUSY_SHARE, LEAST_S, CpuLoad, watch_cpus
 from nanolib.meters.gpu_state import SLOWED_BY
 from nanolib.meters.limits import usable_cpus
 from nanolib.meters.machine import gpu_uuid
 
-WATCHED_S = 0.3
-_STOLEN = 0.02  # of the CPUs' time, above which a timing suffers
+_WATCHED_S = 0.3
+_STOLEN = 0.02  # of the CPU time, above which a hypervisor disturbs a timing
 _GPU_BUSY_PERCENT = 10
 
 
-def find_interference(device: str, *, watch_s: float = WATCHED_S, nvml: Any = None) -> list[str]:
-    """What would disturb a measurement that began now, a line each; empty on a quiet machine.
+def find_interference(device: str) -> list[str]:
+    """Describe what would disturb a measurement now, one per line; empty on a quiet machine.
 
     Args:
         device: As `resolve_device` names it.
-        watch_s: How long to watch the CPUs, s; longer where they are too few for their clock.
-        nvml: The module to ask about NVIDIA's GPUs; `pynvml` by default.
     """
-    lines = _of_cpus(watch_s)
+    cpus = len(usable_cpus()) or os.cpu_count() or 1
+    with watch_cpus() as load:
+        time.sleep(max(_WATCHED_S, 1.1 * LEAST_S / cpus))
+    lines = cpu_interference(load)
     if device.startswith("cuda"):
-        lines += of_gpu(gpu_uuid(device), nvml)
+        lines += gpu_interference(gpu_uuid(device))
     return lines
 
 
-def _of_cpus(watch_s: float) -> list[str]:
-    with watched_cpus() as load:
-        time.sleep(max(watch_s, 1.1 * LEAST_S / (len(usable_cpus()) or os.cpu_count() or 1)))
-    return of_cpus(load)
-
-
-def of_cpus(load: CpuLoad) -> list[str]:
-    """What the CPUs did while nothing was measured yet."""
+def cpu_interference(load: CpuLoad) -> list[str]:
+    """Describe other use of the CPUs."""
     if load.others is None or load.stolen is None:
-        return ["what other processes do is not known: this system counts no CPU time"]
-    lines = (
-        [f"other processes use {load.others:.0%} of the CPUs"] if load.others > BUSY_SHARE else []
-    )
-    stolen = f"a hypervisor takes {load.stolen:.0%} of the CPU time (steal)"
-    return [*lines, stolen] if load.stolen > _STOLEN else lines
+        return ["the load by other processes is not known: this system counts no CPU time"]
+    lines = []
+    if load.others > BUSY_SHARE:
+        lines.append(f"other processes use {load.others:.0%} of the CPUs")
+    if load.stolen > _STOLEN:
+        lines.append(f"a hypervisor takes {load.stolen:.0%} of the CPU time (steal)")
+    return lines
 
 
-def of_gpu(uuid: str, nvml: Any = None) -> list[str]:
-    """Other processes on a GPU, its use, a power cap, and what lowers its clock.
+def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
+    """Describe other processes on a GPU, its utilization, a power cap, and what lowers its clock.
 
     Args:
         uuid: `GPU-…`.
@@ -60,11 +56,11 @@ def of_gpu(uuid: str, nvml: Any = None) -> list[str]:
         nvml.nvmlInit()
         gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError as error:
-        return [f"what else the GPU does is not known ({error})"]
+        return [f"other work on the GPU is not known ({error})"]
     lines = []
 
     def ask(name: str) -> Any:
-        """None if the driver refuses: not every GPU tells everything."""
+        """Return None if the driver refuses: not every GPU supports every question."""
         try:
             return getattr(nvml, f"nvmlDeviceGet{name}")(gpu)
         except nvml.NVMLError:
@@ -75,7 +71,7 @@ def of_gpu(uuid: str, nvml: Any = None) -> list[str]:
         lines.append(f"{others} other process(es) compute on the GPU")
     use = ask("UtilizationRates")
     if use is not None and use.gpu > _GPU_BUSY_PERCENT:
-        lines.append(f"the GPU is {use.gpu} % in use")
+        lines.append(f"the GPU's utilization is {use.gpu} %")
     limit, usual = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
     if limit and usual and limit < usual:
         lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W")

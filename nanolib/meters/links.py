@@ -1,4 +1,4 @@
-"""What sending costs between the ranks of this machine: collectives of several sizes, and bytes as the interface counts them."""
+"""Measure communication between ranks: the time of collectives by size, and bytes on the wire."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from nanolib.meters.time.across_ranks import time_across_ranks
 _COUNTERS = Path("/proc/net/dev")
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
-PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes that a rank holds
+PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes per rank
 
 
 def time_collectives(
     budget_s: float, *, seed: int, device: str | torch.device = "cpu"
 ) -> list[dict[str, Any]]:
-    """How long collectives of several sizes take on this rank, all of them interleaved.
+    """Measure the time of collectives of several sizes on this rank, interleaved.
 
     Returns:
-        Per collective and size: `collective`, `payload` (bytes that a rank holds), `messages` that follow one another, `sent`
-        (bytes that each rank sends), `blocks` (ms).
+        Per collective and size: `collective`, `payload` (bytes per rank), `messages` in sequence,
+        `sent` (bytes that each rank sends), `blocks` (ms).
     """
     world = dist.get_world_size()
     found, calls = [], {}
@@ -41,39 +41,31 @@ def time_collectives(
         whole = torch.zeros(payload // 4 // world * world, device=device)
         received = torch.empty_like(whole)
         part = (world - 1) / world
+        reduce = partial(dist.all_reduce, x)
+        gather = partial(dist.all_gather_into_tensor, gathered, x)
+        to_all = partial(dist.all_to_all_single, received, whole)
         for name, call, messages, sent in (
-            ("all_reduce", partial(dist.all_reduce, x), 2 * (world - 1), 2 * part * payload),
-            (
-                "all_gather",
-                partial(dist.all_gather_into_tensor, gathered, x),
-                world - 1,
-                (world - 1) * payload,
-            ),
-            (
-                "all_to_all",
-                partial(dist.all_to_all_single, received, whole),
-                world - 1,
-                part * payload,
-            ),
+            ("all_reduce", reduce, 2 * (world - 1), 2 * part * payload),
+            ("all_gather", gather, world - 1, (world - 1) * payload),
+            ("all_to_all", to_all, world - 1, part * payload),
         ):
             calls[f"{name} {payload}"] = call
-            found.append(
-                {"collective": name, "payload": payload, "messages": messages, "sent": sent}
-            )
+            row = {"collective": name, "payload": payload, "messages": messages, "sent": sent}
+            found.append(row)
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed).ms
     return [row | {"blocks": blocks[f"{row['collective']} {row['payload']}"]} for row in found]
 
 
 def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
-    """Bytes that all ranks together send in one call, protocol and all; every rank makes the calls.
+    """Count the bytes that all ranks send in one call, with the protocol; each rank calls it.
 
     Returns:
-        None where the ranks have no network of their own, in which the interface would count their bytes alone, or send through
-        no interface, as NCCL does on one machine.
+        The bytes; None if other processes share the network, or if the backend uses no interface,
+        as NCCL on one machine.
     """
-    if dist.get_backend() != "gloo" or not only_loopback():
+    if dist.get_backend() != "gloo" or not has_private_network():
         return None
-    call()  # connections are made at the first
+    call()  # the first call makes connections
     return (_counted(call, calls) - _counted(call, 0)) / calls
 
 
@@ -90,29 +82,29 @@ def _counted(call: Callable[[], object], calls: int) -> int:
 
 
 def loopback_bytes() -> int:
-    """Bytes that the loopback interface has sent, headers included, over all processes of this network.
+    """Return the bytes that the loopback interface has sent, with headers, for all processes.
 
     Raises:
-        OSError: This system does not tell.
+        OSError: The system does not report it.
     """
     return int(_interfaces()["lo"].split()[8])
 
 
-def only_loopback() -> bool:
-    """Whether this process is in a network of its own."""
+def has_private_network() -> bool:
+    """Whether this process has a private network."""
     return _COUNTERS.is_file() and list(_interfaces()) == ["lo"]
 
 
 def enter_private_network() -> None:
-    """Give this process, and those that it starts, a network of which only the loopback interface exists.
+    """Move this process, and those it starts, to a network with only the loopback interface.
 
     Raises:
-        OSError: The system does not allow it; nothing has changed then.
+        OSError: The system does not allow it; nothing has changed.
     """
     if sys.platform != "linux":
         raise OSError("this system has no network namespaces")
     libc = ctypes.CDLL(None, use_errno=True)
-    # Root needs no namespace of users around it, and keeps its rights over files without one.
+    # Root needs no user namespace, and without one it keeps its rights to files.
     if libc.unshare(_NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket() as control:

@@ -1,4 +1,4 @@
-"""The machine: what it is, what it can do, and a fingerprint of its hardware."""
+"""Describe the machine: its hardware, what it can compute, and a fingerprint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FP8_COMPUTE_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine. `machine_id` depends on the hardware alone, so that a new torch is the same machine.
+    """One machine. `machine_id` depends on hardware only: with a new torch it is the same machine.
 
     Attributes:
         cpu: Model of the CPU.
@@ -33,8 +33,9 @@ class Machine:
         driver: Version of the GPU driver; empty without one.
         torch: Version of torch.
         threads: Threads that torch uses inside an operation.
-        governor: Frequency governor; empty where the system does not tell.
-        dtypes: Per dtype, what computes it on the first GPU or the CPU: `tensor_cores`, `amx`, `avx512`, `vector`, `emulated`.
+        governor: Frequency governor; empty if the system does not report it.
+        dtypes: Dtype → what computes it on the first GPU or the CPU: `tensor_cores`, `amx`,
+            `avx512`, `vector`, `emulated`.
     """
 
     cpu: str
@@ -50,30 +51,21 @@ class Machine:
 
     @property
     def machine_id(self) -> str:
-        """Twelve hexadecimal digits, a fingerprint of the hardware."""
-        hardware = [
-            self.cpu,
-            self.cores,
-            self.ram_gib,
-            self.system,
-            [gpu["name"] for gpu in self.gpus],
-        ]
+        """Fingerprint of the hardware, twelve hexadecimal digits."""
+        gpus = [gpu["name"] for gpu in self.gpus]
+        hardware = [self.cpu, self.cores, self.ram_gib, self.system, gpus]
         return hashlib.sha256(json.dumps(hardware).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types; holds neither user nor host name."""
+        """Return JSON types, without user and host names."""
         return asdict(self) | {"machine_id": self.machine_id, "gpus": list(self.gpus)}
 
 
 def this_machine() -> Machine:
-    """The machine that this process runs on."""
-    gpus = (
-        tuple(_gpu(index) for index in range(torch.cuda.device_count()))
-        if torch.cuda.is_available()
-        else ()
-    )
+    """Describe the machine that this process runs on."""
+    gpus = tuple(_gpu(index) for index in range(_gpu_count()))
     return Machine(
-        cpu=_cpu_model(),
+        cpu=_cpu_info("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
         ram_gib=round(psutil.virtual_memory().total / 2**30),
         gpus=gpus,
@@ -87,15 +79,12 @@ def this_machine() -> Machine:
 
 
 def resolve_device(name: str) -> str:
-    """The device that `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu` stands for here.
+    """Return the device that `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu` names on this machine.
 
     Raises:
-        BadInput: The name is none, or this machine has no such device.
+        BadInput: The name is unknown, or this machine has no such device.
     """
-    available = ["cpu"]
-    available += (
-        [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
+    available = ["cpu", *(f"cuda:{index}" for index in range(_gpu_count()))]
     available += ["mps"] if torch.backends.mps.is_available() else []
     available += ["xpu"] if torch.xpu.is_available() else []
     if name == "auto":
@@ -103,23 +92,23 @@ def resolve_device(name: str) -> str:
     wanted = {"cuda": "cuda:0"}.get(name, name)
     if wanted not in available:
         raise BadInput(
-            f"device: {shown(name)} is not here; use auto or one of {', '.join(available)}"
+            f"device: {shown(name)} is not available; use auto or one of {', '.join(available)}"
         )
     return wanted
 
 
 def gpu_uuid(device: str) -> str:
-    """The driver's name of a GPU such as `cuda:1`, whichever number it has in this process."""
+    """Return the driver's name of a GPU, which does not depend on its number in this process."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
-def _cpu_model() -> str:
-    return _cpu_info("model name") or platform.processor() or platform.machine()
+def _gpu_count() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _cpu_info(field: str) -> str:
-    """What Linux says of the first CPU; empty elsewhere."""
+    """Read a field of the first CPU on Linux; empty on other systems."""
     lines = _text_of("/proc/cpuinfo").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
@@ -141,7 +130,7 @@ def _gpu(index: int) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    import pynvml  # imported where it is used: most machines have no NVIDIA driver
+    import pynvml  # most machines have no driver for it
 
     try:
         pynvml.nvmlInit()
@@ -174,7 +163,7 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what makes a number, for the run's row."""
+    """Return the versions that affect a measurement, for the run's row."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -183,5 +172,5 @@ def versions() -> dict[str, str]:
 
 
 def free_disk_gib(path: Path) -> float:
-    """Space left where `path` lies, GiB."""
+    """Return the free space on the disk of `path`, GiB."""
     return shutil.disk_usage(path).free / 2**30

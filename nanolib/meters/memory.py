@@ -1,4 +1,4 @@
-"""Memory: live tensor bytes as they are born and die, the resident set as the kernel sees it, CUDA's own counters."""
+"""Measure memory: live tensor bytes, the resident set by the kernel, and CUDA's own counters."""
 
 from __future__ import annotations
 
@@ -29,19 +29,17 @@ _PROC = Path("/proc/self")
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of every storage that an operation returns, from its birth to its death.
+    """Counts the bytes of each storage that an operation returns, until it is freed.
 
-    Deterministic, so a test can pin it; slow, so it never runs inside a timing. Buffers that a kernel allocates and frees within
-    one operation are not seen, but for those that `workspace_bytes` knows.
+    The count is deterministic. It is slow, so it never runs inside a timing. Buffers inside one
+    operation are not counted, except those that `workspace_bytes` knows.
 
     Attributes:
-        current: Bytes alive now, of those born since the mode was entered and those given to `watch`.
-        peak: The most that were alive at once.
+        current: Live bytes now, of new storages and of those given to `watch`.
+        peak: Largest number of live bytes.
     """
 
-    supports_higher_order_operators = (
-        True  # FlexAttention is one operation, and returns its results like another
-    )
+    supports_higher_order_operators = True  # FlexAttention is one operation
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +66,7 @@ class LiveBytes(TorchDispatchMode):
         self._count(key, size)
 
     def _count(self, key: int, size: int) -> None:
-        """A storage is born, or has died where its size is below zero."""
+        """Count a new storage, or a freed one if its size is below zero."""
         self.current += size
         self.peak = max(self.peak, self.current)
 
@@ -79,10 +77,8 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation and count what it returns, unless that lies in what it was given: a view, or a result in place."""
-        if (
-            func is torch.ops.prim.device.default
-        ):  # fake tensors ask it of each other twice as often as they compute
+        """Run the operation and count its results, except views and results in place."""
+        if func is torch.ops.prim.device.default:  # fake tensors call it more often than all others
             return func(*args)
         given = {
             x.untyped_storage()._cdata
@@ -93,7 +89,7 @@ class LiveBytes(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
                 self._born(leaf)
-        if workspace := workspace_bytes(func, args):  # alive for a moment, beside the results
+        if workspace := workspace_bytes(func, args):  # freed before the operation returns
             self._count(_WORKSPACE, workspace)
             self._count(_WORKSPACE, -workspace)
         return out
@@ -101,7 +97,18 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass
 class Peak:
-    """Bytes: alive before, of these the case's own, kept by the allocator before, and the most; None where it cannot be told."""
+    """Peak memory of a block, bytes; None if it is not known.
+
+    Attributes:
+        before: Live before the block.
+        existing: Of these the tensors that count.
+        kept: Reserved by the allocator before the block.
+        live: Peak of live tensors, including those before.
+        reserved: Peak that the CUDA allocator reserved.
+        resident: Rise of the resident set.
+        resident_message: Why `resident` is not known.
+        method: Of the rows.
+    """
 
     before: int = 0
     existing: int = 0
@@ -114,12 +121,12 @@ class Peak:
 
     @property
     def own(self) -> int:
-        """The live peak of the case's own tensors: on a GPU others are alive, and counted, too."""
+        """Live peak of the tensors that count; a GPU's allocator counts all others too."""
         return self.live - self.before + self.existing
 
     @property
     def own_reserved(self) -> int | None:
-        """The same of what the allocator keeps: beside what it kept for others, which graphs never give back."""
+        """Reserved peak without what was reserved before, which CUDA graphs never release."""
         return None if self.reserved is None else self.reserved - self.kept + self.existing
 
 
@@ -129,10 +136,10 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 
     Args:
         device: Where the tensors live.
-        existing: Tensors that count although they were there before (weights, inputs); CUDA counts all anyway.
+        existing: Tensors from before that count, such as weights and inputs.
 
     Yields:
-        A `Peak`, filled when the block ends, however it does.
+        A `Peak`, filled in when the block ends, even by an error.
     """
     storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in existing}
     peak = Peak(existing=sum(storages.values()))
@@ -140,20 +147,16 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     if torch.device(device).type == "cuda":
         peak.method = "cuda_allocator"
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # what earlier cases have left in the allocator's cache is no part of this one's reserve
+        torch.cuda.empty_cache()  # or the cache of earlier cases would count
         torch.cuda.reset_peak_memory_stats(device)
-        peak.before, peak.kept = (
-            torch.cuda.memory_allocated(device),
-            torch.cuda.memory_reserved(device),
-        )
+        peak.before = torch.cuda.memory_allocated(device)
+        peak.kept = torch.cuda.memory_reserved(device)
         try:
             yield peak
         finally:
             torch.cuda.synchronize(device)
-            peak.live, peak.reserved = (
-                torch.cuda.max_memory_allocated(device),
-                torch.cuda.max_memory_reserved(device),
-            )
+            peak.live = torch.cuda.max_memory_allocated(device)
+            peak.reserved = torch.cuda.max_memory_reserved(device)
         return
     counter = LiveBytes()
     try:
@@ -166,24 +169,26 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 
 
 def fake_tensors() -> FakeTensorMode:
-    """Within it tensors have shapes, types and devices and no data: whatever runs costs time and no memory.
+    """Return a mode in which tensors have shape, dtype and device but no data.
 
-    Tensors of one such block are strangers in another, so a block within one goes on with it.
+    Tensors of two modes cannot be mixed, so a block inside another uses the same mode.
     """
     return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def why_not_planned(error: BaseException) -> str:
-    """Why tensors without data did not tell, in one line."""
+    """Say in one line why a plan on fake tensors failed."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return f"what it does depends on its data, which a plan does not have ({error.func}); run it to know"
+        return (
+            f"its work depends on data, which a plan does not have ({error.func}); run it instead"
+        )
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
-    """Memory that a new tensor could take now; None where the device does not tell.
+    """Return the free memory for new tensors; None if the device does not report it.
 
-    On the host it is the least of what the system has to give and what this process's control groups have left.
+    On the host it is the least of the system's free memory and what control groups have left.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -197,15 +202,14 @@ def free_bytes(device: str | torch.device = "cpu") -> int | None:
 
 @contextmanager
 def resident_peak() -> Iterator[Peak]:
-    """Record how far the resident set rises above its start (Linux: `clear_refs` and `VmHWM`)."""
+    """Record how much the resident set rises during the block (Linux: `clear_refs` and `VmHWM`)."""
     peak = Peak()
     try:
         (_PROC / "clear_refs").write_text("5")
         peak.before = _status_kib("VmRSS") * 1024
     except OSError as error:
-        peak.resident_message = (
-            f"the kernel does not tell the resident peak here ({error.strerror}, {sys.platform})"
-        )
+        why = f"{error.strerror}, {sys.platform}"
+        peak.resident_message = f"the kernel does not report the resident peak ({why})"
     try:
         yield peak
     finally:
@@ -228,31 +232,31 @@ def measure_memory(
     scope: str = "",
     predicted_bytes: float | None = None,
 ) -> list[Measurement]:
-    """Peak memory of one call, outside any timing.
+    """Measure the peak memory of one call, outside any timing.
 
     Args:
         fn: What to call.
         device: Where it computes.
-        existing: Tensors that were there before and count.
-        scope: What the rows say was measured.
-        predicted_bytes: What a formula says of the live peak.
+        existing: Tensors from before that count.
+        scope: Scope of the rows.
+        predicted_bytes: Predicted live peak.
 
     Returns:
-        `peak_memory` of `existing` and of what the call makes, and `reserved_memory` (CUDA) or `resident_memory` (CPU), MiB. What
-        else was alive is in the details, as part of `before`.
+        `peak_memory` of `existing` and of the call's tensors, and `reserved_memory` (CUDA) or
+        `resident_memory` (CPU), MiB. All that was live before is in the details (`before`).
     """
     predicted = None if predicted_bytes is None else predicted_bytes / MIB
     with peak_memory(device, *existing) as live:
         fn()
-    said = {"scope": scope, "method": live.method, "details": {"before": live.before / MIB}}
-    peak = exact("peak_memory", live.own / MIB, predicted=predicted, **said)
+    rest = {"scope": scope, "method": live.method, "details": {"before": live.before / MIB}}
+    peak = exact("peak_memory", live.own / MIB, predicted=predicted, **rest)
     if live.own_reserved is not None:
-        return [peak, exact("reserved_memory", live.own_reserved / MIB, **said)]
+        return [peak, exact("reserved_memory", live.own_reserved / MIB, **rest)]
     return [peak, resident_row(fn, scope)]
 
 
 def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
-    """How far the resident set rises in one call, MiB: one reading of a quantity that varies, so no interval."""
+    """Measure the rise of the resident set in one call, MiB; one reading has no interval."""
     with resident_peak() as resident:
         fn()
     if resident.resident is None:

@@ -1,4 +1,7 @@
-"""Who holds the memory: the live bytes at the peak by kind, module and operation, on tensors with data or without."""
+"""Attribute the peak memory of a call to tensor kinds, modules and operations.
+
+It works on real and on fake tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Part(NamedTuple):
-    """What holds some of the memory.
+    """Tensors whose bytes count together.
 
     Attributes:
-        kind: One of `Held`.
-        module: Whose; blocks of a stack count as one, `blocks.*`.
-        operation: By which it was made, such as `aten::addmm`; empty for what was there before.
-        line: Module and line of the code that saved it for the backward pass.
+        kind: A `MemoryKind`.
+        module: Their module; blocks of a stack count as one, `blocks.*`.
+        operation: The operation that made them, such as `aten::addmm`; empty if they existed
+            before.
+        line: Module and line of the code that saved them for the backward pass.
     """
 
     kind: str
@@ -39,22 +43,22 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """What is alive at a peak.
+    """Memory use at a peak.
 
     Attributes:
-        parts: What holds it → bytes; they add up to the peak.
+        parts: Part → bytes; they add up to the peak.
     """
 
     parts: Mapping[Part, int]
 
     @property
     def peak(self) -> int:
-        """Bytes alive at once."""
+        """Live bytes at the peak."""
         return sum(self.parts.values())
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Kind → bytes, in the order of `Held`, then others; what holds nothing is left out."""
+        """Kind → bytes, in the order of `MemoryKind`, then others; without empty kinds."""
         found = self._summed(lambda part: part.kind)
         return {kind: found[kind] for kind in dict.fromkeys((*MemoryKind, *found)) if found[kind]}
 
@@ -70,11 +74,16 @@ class MemoryBreakdown:
         return found
 
     def largest(self, most: int) -> list[tuple[Part, int]]:
-        """The parts that hold most, in order."""
+        """Return the largest parts, in order."""
         return sorted(self.parts.items(), key=lambda item: -item[1])[:most]
 
-    def grown(self, higher: MemoryBreakdown, blocks: int) -> MemoryBreakdown:
-        """What a stack holds that is so many blocks higher, if one block more holds what `higher` does."""
+    def extrapolate(self, higher: MemoryBreakdown, blocks: int) -> MemoryBreakdown:
+        """Predict the memory use with more blocks, from that with one block more.
+
+        Args:
+            higher: The breakdown with one block more.
+            blocks: How many blocks to add.
+        """
         parts = self.parts | higher.parts
         sizes = {part: (self.parts.get(part, 0), higher.parts.get(part, 0)) for part in parts}
         grown = {part: low + (high - low) * blocks for part, (low, high) in sizes.items()}
@@ -83,7 +92,7 @@ class MemoryBreakdown:
 
 @dataclass
 class _Life:
-    """A storage's: what it holds for whom, and after how many events it was born and died."""
+    """A storage: its size and part, and after how many events it was made and freed."""
 
     size: int
     module: str
@@ -100,17 +109,17 @@ class _Life:
 
 
 class MemoryTracker(LiveBytes):
-    """Counts as `LiveBytes` does, and remembers each storage's birth and death, its module, and what it turned out to be.
+    """Counts as `LiveBytes` does, and records each storage's lifetime, module and kind.
 
-    What a storage is may be known after its birth alone: whether it is saved for the backward pass, or is a gradient. So all is
-    written down, and told when the call is over.
+    Whether a storage is saved for the backward pass, or is a gradient, is known only after it was
+    made. So `breakdowns` attributes the bytes when the call is over.
 
     Args:
-        model: Whose modules are named.
+        model: The model whose modules are named.
 
     Attributes:
-        existing: Bytes that `hold` counted.
-        section: In which part of the work we are, as `begin` named it.
+        existing: Bytes that `track_existing` counted.
+        section: The current part of the work, as `begin` named it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -118,34 +127,33 @@ class MemoryTracker(LiveBytes):
         self._model = model
         self._lives: list[_Life] = []
         self._living: dict[int, _Life] = {}  # by their storage's key
-        self._course: list[tuple[Any, int]] = []  # section and live bytes after each event
+        self._events: list[tuple[Any, int]] = []  # section and live bytes after each event
         self._operation = ""
         self._inside: list[str] = []
         self.existing = 0
         self.section: Any = None
 
     def begin(self, section: Any) -> None:
-        """A section begins, or goes on, and the one before it ends."""
+        """Begin or continue a section; the section before it ends."""
         self.section = section
-        self._course.append((section, self.current))
+        self._events.append((section, self.current))
 
-    def hold(
+    def track_existing(
         self,
         kind: str,
         tensors: Iterable[torch.Tensor],
         owners: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        """Count tensors that existed before, as of this kind; weights under their modules, and states under their weights'.
+        """Count tensors that existed before; weights belong to their modules.
 
         Args:
-            kind: One of `Held`.
-            tensors: Those.
-            owners: A tensor's `id` → the weight that it belongs to.
+            kind: A `MemoryKind`.
+            tensors: The tensors.
+            owners: The `id` of an optimizer's state → the weight whose module it belongs to.
         """
-        names = {
-            id(p): name
-            for name, p in (*self._model.named_parameters(), *self._model.named_buffers())
-        }
+        named = (*self._model.named_parameters(), *self._model.named_buffers())
+        names = {id(tensor): name for name, tensor in named}
+        self._operation = ""
         for tensor in tensors:
             owner = (owners or {}).get(id(tensor), tensor)
             self._inside = [names.get(id(owner), "").rpartition(".")[0]]
@@ -153,8 +161,8 @@ class MemoryTracker(LiveBytes):
             self._mark(tensor, kind)
         self._inside, self.existing = [], self.current
 
-    def left(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Say of what kind tensors are that the call has left behind, such as a cache."""
+    def mark_results(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Set the kind of tensors that the call has made and that stay, such as a cache."""
         for tensor in tensors:
             self._mark(tensor, kind)
 
@@ -165,25 +173,22 @@ class MemoryTracker(LiveBytes):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """See `LiveBytes`; what is born is remembered to be of this operation."""
+        """See `LiveBytes`; new storages belong to this operation."""
         self._operation = func.name()
-        try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        finally:
-            self._operation = ""
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _count(self, key: int, size: int) -> None:
         super()._count(key, size)
         if size > 0:
             module = self._inside[-1] if self._inside else ""
-            self._living[key] = _Life(size, module, self._operation, len(self._course))
+            self._living[key] = _Life(size, module, self._operation, len(self._events))
             self._lives.append(self._living[key])
         else:
-            self._living.pop(key).died = len(self._course)
-        self._course.append((self.section, self.current))
+            self._living.pop(key).died = len(self._events)
+        self._events.append((self.section, self.current))
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
-        """Say what a storage is, and whose; what it was found to be first, it stays."""
+        """Set the kind and module of a storage, unless they are set."""
         life = self._living.get(tensor.untyped_storage()._cdata)
         if life is None or life.kind:
             return
@@ -194,8 +199,8 @@ class MemoryTracker(LiveBytes):
             life.module = module
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Within it the model's modules are followed, and what they save and the gradients that they get are marked."""
+    def follow_modules(self) -> Iterator[None]:
+        """Follow the model's modules in the block, and mark their saved tensors and gradients."""
 
         def entered(name: str) -> Any:
             return lambda *_: self._inside.append(name)
@@ -205,9 +210,8 @@ class MemoryTracker(LiveBytes):
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED)
-            return (
-                tensor.detach() if tensor.requires_grad else tensor
-            )  # an output that holds itself would never die
+            # an output that refers to itself would never be freed
+            return tensor.detach() if tensor.requires_grad else tensor
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
@@ -226,9 +230,9 @@ class MemoryTracker(LiveBytes):
             yield
 
     def breakdowns(self) -> dict[Any, MemoryBreakdown]:
-        """Section → what was alive at its peak; the whole call's is the largest of them."""
+        """Return the memory use at each section's peak; the call's peak is the largest of them."""
         peaks: dict[Any, tuple[int, int]] = {}  # bytes, and after which event
-        for event, (section, live) in enumerate(self._course):
+        for event, (section, live) in enumerate(self._events):
             if section not in peaks or live > peaks[section][0]:
                 peaks[section] = live, event
         found = {}
@@ -242,7 +246,7 @@ class MemoryTracker(LiveBytes):
 
 
 def _line() -> str:
-    """Where the code of a model runs now: the innermost module and line that is neither torch's nor this one's."""
+    """Return the innermost module and line of code outside torch and this module."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -1,4 +1,4 @@
-"""What a call must read of tensors that were there before it: weights, and a cache."""
+"""Count the bytes that a call reads of existing tensors: weights and a cache."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _LOOK_UPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
 
 
 class BytesRead(TorchDispatchMode):
-    """Counts what operations read of some tensors, each element once.
+    """Counts the bytes that operations read of some tensors, each element once.
 
-    Of a tensor that is read in parts the largest part counts. Of a table those rows count that are looked up, and of experts as
-    many as there are rows of tokens to choose them. What the call itself has written counts as written, not as read.
+    If a tensor is read in parts, the largest part counts. A table counts by the rows that are
+    looked up, and experts by the rows of tokens that choose them. Elements that the call has
+    written do not count.
 
     Args:
-        tensors: Those that were there before.
+        tensors: The existing tensors.
     """
 
     supports_higher_order_operators = True
@@ -35,7 +36,7 @@ class BytesRead(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Bytes read so far."""
+        """Bytes that were read."""
         return sum(
             max(0, most - self._written[key]) * self._sizes[key] for key, most in self._read.items()
         )
@@ -47,9 +48,9 @@ class BytesRead(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operation and note what it has read."""
+        """Run the operation and count what it reads."""
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.prim.device.default:  # tensors without data ask it of each other
+        if func is torch.ops.prim.device.default:  # fake tensors call it
             return out
         made = {_key(x) for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
         schema = getattr(func, "_schema", None)  # FlexAttention has none
@@ -71,7 +72,7 @@ def _is_written(schema: Any, name: str) -> bool:
 
 
 def _taken(func: Any, args: tuple[Any, ...], x: torch.Tensor, out: Any) -> int:
-    """How many elements of a tensor the operation reads."""
+    """Return how many elements of a tensor the operation reads."""
     operation = getattr(func, "overloadpacket", None)
     if operation in _LOOK_UPS and x is args[0]:
         return min(_elements(x), out.numel())
@@ -85,5 +86,5 @@ def _key(x: torch.Tensor) -> int:
 
 
 def _elements(x: torch.Tensor) -> int:
-    """Different ones: what is expanded is there once."""
+    """Count the elements in memory: an expanded dimension counts once."""
     return prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)

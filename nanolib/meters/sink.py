@@ -1,4 +1,4 @@
-"""Where meters hand over rows as they make them; `nanolib.store.traces.Trace` keeps them."""
+"""Interface of a trace, to which meters write rows; `nanolib.store.traces.Trace` implements it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Takes rows of the tables in `nanolib.store.schema.TRACE_TABLES`."""
+    """Receives rows of the tables in `nanolib.store.schema.TRACE_TABLES`."""
 
     def name(self, text: str) -> int:
-        """Give the index that stands for a name."""
+        """Return the index of a name."""
         ...
 
     def at_us(self, t_s: float) -> int:
-        """Give a moment of `time.monotonic`, in microseconds since the trace began."""
+        """Convert a moment of `time.monotonic` to microseconds since the trace began."""
         ...
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -22,5 +22,5 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> str:
-        """Wait until they are committed; returns what went wrong, empty for nothing."""
+        """Wait until the rows are committed; return an error, or an empty string."""
         ...

@@ -1,4 +1,4 @@
-"""What a GPU's kernel allocates and frees within one operation, where a counter of tensors does not see it."""
+"""Compute the memory that a GPU kernel uses only inside one operation, which no tensor shows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ _ROWS, _COLUMNS = 128, 32  # FlashAttention rounds lengths and head sizes up to 
 
 
 def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
-    """Bytes that an operation needs beside its inputs and results.
+    """Return the bytes that an operation needs in addition to its inputs and results.
 
-    FlashAttention's backward pass adds up the queries' gradients in float32. Torch copies the output and its gradient for it where
-    heads come before positions, and sums the keys' and values' gradients of each group of heads from one gradient per head.
+    FlashAttention's backward pass sums the queries' gradients in float32. If heads come before
+    positions, torch copies the output and its gradient. With grouped heads, it makes the keys' and
+    values' gradients per head and sums them.
 
     Args:
         operation: As `__torch_dispatch__` receives it.
         args: Its arguments.
 
-    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`; its allocator's peaks agree within 0.01 %
-    (tests/meters/test_workspace.py).
+    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`; its allocator's peaks agree
+    within 0.01 % (tests/meters/test_workspace.py).
     """
     if operation is not _FLASH_BACKWARD or args[1].device.type != "cuda":
         return 0
@@ -32,10 +33,8 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
     rows = batch * heads * _rounded(q_len, _ROWS)
     sums = 4 * rows * (_rounded(head_dim, _COLUMNS) + 1)
     copies = sum(x.nbytes for x in (grad_out, out) if not x.transpose(1, 2).is_contiguous())
-    per_head = (
-        0 if k.shape[1] == heads else 2 * batch * heads * k.shape[2] * head_dim * k.element_size()
-    )
-    return sums + copies + per_head
+    per_head = 2 * batch * heads * k.shape[2] * head_dim * k.element_size()
+    return sums + copies + (per_head if k.shape[1] != heads else 0)
 
 
 def _rounded(size: int, to: int) -> int:

@@ -112,7 +112,7 @@ def breakdowns_by_depth(
             found, higher = _by_section(at, _LOW), _by_section(at, _LOW + 1)
             for scope, sections in found.items():
                 for section, held in sections.items():
-                    sections[section] = held.grown(higher[scope][section], depth - _LOW)
+                    sections[section] = held.extrapolate(higher[scope][section], depth - _LOW)
     return {
         scope: max(map(shared, sections.values()), key=lambda held: held.peak)
         for scope, sections in found.items()
@@ -137,18 +137,18 @@ def followed(
 ) -> MemoryTracker:
     """Count one call by its phases, or by the sections that begin with each block of `stacks`."""
     phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
-    with MemoryTracker(model) as counter, counter.watching(), contextlib.ExitStack() as hooks:
+    with MemoryTracker(model) as counter, counter.follow_modules(), contextlib.ExitStack() as hooks:
         for number, stack in enumerate(stacks or ()):
             for block, place in zip(stack, (*range(len(stack) - 1), "last"), strict=True):
                 _mark(counter, block, (number, place), hooks)
         for kind, tensors in work.kinds().items():
-            counter.hold(kind, tensors, work.owners())
+            counter.track_existing(kind, tensors, work.owners())
         for phase, call in phases.items():
             if phase is not None:
                 counter.begin(phase)
             call()
         for kind, tensors in work.kinds().items():
-            counter.left(kind, tensors)
+            counter.mark_results(kind, tensors)
     return counter
 
 

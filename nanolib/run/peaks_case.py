@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from nanolib.measurement import Flag, Measurement, Provenance, Status
-from nanolib.meters.ceilings import measure_ceiling, measure_sustained, operand_bytes, rate
+from nanolib.meters.ceilings import measure_ceiling, operand_bytes, rate
 from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
 from nanolib.store import Store
@@ -77,8 +77,8 @@ class SustainedCase(CeilingCase):
     """The same product after the device has been at it for half of `budget_s`."""
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """See `measure_sustained`."""
-        yield measure_sustained(self.device, self.ceiling, self.budget_s)
+        """See `measure_ceiling`."""
+        yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=True)
 
     def __str__(self) -> str:
         """Name what is measured."""

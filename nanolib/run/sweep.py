@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
-from nanolib.meters.cpu_load import watched_cpus
-from nanolib.meters.limits import fitting_threads
+from nanolib.meters.cpu_load import watch_cpus
+from nanolib.meters.limits import limit_threads
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.collector import settled_heap
 from nanolib.paths import LAUNCH_VARIABLE
@@ -142,7 +142,7 @@ def measure(
             raise Canceled
 
     devices = {device, *(each for case in cases for each in case.devices)}
-    with contextlib.ExitStack() as locks, fitting_threads():
+    with contextlib.ExitStack() as locks, limit_threads():
         # in one order on the whole machine, or two runs would wait for each other
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), wait, pause))
@@ -201,7 +201,7 @@ class _Sweep:
                     on_progress(done, len(cases), str(group[0]))
                 if self._stop.is_set():
                     raise Canceled
-                with watched_cpus() as load:
+                with watch_cpus() as load:
                     outcomes = self._measure_group(group)
                 for outcome in outcomes.values():
                     interference.met(load, outcome)

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from nanolib.measurement import Measurement, Status
-from nanolib.meters.limits import fitting_threads
+from nanolib.meters.limits import limit_threads
 from nanolib.run.case import Case
 from nanolib.run.group import ignore, measure_group
 from nanolib.run.params import Params
@@ -103,7 +103,7 @@ def _serve(
         send((case_id, what))
 
     params.look(cases)
-    with Store(database, create=False) as store, fitting_threads():
+    with Store(database, create=False) as store, limit_threads():
         outcomes = run_here(params, cases, ceilings, store, run_id, tell)
     for case_id, outcome in outcomes.items():
         tell(case_id, outcome)

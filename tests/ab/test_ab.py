@@ -135,7 +135,7 @@ def test_what_fails_on_both_sides_is_reported_of_both_and_is_not_new(
 def test_what_a_call_only_begins_is_refused(repository, ab):
     repository.commit("begins", WORK + "async def only():\n    run()\n")
     ended = ab("begins", ".", "--call", "work:only")
-    said = "work:only: a call only begins the work and returns a"
+    said = "work:only: a call only starts the work and returns a"
     assert ended.exit_code == 2 and said in ended.output
 
 

@@ -25,7 +25,7 @@ def _trace(folder, text):
     [
         ("t_s\n0\n", "has no column power_w; give t_s and power_w"),
         ("", "cannot be read .No columns to parse from file.; give a CSV file"),
-        ("t_s,power_w\n0,5\n", r"holds 1 sample\(s\)"),
+        ("t_s,power_w\n0,5\n", r"has 1 sample\(s\)"),
         (
             "t_s,power_w\n0,5\n2,5\n1,5\n",
             "line 4 of 'trace.csv' is not later than the one before; sort by t_s",

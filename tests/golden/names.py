@@ -119,12 +119,17 @@ NOT_PREDICTED = {
 }
 
 # How rows were made: nanolib's word → the sheet's.
-METHODS = {
-    word: word
-    for word in ("byte text, AdamW", "mean over seeds", "paired by seed, Student's interval")
-} | _same("formula flop_counter mask count live_tensor_bytes plan audit")
+METHODS = (
+    {
+        word: word
+        for word in ("byte text, AdamW", "mean over seeds", "paired by seed, Student's interval")
+    }
+    | {"kept": "formula"}
+    | _same("formula flop_counter mask count live_tensor_bytes plan audit")
+)
 NOT_METHODS = {
     "interface": "counted by the system's network",
+    "computed": "counted with what a checkpoint computes again",
 }
 
 # Scopes, their words, and values of factors that have been renamed: nanolib's → the sheet's.

@@ -45,13 +45,13 @@ def test_the_product_of_8_bits_is_that_of_its_operands():
 def test_products_are_in_tf32_while_they_are_timed_and_as_before_afterwards(monkeypatch):
     products, seen = torch.backends.cuda.matmul, []
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 32})
-    real = ceilings.measure
+    real = ceilings._product
     monkeypatch.setattr(
-        ceilings, "measure", lambda *a, **k: seen.append(products.fp32_precision) or real(*a, **k)
+        ceilings, "_product", lambda *of: seen.append(products.fp32_precision) or real(*of)
     )
     before = products.fp32_precision
     rows = [ceilings.measure_ceiling("cpu", name, budget_s=0.02) for name in ("tf32", "float32")]
-    ceilings.measure_sustained("cpu", "tf32", 0.02)
+    ceilings.measure_ceiling("cpu", "tf32", 0.02, sustained=True)
     assert seen == ["tf32", "ieee", "tf32"] and products.fp32_precision == before
     assert rows[0].scope == "tf32" and ceilings.operand_bytes("cpu", "fp8") == 16**2 * (3 + 4)
 
@@ -75,6 +75,6 @@ def test_what_is_sustained_is_the_second_half(monkeypatch):
     monkeypatch.setattr(
         ceilings, "time", type("time", (), {"perf_counter": staticmethod(lambda: next(now))})
     )
-    row = ceilings.measure_sustained("cpu", "float32", 4.0)
+    row = ceilings.measure_ceiling("cpu", "float32", 4.0, sustained=True)
     assert row.estimate == pytest.approx(2 * 100**3 / 2e-3) and row.scope == "float32 sustained"
     assert row.message == "matrix product 100³, the second half of 4 s" and fp8.native("cpu")

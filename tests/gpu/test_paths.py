@@ -49,7 +49,7 @@ def test_a_gpu_that_refuses_loses_no_other():
     found = power.find_sources(nvml=_Nvml(), rapl_root=Path("nowhere"))
     sources, missing = found.sources, found.missing["NVIDIA (NVML)"]
     assert [source.of for source in sources] == [f"gpu {index}" for index in (0, 1, 3, 5, 6, 7)]
-    assert "gpu 2 tells neither energy nor power (Insufficient Permissions)" in missing
+    assert "gpu 2 reports neither energy nor power (Insufficient Permissions)" in missing
     assert "gpu 4" in missing and {source.name for source in sources[:4]} == {"nvml_counter"}
     powers = [(source.name, source.period_s) for source in sources[4:]]
     assert powers == [("nvml_power", 0.1), ("nvml_power", 1.0)]
@@ -110,7 +110,7 @@ def test_a_library_that_finds_no_memory_ran_out_of_memory():
 
 def test_nccl_sends_past_every_interface(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(links, "only_loopback", lambda: True)
+    monkeypatch.setattr(links, "has_private_network", lambda: True)
     assert links.count_bytes(lambda: pytest.fail("it was called")) is None
 
 

@@ -16,21 +16,9 @@ def ranks(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "barrier", lambda: said.append("barrier"))
-    monkeypatch.setattr(
-        torch.distributed,
-        "all_reduce",
-        lambda x, **rest: said.append(("all_reduce", tuple(x.shape))),
-    )
-    monkeypatch.setattr(
-        torch.distributed,
-        "all_gather_into_tensor",
-        lambda whole, x: said.append(("all_gather", whole.numel() // x.numel(), tuple(x.shape))),
-    )
-    monkeypatch.setattr(
-        torch.distributed,
-        "all_to_all_single",
-        lambda out, x: said.append(("all_to_all", tuple(out.shape), tuple(x.shape))),
-    )
+    for name in ("all_reduce", "all_gather_into_tensor", "all_to_all_single"):
+        collective = lambda *x, name=name, **rest: said.append((name, *map(torch.numel, x)))  # noqa: E731
+        monkeypatch.setattr(torch.distributed, name, collective)
     return said
 
 
@@ -124,11 +112,11 @@ def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(cl
             with timer.time_block("load"):
                 clock[0] += 500_000
 
-    found = across_ranks.parts_together({"a": call}, 0.0)
+    found = across_ranks.time_parts_across_ranks({"a": call}, 0.0)
     assert found == {
         "a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]
     }
-    assert len(across_ranks.parts_together({"a": call}, 1e9)["a"]) == 100
+    assert len(across_ranks.time_parts_across_ranks({"a": call}, 1e9)["a"]) == 100
 
 
 def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
@@ -143,43 +131,38 @@ def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monke
 
     monkeypatch.setattr(links, "loopback_bytes", counted)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
-    monkeypatch.setattr(links, "only_loopback", lambda: True)
+    monkeypatch.setattr(links, "has_private_network", lambda: True)
     assert links.count_bytes(call, calls=4) == 100 and sent[0] == 1000 + 5 * 100 + 4 * 7
     assert ranks.count("barrier") == 8
-    monkeypatch.setattr(links, "only_loopback", lambda: False)
+    monkeypatch.setattr(links, "has_private_network", lambda: False)
     assert links.count_bytes(call) is None
 
 
 def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_path):
     table = tmp_path / "dev"
     monkeypatch.setattr(links, "_COUNTERS", table)
-    assert not links.only_loopback()
+    assert not links.has_private_network()
     lo = "    lo: 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
     table.write_text(f"Inter-| Receive\n face |bytes\n{lo}")
-    assert links.only_loopback() and links.loopback_bytes() == 19
+    assert links.has_private_network() and links.loopback_bytes() == 19
     table.write_text(f"Inter-| Receive\n face |bytes\n{lo}  eth0: 1 2 3 4 5 6 7 8 9\n")
-    assert not links.only_loopback() and links.loopback_bytes() == 19
+    assert not links.has_private_network() and links.loopback_bytes() == 19
 
 
 def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch):
     def blocks(calls, budget_s, *, device, seed):
         for call in calls.values():
             call()
-        return across_ranks.Together({name: [name] for name in calls}, [False])
+        return across_ranks.RankTimes({name: [name] for name in calls}, [False])
 
-    monkeypatch.setattr(links, "time_together", blocks)
+    monkeypatch.setattr(links, "time_across_ranks", blocks)
     found = links.time_collectives(1.0, seed=0)
-    assert [
-        (row["collective"], row["payload"], row["messages"], row["sent"]) for row in found[:3]
-    ] == [
+    assert [(*row.values(),)[:4] for row in found[:3]] == [
         ("all_reduce", 1024, 2, 1024.0),
         ("all_gather", 1024, 1, 1024),
         ("all_to_all", 1024, 1, 512.0),
     ]
     assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
     assert found[4]["blocks"] == ["all_gather 65536"]
-    assert ranks[:3] == [
-        ("all_reduce", (256,)),
-        ("all_gather", 2, (256,)),
-        ("all_to_all", (256,), (256,)),
-    ]
+    gathered = ("all_gather_into_tensor", 512, 256)
+    assert ranks[:3] == [("all_reduce", 256), gathered, ("all_to_all_single", 256, 256)]

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from nanolib.meters.time import collector
-from nanolib.meters.time.collector import quiet_collector, settled_heap
+from nanolib.meters.time.collector import pause_collector, settled_heap
 from nanolib.meters.time.latency import measure
 
 
@@ -30,7 +30,7 @@ def test_what_python_itself_has_frozen_at_its_start_is_nobodys(monkeypatch, noth
     """Python 3.12 starts with 375 such objects; taken for a program's, each collection between blocks looks at everything."""
     counted = gc.get_freeze_count
     monkeypatch.setattr(gc, "get_freeze_count", lambda: counted() + 375)
-    with quiet_collector():
+    with pause_collector():
         assert counted() > 9_000
     assert counted() == 0
     with settled_heap() as settle:
@@ -53,7 +53,7 @@ def test_the_collector_is_left_as_it_was_found(nothing_is_frozen, enabled, froze
     if not enabled:
         gc.disable()
     try:
-        with quiet_collector():
+        with pause_collector():
             assert not gc.isenabled() and gc.get_freeze_count() > 0
         # what is frozen may still die of old age: how much is left says nothing
         assert (gc.isenabled(), gc.get_freeze_count() > 0) == (enabled, frozen)

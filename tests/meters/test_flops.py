@@ -1,34 +1,51 @@
-"""FLOPs by formula beside torch's own count."""
+"""FLOPs: kept pairs, torch's own count, and what has no formula."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.flop_counter import FlopCounterMode
 
 from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.meters import flops as counting
-from nanolib.meters.flops import count_flops, model_flops
+from nanolib.meters.flops import FlopCount, count_flops, model_flops
+from nanolib.meters.memory import fake_tensors
 from nanolib.models import attention
+
+GPT2 = {"vocab_size": 50257, "d_model": 768, "num_layers": 12, "num_heads": 12, "mlp": "gelu"}
+
+
+def test_gpt2_has_nanogpts_flops_and_keeps_those_of_the_causal_triangle():
+    n = 1024
+    with fake_tensors():
+        model, ids = create_model(NanoConfig(**GPT2, context_length=n)), torch.zeros(1, n).long()
+        count = count_flops(lambda: model(ids))
+        with FlopCounterMode(display=False) as torchs:
+            model(ids)
+    masked = n * (n - 1) // 2
+    assert count == FlopCount(291_648_307_200 - 12 * 12 * 4 * 64 * masked, 291_648_307_200)
+    assert torchs.get_total_flops() == 291_648_307_200 - 12 * 12 * 4 * 64 * n * n  # no CPU formula
 
 
 @pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_model_flops_agree_with_torchs_count_to_the_digit(mlp, kv_heads):
+def test_formulas_agree_with_both_counts_to_the_digit(mlp, kv_heads):
     config = NanoConfig(
         vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=kv_heads, mlp=mlp
     )
-    ids = generate_random_batch(2, 16, 100)
-    # torch counts causal attention in full, so the formula is given all pairs
-    assert (
-        count_flops(lambda: create_model(config)(ids))
-        == model_flops(config, 2, 16, lambda q, kv: q * kv)["total"]
-    )
+    model, ids = create_model(config), generate_random_batch(2, 16, 100)
+    count = count_flops(lambda: model(ids).sum().backward())
+    for found, kept in (
+        (count.full, lambda q, kv: q * kv),
+        (count.kept, lambda q, kv: q * (q + 1) // 2),
+    ):
+        assert found == 3 * model_flops(config, 2, 16, kept)["total"]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", ["window", "strided", "bigbird"])
-def test_sparse_attention_computes_what_its_tiles_say(pattern, causal):
-    """It must skip the work it claims to skip."""
+def test_sparse_attention_computes_only_its_tiles(pattern, causal):
     q = torch.randn(1, 1, 320, 16)
     options = {
         "pattern": pattern,
@@ -37,23 +54,55 @@ def test_sparse_attention_computes_what_its_tiles_say(pattern, causal):
         "random_tokens": 32,
         "block_size": 32,
     }
-    counted = count_flops(
-        lambda: attention.attend("sparse", q, q, q, causal=causal, options=options)
-    )
+    count = count_flops(lambda: attention.attend("sparse", q, q, q, causal=causal, options=options))
     work = attention.work("sparse", 320, 320, causal=causal, options=options)
-    assert counted == 4 * 16 * work.kept_tiles * 32 * 32
+    assert count.full == 4 * 16 * work.kept_tiles * 32 * 32
     assert work.kept_tiles < 0.6 * work.total_tiles
 
 
-def test_flops_after_a_prompt_agree_with_torchs_count():
-    config = NanoConfig(vocab_size=100, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2)
-    model = create_model(config).eval()
-    prompt, more = generate_random_batch(2, 12, 100), generate_random_batch(2, 1, 100, seed=1)
-    with torch.no_grad():
-        cache = model.new_cache(2, 12, 4)
-        model.prefill(prompt, cache)
-        counted = count_flops(lambda: model.decode(more[:, 0], cache))
-    assert counted == model_flops(config, 2, 1, lambda q, kv: q * kv, position=12)["total"]
+_WINDOW = torch.ones(8, 8, dtype=torch.bool).tril().triu(-2)  # 21 pairs
+_PADDED = torch.tensor([True] * 5 + [False] * 3).expand(1, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, 64),
+        ({"is_causal": True}, 36),
+        ({"attn_mask": _WINDOW}, 21),
+        ({"attn_mask": torch.zeros(8, 8).masked_fill(~_WINDOW, float("-inf"))}, 21),
+        ({"attn_mask": torch.randn(1, 1, 8, 8)}, 64),  # a bias hides nothing
+        ({"attn_mask": _PADDED}, 40),
+    ],
+)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_counts_the_pairs_that_its_mask_keeps(options, kept, kv_heads):
+    q = torch.randn(2, 4, 8, 16, requires_grad=True)
+    k = torch.randn(2, kv_heads, 8, 16)
+
+    def call():
+        out = F.scaled_dot_product_attention(q, k, k, enable_gqa=kv_heads != 4, **options)
+        out.sum().backward()
+
+    per_pair = 3 * 4 * 2 * 4 * 16
+    assert count_flops(call) == FlopCount(per_pair * kept, per_pair * 64)
+
+
+def test_a_mask_without_data_counts_all_pairs_and_is_reported():
+    with fake_tensors():
+        q, mask = torch.randn(1, 1, 8, 16), torch.ones(8, 8, dtype=torch.bool)
+        count = count_flops(lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=mask))
+    assert count == FlopCount(4 * 64 * 16, 4 * 64 * 16, unread_masks=1)
+
+
+@pytest.mark.parametrize("n", [256, 300])
+def test_flex_attention_counts_the_pairs_that_its_block_mask_keeps(n, monkeypatch):
+    monkeypatch.setattr(counting, "_ROWS", 100)
+    q = torch.randn(2, 3, n, 16)
+    window = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 40 + h), 1, 3, n, n, "cpu")
+    count = count_flops(lambda: flex_attention(q, q, q, block_mask=window))
+    kept = sum(min(i + 1, 40 + head) for head in range(3) for i in range(n))
+    assert count == FlopCount(2 * 4 * 16 * kept, 2 * 4 * 16 * 3 * n * n)
 
 
 def _encoder_layer(x):
@@ -64,49 +113,56 @@ _PAIRS, _PROJECTIONS = 4 * 64 * 16, 4 * 2 * 8 * 16 * 16  # of 8 tokens of width 
 _OFFSETS = torch.tensor([2, 4, 4, 8], dtype=torch.int32)  # of four experts the third gets no row
 
 
+def _experts(*shape):
+    return lambda: F.grouped_mm(
+        torch.ones(*shape), torch.ones(4, 16, 8), offs=_OFFSETS if len(shape) == 2 else None
+    )
+
+
 @pytest.mark.parametrize(
     ("call", "flops"),
     [
-        (
-            lambda: F.grouped_mm(torch.ones(8, 16), torch.ones(4, 16, 8), offs=_OFFSETS),
-            2 * 8 * 16 * 8,
-        ),
-        (lambda: F.grouped_mm(torch.ones(4, 8, 16), torch.ones(4, 16, 8)), 4 * 2 * 8 * 16 * 8),
+        (_experts(8, 16), 2 * 8 * 16 * 8),
+        (_experts(4, 8, 16), 4 * 2 * 8 * 16 * 8),
         (lambda: torch.ones(3, 4) @ torch.ones(4), 2 * 3 * 4),
         (lambda: torch.ones(4) @ torch.ones(4), 2 * 4),
-        (
-            lambda: torch._int_mm(*(torch.ones(32, 32, dtype=torch.int8) for _ in range(2))),
-            2 * 32**3,
-        ),
+        (lambda: torch._int_mm(*torch.ones(2, 32, 32, dtype=torch.int8)), 2 * 32**3),
         (lambda: _encoder_layer(torch.ones(1, 8, 16)), _PROJECTIONS + _PAIRS + 2 * 2 * 8 * 16 * 32),
-        (lambda: nn.LSTM(16, 16)(torch.ones(8, 1, 16)), 2 * 8 * 2 * 16 * 64),
     ],
 )
-def test_products_that_torchs_counter_leaves_out_are_counted(call, flops):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_products_that_torchs_counter_leaves_out_are_counted(call, flops, mode):
+    with mode():
+        assert count_flops(call) == FlopCount(flops, flops)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@torch.library.custom_op("nanolib_test::scan", mutates_args=())
+def _scan(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+def test_operations_without_a_formula_are_named():
+    x = torch.ones(8, 8)
+
+    def call():
+        nn.LSTM(8, 8)(x)
+        torch.lgamma(F.layer_norm(_scan(x) @ x, (8,))).softmax(-1)
+
     with torch.no_grad():
-        assert count_flops(call) == flops
-
-
-def test_the_backward_pass_of_products_that_torchs_counter_leaves_out_is_twice_the_forward():
-    x, experts = torch.randn(8, 16, requires_grad=True), torch.randn(4, 16, 8, requires_grad=True)
-    q = torch.randn(1, 2, 8, 16, requires_grad=True)
-    lstm = nn.LSTM(16, 16)
-    for forward, flops in (
-        (lambda: F.grouped_mm(x, experts, offs=_OFFSETS), 2 * 8 * 16 * 8),
-        (lambda: F.scaled_dot_product_attention(q, q, q), 4 * 2 * 64 * 16),
-        (lambda: lstm(torch.randn(8, 1, 16, requires_grad=True))[0], 2 * 8 * 2 * 16 * 64),
-    ):
-        assert count_flops(lambda forward=forward: forward().square().sum().backward()) == 3 * flops
+        count = count_flops(call)
+    assert count.kept == 2 * 8**3
+    names = "aten::mkldnn_rnn_layer, nanolib_test::scan"
+    assert count.message == f"incomplete: there is no formula for {names}"
 
 
 @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
-def test_kernels_that_compute_scores_anew_take_two_and_a_half_times_as_much_backward(kernel):
-    """Heads that share keys count as those that do not."""
-    formulas = counting._operations(counting._ADDED)
-    forward, backward = (
-        formulas[getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{end}")]
-        for end in ("", "_backward")
-    )
-    query, shared = (2, 8, 64, 16), (2, 2, 64, 16)
-    assert forward(query, shared, shared) == 4 * 2 * 8 * 64 * 64 * 16
-    assert backward(query, query, shared, shared) == 2.5 * forward(query, shared, shared)
+def test_kernels_that_compute_scores_again_do_so_only_in_the_full_count(kernel):
+    operation = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward").default
+    names = [argument.name for argument in operation._schema.arguments]
+    q, k = (torch.empty(2, heads, 64, 16, device="meta") for heads in (8, 2))
+    given = dict.fromkeys(names) | {"query": q, "key": k, "value": k, "is_causal": True}
+    count = FlopCount()
+    counting._Counter(count)._add_sdpa(operation.name(), given)
+    forward = 4 * 2 * 8 * 16 * 64
+    assert count == FlopCount(2 * forward * 65 // 2, round(2.5 * forward * 64))

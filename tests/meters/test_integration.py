@@ -39,7 +39,7 @@ def test_gaps_and_failed_reads_are_unknown_and_never_zero():
     [
         ([0, 1], [1, 1], -1, 1, "reaches beyond"),
         ([0, 1], [1, 1], 1, 1, "not after"),
-        ([1, 0], [1, 1], 0, 1, "backwards"),
+        ([1, 0], [1, 1], 0, 1, "not in order"),
         ([0, 1], [1, NAN], 0, 1, "at least two"),
         ([0, 1, 2], [1, 1], 0, 1, "one moment per sample"),
         ([0, 1, 2], [1, 1, NAN], 0, 2, "reaches beyond"),

@@ -3,12 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolib.experiments.attention import cases as attention
 from nanolib.meters import interference
 from nanolib.meters.cpu_load import CpuTimes, load_between
-from nanolib.report.overview import run_facts
-from nanolib.run import provenance, sweep
-from nanolib.store import Store
 
 
 def _load(spent, own):
@@ -31,12 +27,12 @@ def _load(spent, own):
         (
             {"idle": 0.0},
             0.0,
-            ["what other processes do is not known: this system counts no CPU time"],
+            ["the load by other processes is not known: this system counts no CPU time"],
         ),
     ],
 )
 def test_load_and_steal_of_others_are_told_in_words(spent, own, said):
-    assert interference.of_cpus(_load(spent, own)) == said
+    assert interference.cpu_interference(_load(spent, own)) == said
 
 
 class _Nvml:
@@ -88,7 +84,7 @@ QUIET = {
         (QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=10)}, []),
         (
             QUIET | {"nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=11)},
-            ["the GPU is 11 % in use"],
+            ["the GPU's utilization is 11 %"],
         ),
         (
             QUIET | {"nvmlDeviceGetEnforcedPowerLimit": 300_700},
@@ -104,31 +100,10 @@ QUIET = {
     ],
 )
 def test_what_else_a_gpu_does_is_told(answers, said):
-    assert interference.of_gpu("GPU-a", _Nvml(**answers)) == said
+    assert interference.gpu_interference("GPU-a", _Nvml(**answers)) == said
 
 
 def test_a_gpu_that_cannot_be_asked_is_told():
-    assert interference.of_gpu("GPU-b", _Nvml()) == [
-        "what else the GPU does is not known (not found)"
+    assert interference.gpu_interference("GPU-b", _Nvml()) == [
+        "other work on the GPU is not known (not found)"
     ]
-
-
-def test_a_run_warns_and_keeps_what_disturbed_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        provenance, "find_interference", lambda device: [f"a fan of {device} is broken"]
-    )
-    params = attention.Params(
-        device="cpu",
-        budget_s=0.02,
-        seq_lens=[16],
-        num_heads=2,
-        attention_types=["dense"],
-        backward=False,
-        quality_patterns=[],
-    )
-    with Store(tmp_path / "results.sqlite") as store:
-        sweep.measure(attention, params, store=store, progress=False).finish()
-        runs, machines = store.runs(), store.machines()
-    assert runs.interference.iloc[0][0] == "a fan of cpu is broken"
-    assert "not a quiet machine: a fan of cpu is broken" in capsys.readouterr().err
-    assert run_facts(runs, machines)["Interference"].iloc[0].startswith("a fan of cpu is broken")

@@ -47,11 +47,10 @@ def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked):
     assert row.estimate == pytest.approx(100, rel=0.002)
 
 
-def test_removed_outliers_are_told(clocked):
+def test_a_row_says_that_outliers_were_dropped():
     series = _noisy(500)
     series[12] = 900
-    clocked(series)
-    row = measure(lambda: None, outliers="remove")
+    row = summarize(series, drop_outliers=True)
     assert (
         Flag.OUTLIERS_REMOVED in row.flags
         and "outliers removed" in row.method
@@ -60,8 +59,6 @@ def test_removed_outliers_are_told(clocked):
     assert not {Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE} & set(
         row.flags
     )  # which say that they are kept
-    with pytest.raises(BadInput, match="outliers: 'drop' will not do; use one of keep, remove"):
-        measure(lambda: None, outliers="drop")
 
 
 def test_phases_are_timed_in_turn_and_summed(clocked):
@@ -95,7 +92,7 @@ def test_details_describe_all_kept_samples():
 @pytest.mark.parametrize("name", ["rel_ci", "budget_s"])
 @pytest.mark.parametrize("value", [0, float("nan"), "fast"])
 def test_a_bad_limit_is_told(name, value):
-    with pytest.raises(BadInput, match=f"{name}: .* will not do; give a number above 0"):
+    with pytest.raises(BadInput, match=f"{name}: must be greater than 0, got "):
         measure(lambda: None, **{name: value})
 
 
@@ -105,8 +102,7 @@ def test_a_bad_limit_is_told(name, value):
 @pytest.mark.parametrize(
     ("series", "samples", "per_block"),
     [
-        # the first call is cold; a second one this slow is a block itself, unless it is fast
-        ([20.0, 21.0, 22.0, 23.0], [21.0, 22.0, 23.0, 23.0, 23.0, 23.0], 1),
+        # the first call is cold, the second one sets the size of a block
         ([20.0, 1.1, 7.0], [7.0] * 30, 5),
         ([19.0, 5.0, 7.0], [7.0] * 6, 1),
         ([19.0, 4.9, 7.0], [7.0] * 12, 2),
@@ -189,9 +185,9 @@ def test_flags_say_what_the_blocks_show(series, flags):
 def test_a_row_says_what_others_did_while_it_was_measured(monkeypatch):
     @contextmanager
     def watched():
-        yield CpuLoad(others=0.2, stolen=0.05, held_back=0.5, quota=0.5)
+        yield CpuLoad(others=0.2, stolen=0.05, throttled=0.5, quota=0.5)
 
-    monkeypatch.setattr(latency, "watched_cpus", watched)
+    monkeypatch.setattr(latency, "watch_cpus", watched)
     row = measure(lambda: None, budget_s=1e-9)
     assert (row.details["others_share"], row.details["throttled_by"]) == (
         0.25,

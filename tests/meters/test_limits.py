@@ -120,11 +120,11 @@ def test_torch_takes_no_more_threads_than_a_quota_pays_for(monkeypatch, grouped)
     torch.set_num_threads(4)
     try:
         grouped(V2, "/", {"cpu.max": "250000 100000"})
-        with limits.fitting_threads():
+        with limits.limit_threads():
             assert torch.get_num_threads() == this_machine().threads == 2
         assert torch.get_num_threads() == 4
         monkeypatch.setenv("OMP_NUM_THREADS", "4")  # it was asked for
-        with limits.fitting_threads():
+        with limits.limit_threads():
             assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)

@@ -20,14 +20,7 @@ def test_the_machine_is_told_without_names_and_its_id_is_of_the_hardware():
     here = this_machine()
     text = json.dumps(here.to_dict())
     assert platform.node() not in text and os.path.expanduser("~") not in text  # noqa: PTH111
-    assert len(here.machine_id) == 12 and here.machine_id == this_machine().machine_id
-    assert here.cores >= 1 and here.dtypes["float32"]
-
-
-def test_devices_resolve_or_are_told():
-    assert resolve_device("cpu") == "cpu"
-    with pytest.raises(BadInput, match="device: 'cuda:99' is not here; use auto or one of cpu"):
-        resolve_device("cuda:99")
+    assert here.machine_id == this_machine().machine_id
 
 
 MACHINE = Machine(
@@ -93,7 +86,6 @@ def test_what_computes_a_type_follows_the_cpus_flags(monkeypatch, flags, told):
         ("7.0", ("emulated", "emulated", "tensor_cores", "emulated")),
         ("8.0", ("tensor_cores", "tensor_cores", "tensor_cores", "emulated")),
         ("8.9", ("tensor_cores",) * 4),
-        ("9.0", ("tensor_cores",) * 4),
         ("12.0", ("tensor_cores",) * 4),
     ],
 )
@@ -104,7 +96,7 @@ def test_what_computes_a_type_follows_the_gpus_generation(capability, told):
 
 
 def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
-    assert resolve_device("auto") == "cpu"
+    assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert resolve_device("auto") == resolve_device("mps") == "mps"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -114,7 +106,8 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
         and resolve_device("cuda:1") == "cuda:1"
     )
     with pytest.raises(
-        BadInput, match="device: 'xpu' is not here; use auto or one of cpu, cuda:0, cuda:1, mps"
+        BadInput,
+        match="device: 'xpu' is not available; use auto or one of cpu, cuda:0, cuda:1, mps",
     ):
         resolve_device("xpu")
 

@@ -94,7 +94,7 @@ def test_a_recorded_trace_goes_through_the_same_code():
     for now[0] in np.arange(0, 20.5, 0.5):
         track.readings.append(source.read())
     assert track.energy(Window("all", 0, 20)).estimate == pytest.approx(4000, rel=0.02)
-    seconds, watts = track.course(Window("all", 0, 20)).values()
+    seconds, watts = track.power_trace(Window("all", 0, 20)).values()
     assert len(seconds) == len(watts) == 41 and set(watts) == {100, 300}
     now[0] = 30.0
     assert math.isnan(source.read().watts)
@@ -115,16 +115,10 @@ def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
 
 
 def _track(joules=None, watts=None, **source):
-    told = {
-        "name": "test",
-        "of": "gpu 0",
-        "period_s": 0.1,
-        "provenance": Provenance.MEASURED,
-    }
-    values = watts if joules is None else joules
-    kind = "watts" if joules is None else "joules"
+    named = {"name": "test", "of": "gpu 0", "period_s": 0.1, "provenance": Provenance.MEASURED}
+    kind, values = ("watts", watts) if joules is None else ("joules", joules)
     readings = [Reading(float(t), **{kind: float(value)}) for t, value in enumerate(values)]
-    return Track(SimpleNamespace(**told | source), readings)
+    return Track(SimpleNamespace(**named | source), readings)
 
 
 def _metered(track):
@@ -142,27 +136,13 @@ def test_the_rows_of_a_window_are_its_joules_in_four_ways():
         "energy_delay": (0.0, 40.0, 80.0),
         "energy_per_token": (0.0, 5.0, 10.0),
     }
-    for row in rows.values():
-        assert (row.scope, row.method, row.provenance, row.n, row.confidence, row.message) == (
-            "decode",
-            "test",
-            Provenance.MEASURED,
-            1,
-            1.0,
-            "",
-        )
-        assert (row.details["of"], row.details["seconds"], row.details["period_s"]) == (
-            "gpu 0",
-            2.0,
-            0.1,
-        )
-    assert rows["power"].details["course_s"] == [1.0, 2.0] and rows["power"].details[
-        "course_w"
-    ] == [10.0, 10.0]
-    assert "course_s" not in rows["energy"].details
-    assert "energy_per_token" not in {
-        row.metric for row in meter.measurements(Window("decode", 1.0, 3.0))
-    }
+    energy = rows["energy"]
+    assert (energy.scope, energy.method, energy.message) == ("decode", "test", "")
+    assert energy.details == {"of": "gpu 0", "seconds": 2.0, "period_s": 0.1}
+    trace = {"course_s": [1.0, 2.0], "course_w": [10.0, 10.0]}
+    assert rows["power"].details == energy.details | trace
+    untold = meter.measurements(Window("decode", 1.0, 3.0))
+    assert "energy_per_token" not in {row.metric for row in untold}
 
 
 def test_above_idle_the_ends_are_those_of_both():
@@ -170,11 +150,8 @@ def test_above_idle_the_ends_are_those_of_both():
     idle, work = Window("idle", 0.0, 4.0), Window("work", 5.0, 7.0)
     base, energy = meter.tracks[0].energy(idle), meter.tracks[0].energy(work)
     (net,) = [row for row in meter.measurements(work, idle=idle) if row.metric == "net_energy"]
-    assert (energy.estimate, base.estimate, net.estimate) == (
-        40.0,
-        8.0,
-        36.0,
-    )  # 8 J in 4 s: 4 in the window's 2
+    # 8 J in 4 s are 4 J in the window's 2 s
+    assert (energy.estimate, base.estimate, net.estimate) == (40.0, 8.0, 36.0)
     assert net.low == energy.low - base.high / 2 and net.high == energy.high - base.low / 2
 
 
@@ -184,7 +161,7 @@ def test_ten_updates_are_enough_and_the_line_says_how_long_that_takes():
     with pytest.raises(BadInput) as told:
         track.checked_energy(Window("w", 0.0, 0.5))
     assert str(told.value) == (
-        "w took 0.5 s, and nvml_power changes every 0.2 s: a window must hold 10 updates; repeat the work until it takes 2 s"
+        "w took 0.5 s, and nvml_power changes every 0.2 s: a window must contain 10 updates; repeat the work for 2 s"
     )
 
 
@@ -201,7 +178,7 @@ def test_an_estimates_ends_are_those_of_its_power():
     assert (rows["energy"].low, rows["energy"].estimate, rows["energy"].high) == (40.0, 80.0, 200.0)
     assert (
         "net_energy" not in rows
-        and rows["energy"].message == "from how busy the cores were: a range, not a reading"
+        and rows["energy"].message == "estimated from the use of the cores: a range, not a reading"
     )
 
 
@@ -229,12 +206,12 @@ class _Counter(_Clock):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (lambda: _Clock(0.0), "test of bench read 0 W, which is no reading; "),
+        (lambda: _Clock(0.0), "test of bench read 0 W, which is not a valid reading; "),
         (
             lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
             "replay of trace read 0 W, which is ",
         ),
-        (lambda: _Counter(lambda t: 50 * min(t, 0.1)), "test of bench stood still for "),
+        (lambda: _Counter(lambda t: 50 * min(t, 0.1)), "test of bench did not change in "),
     ],
 )
 def test_no_power_and_a_counter_that_stands_still_are_no_readings(source, said):

@@ -154,22 +154,15 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
             None,
             250.0,
         ),
-        (
-            {},
-            {"current_socket_power": 300, "average_socket_power": 250},
-            "amdsmi_power",
-            None,
-            300.0,
-        ),
         # 0 is no reading: the next way, and the next field, is asked
         (
             {"power": 0, "counter_resolution": 15.3},
-            {"average_socket_power": 250},
+            {"current_socket_power": 0, "average_socket_power": 250},
             "amdsmi_power",
             None,
             250.0,
         ),
-        ({}, {"current_socket_power": 0, "average_socket_power": 250}, "amdsmi_power", None, 250.0),
+        ({}, {"current_socket_power": 300}, "amdsmi_power", None, 300.0),
     ],
 )
 def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):

@@ -108,7 +108,6 @@ def begun(monkeypatch):
                 {"": lambda: None},
                 rel_ci,
                 budget_s,
-                in_rounds=True,
             )
             for name, ms in series.items()
         }

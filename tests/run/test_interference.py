@@ -16,7 +16,7 @@ from tests.run import sample_experiment as sample
 
 BUSY, HELD_BACK = (
     CpuLoad(others=0.4, stolen=0.0),
-    CpuLoad(others=0.0, stolen=0.0, held_back=0.5, quota=0.5),
+    CpuLoad(others=0.0, stolen=0.0, throttled=0.5, quota=0.5),
 )
 QUIET = CpuLoad(others=0.09, stolen=0.0)
 MET = "2 of 3 cases other processes, or a hypervisor, took up to 40% of the CPUs"
@@ -33,7 +33,7 @@ def loads(monkeypatch):
         def watched():
             yield next(left)
 
-        monkeypatch.setattr(sweep, "watched_cpus", watched)
+        monkeypatch.setattr(sweep, "watch_cpus", watched)
         monkeypatch.setattr(provenance, "find_interference", lambda device: list(before))
 
     return use

@@ -253,7 +253,7 @@ class AttentionCase(Case):
         # the counter knows torch's own operations, not what others compile
         if not self.compiles and self.attention_type != "flash_attn":
             counted = {"method": "flop_counter", "predicted": self._flops(work)}
-            yield exact("flops", count_flops(forward.call), scope="forward", **counted)
+            yield exact("flops", count_flops(forward.call).full, scope="forward", **counted)
 
     def _peaks(self, work: Workload, params: Any) -> Iterator[Measurement]:
         """Its peak memory, after a first call of what compiles."""

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, exact
-from nanolib.meters.time.across_ranks import parts_together, time_across_ranks
+from nanolib.meters.time.across_ranks import time_across_ranks, time_parts_across_ranks
 from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.timer import KINDS
@@ -51,7 +51,7 @@ def time_calls(
         and part).
     """
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed)
-    timed = parts_together(parts, budget_s, device=device) if parts else {}
+    timed = time_parts_across_ranks(parts, budget_s, device=device) if parts else {}
     return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 
 

@@ -53,7 +53,7 @@ def profile(
     sample_s = config.power_sample_interval_ms / 1e3
     meter = EnergyMeter(params.sources(), sample_s=sample_s, sink=trace, device=device)
     synchronize = synchronizer(device)
-    least = max(_MIN_CALLS, config.every_kth_token + 1 if config.looks else 0)
+    least = max(_MIN_CALLS, config.every_kth_token + 1 if config.has_details else 0)
     calls = 0
     with meter, LayerProfiler(model, config, sink=trace) as profiler, meter.window(phase) as window:
         while calls < least or time.monotonic() < window.start_s + params.window_s:

@@ -167,7 +167,8 @@ class ModelCase(ShapedCase):
 
     def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
         """What is predicted; if it takes data, its FLOPs are counted by a run first."""
-        if self.counted is None:
+        counted = self.counted
+        if counted is None or (counted.count and counted.count.unread_masks):
             count_by_running(self.planned_as)
         return self.predict(ceilings)
 
@@ -211,10 +212,16 @@ class ModelCase(ShapedCase):
         step = self.step(model, ids, params.learning_rate)
         yield from step.against_eager(self.optimization)  # before a step changes the weights
         flops, scope = int(predicted["flops"]), {"scope": step.scope}
-        counted = {"method": "flop_counter"} | scope
-        yield exact("flops", flops, **(counted if self.own else scope))
-        if isinstance(step, Inferring) and not self.own:
-            yield exact("flops", count_flops(step.eager_result), predicted=flops, **counted)
+        count = self.counted.count
+        if count is None and isinstance(step, Inferring):
+            count = count_flops(step.eager_result)
+        message = count.message if count else ""
+        yield exact("flops", flops, method="kept", message=message, **scope)
+        if count:
+            yield exact("flops", count.full, predicted=flops, method="flop_counter", **scope)
+        if self.optimization == "checkpoint" and isinstance(step, Training):
+            computed = count_flops(step.result)
+            yield exact("flops", computed.kept, method="computed", **scope)
         yield exact("bytes", predicted["bytes"], **scope)
         if isinstance(step, Generating):
             yield from step.measure_prompt(params, self.device)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanolib.measurement import Unsupported
-from nanolib.meters.flops import count_flops
+from nanolib.meters.flops import FlopCount, count_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown
 from nanolib.meters.reads import BytesRead
@@ -31,11 +31,13 @@ class Counted:
         flops: FLOP of what is timed; in training the backward pass too, as far as weights learn.
             Attention counts the pairs that its mask keeps.
         bytes: Bytes that must move at least once.
+        count: FLOPs of a model of the user's own, as they were counted.
     """
 
     parameters: int
     flops: float
     bytes: int
+    count: FlopCount | None = None
 
 
 def elements_moved(mode: str, parameters: int, learning: int) -> int:
@@ -143,10 +145,10 @@ def _count(case: Any) -> Counted:
     step = dataclasses.replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
-        flops = count_flops(step, as_model=True)
+        flops = count_flops(step)
     count, learning = (
         sum(weight.numel() for weight in some)
         for some in (weights, (weight for weight in weights if weight.requires_grad))
     )
     moved = elements_moved(case.mode, count, learning) * case.item
-    return Counted(count, flops, reads.bytes if case.position else moved)
+    return Counted(count, flops.kept, reads.bytes if case.position else moved, flops)

@@ -36,7 +36,8 @@ _COLUMNS = (
     Column("shape", "Attention, batch, dtype"),
     Column("parameters", "", "parameters"),
     Column("weight_memory", "", "weight_memory"),
-    Column("flops", "", "flops", "inference", "formula"),
+    Column("flops_kept", "", "flops", "inference"),  # the first of its rows
+    Column("flops_full", "", "flops", "inference", "flop_counter"),
     Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
     Column("inference_share", "", "mfu", "inference"),
     Column("inference_tokens_per_second", "", "tokens_per_second", "inference"),

@@ -1,4 +1,4 @@
-"""Joules: `power` finds the sensors, `integration` turns their readings into bounds, `meter` measures windows."""
+"""Measure energy: `power` finds sensors, `integration` computes joules, `meter` has windows."""
 
 from nanolib.meters.energy.integration import integrate
 from nanolib.meters.energy.meter import EnergyMeter

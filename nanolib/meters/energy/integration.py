@@ -1,4 +1,4 @@
-"""Energy over a window of time, from samples of power or from a counter, with its error bounds."""
+"""Compute the energy of a time window, with bounds, from power samples or from a counter."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
 _GAP = 2.5  # samples further apart than this many times the usual are a gap
-MOST_W = 10_000.0  # no processor, memory or GPU draws more: a counter that jumps further was reset
+MOST_W = 10_000.0  # no device draws more, so a counter that jumps further was reset
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
-    """Energy between two moments, from samples of power.
+    """Compute the energy between two moments from samples of power.
 
-    Straight lines between samples; of two samples at one moment the first ends what was before and the second begins what comes,
-    so a step is exact. A NaN, or samples much further apart than usual, is a gap: within it the power may be anything that was
-    seen.
+    Power is linear between samples. Two samples at one moment are a step. A NaN is a gap, and so
+    are samples much further apart than usual: in a gap, power is between the least and largest
+    sample.
 
     Args:
         t_s: Moments in order, s, shape [n].
-        power_w: Power at each, W, shape [n]; NaN where it could not be read.
-        start_s: Beginning of the window.
+        power_w: Power at each moment, W, shape [n]; NaN for a failed reading.
+        start_s: Start of the window.
         end_s: Its end.
 
     Returns:
-        Joules. Each edge adds what the power changes by between the samples around it, over the time between them.
+        Joules. The bounds allow, at each edge, the change of power between the samples around it.
 
     Example:
         >>> integrate([0.0, 1.0, 2.0], [10.0, 10.0, 10.0], 0.0, 2.0).estimate
         20.0
 
     Raises:
-        BadInput: Fewer than two samples, moments out of order, or a window that is empty or reaches beyond the samples.
+        BadInput: There are fewer than two samples, moments are out of order, or the window is empty
+            or reaches beyond the samples.
     """
     t, p = _checked(t_s, power_w, start_s, end_s)
     read = ~np.isnan(p)
-    # a failed read makes a gap between its neighbors that could be read
+    # a failed reading makes a gap between the readings around it
     failed = np.logical_or.reduceat(~read, np.flatnonzero(read))[:-1]
     t, p = t[read], p[read]
     _check_reach(t, start_s, end_s)
@@ -64,20 +65,20 @@ def count(
     end_s: float,
     lag_s: float = 0.0,
 ) -> Interval:
-    """Energy between two moments, from a counter.
+    """Compute the energy between two moments from a counter.
 
-    The least is what was counted between readings inside the window, the most between those just outside it.
+    The lower bound is between the readings inside the window, the upper between those outside it.
 
     Args:
         t_s: Moments in order, s, shape [n].
-        joules: The counter at each, J, shape [n]; NaN where it could not be read.
-        start_s: Beginning of the window.
+        joules: The counter at each moment, J, shape [n]; NaN for a failed reading.
+        start_s: Start of the window.
         end_s: Its end.
-        lag_s: How long its state may be old when it is read.
+        lag_s: Largest age of a reading.
 
     Returns:
-        Joules. Both ends are wider by the counter's smallest step, and by what a counter that was reset has lost, which counts as
-        if the steps around it had gone on.
+        Joules. The bounds are wider by the counter's smallest step. A reset counts as if the
+        counter had gone on at its usual rate, and widens them too.
 
     Raises:
         BadInput: As for `integrate`; the samples must reach beyond the window by the lag.
@@ -95,9 +96,8 @@ def count(
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
-    first_inside, after = np.searchsorted(
-        t, [start_s + lag_s, end_s + lag_s]
-    )  # such a state is no older than the edge
+    # a reading is at most `lag_s` old, so this one is not older than the edge
+    first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
     unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
     unsure += float(min(steps[steps > 0], default=0.0))
     low = max(0.0, float(total[last_inside] - total[first_inside]) - unsure)
@@ -105,15 +105,15 @@ def count(
 
 
 def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np.ndarray:
-    """What a counter counted from each reading to the next.
+    """Compute the steps of a counter from reading to reading.
 
     Args:
         t_s: Moments in order, s, shape [n].
-        joules: The counter at each, J, shape [n]; NaN where it could not be read.
-        lag_s: How long its state may be old when it is read.
+        joules: The counter at each moment, J, shape [n]; NaN for a failed reading.
+        lag_s: Largest age of a reading.
 
     Returns:
-        Joules, shape [n − 1]; NaN where the counter was reset: it went backwards, or further than any power could take it.
+        Joules, shape [n − 1]; NaN for a reset: a step backwards, or larger than any power allows.
     """
     steps = np.diff(joules)
     most = MOST_W * (np.diff(t_s) + lag_s)
@@ -121,7 +121,7 @@ def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np
 
 
 def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
-    """For how long a counter said the same at the most, s; readings that failed (NaN) are left out."""
+    """Return the longest time without a change of the counter, s, ignoring NaN."""
     read = ~np.isnan(joules)
     t, counted = t_s[read], joules[read]
     changes = np.flatnonzero(np.diff(counted)) + 1
@@ -135,13 +135,13 @@ def _checked(
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
     if t.shape != x.shape or t.ndim != 1:
         raise BadInput(
-            f"t_s: shape {list(t.shape)} beside {list(x.shape)}; give one moment per sample"
+            f"t_s: shape {list(t.shape)} and {list(x.shape)}; give one moment per sample"
         )
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
         raise BadInput(f"power_w: {len(read)} samples could be read; at least two are needed")
     if (np.diff(t) < 0).any():
-        raise BadInput("t_s: its moments go backwards; give them in order")
+        raise BadInput("t_s: moments are not in order; sort them")
     if not start_s < end_s:
         raise BadInput(
             f"end_s: {end_s} is not after start_s {start_s}; give a window with some length"

@@ -1,11 +1,11 @@
-"""Energy of what runs: sources sampled by a thread of this process, and windows over the samples.
+"""Measure the energy of code: a thread samples the power sources, and windows mark sections.
 
     with EnergyMeter() as meter:
         with meter.window("prefill") as window:
             ...
     meter.measurements(window)
 
-Windows nest. What was interrupted leaves its window closed at that moment, and the same name can be measured again.
+Windows nest. An error closes its window, and a name can be measured again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from nanolib.meters.time.clock import synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
-MIN_PERIODS = 10  # a window must hold so many updates of its sensor
-_COURSE = 60
-_SETTLE_S = 2.0  # how long leaving waits for one more reading of a slow source
-IDLE_S = 2.0
+MIN_PERIODS = 10  # updates of its sensor that a window must contain
+_TRACE_POINTS = 60
+_SETTLE_S = 2.0  # longest wait for a slow source when a window ends
 _NO_READING = {
-    Provenance.ESTIMATED: "from how busy the cores were: a range, not a reading",
-    Provenance.REPLAYED: "from a recording, and no reading of this machine",
+    Provenance.ESTIMATED: "estimated from the use of the cores: a range, not a reading",
+    Provenance.REPLAYED: "from a recording, not a reading of this machine",
 }
 
 
@@ -46,9 +45,9 @@ class Window:
     """A section of time.
 
     Attributes:
-        name: What runs in it.
-        start_s: When it began, on `time.monotonic`.
-        end_s: When it ended; NaN while it is open.
+        name: The section's name.
+        start_s: Its start, on `time.monotonic`.
+        end_s: Its end; NaN while it is open.
     """
 
     name: str
@@ -57,113 +56,113 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Its length."""
         return self.end_s - self.start_s
 
 
 @dataclass
 class Track:
-    """A source and what it said."""
+    """A source and its readings."""
 
     source: Source
     readings: list[Reading] = field(default_factory=list)
 
     @property
-    def told_s(self) -> float:
-        """Up to when its last reading tells all; a counter's may be old by its period."""
+    def known_until_s(self) -> float:
+        """The moment up to which energy is known; a counter's reading may be a period old."""
         last = self.readings[-1]
         return last.t_s if math.isnan(last.joules) else last.t_s - self.source.period_s
 
     def energy(self, window: Window) -> Interval:
-        """Joules in a window.
+        """Compute the joules in a window.
 
         Raises:
-            BadInput: Too few readings lie around it, or what was read is no power.
+            BadInput: There are too few readings around it, or the readings are not valid.
         """
-        t, watts, joules, low, high = np.array([*self.readings]).T  # the thread goes on adding
+        t, watts, joules, low, high = np.array([*self.readings]).T  # a copy: the thread adds more
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
         if not np.isnan(joules).all():
             usual_s = max(self.source.period_s, float(np.median(np.diff(t))) if len(t) > 1 else 0)
-            stood_s = longest_standstill(t[inside], joules[inside])
-            if stood_s >= MIN_PERIODS / 2 * usual_s:
-                raise self._no_reading(f"stood still for {stood_s:.3g} of {window.seconds:.3g} s")
+            still_s = longest_standstill(t[inside], joules[inside])
+            if still_s >= MIN_PERIODS / 2 * usual_s:
+                raise self._invalid(f"did not change in {still_s:.3g} of {window.seconds:.3g} s")
             return count(t, joules, *span, self.source.period_s)
         if (watts[inside] <= 0).any() and not (watts[inside] > 0).any():
-            raise self._no_reading("read 0 W")
+            raise self._invalid("read 0 W")
         found = integrate(t, np.where(watts > 0, watts, math.nan), *span)
         if self.source.provenance is not Provenance.ESTIMATED:
             return found
         ends = (integrate(t, end, *span).estimate for end in (low, high))
         return Interval(next(ends), found.estimate, next(ends))
 
-    def _no_reading(self, what: str) -> BadInput:
-        named = " of ".join(filter(None, [self.source.name, self.source.of]))
+    def _invalid(self, what: str) -> BadInput:
+        name = f"{self.source.name} of {self.source.of}"
         remedy = "record the power by other means, and replay it (power_trace)"
         if self.source.provenance is Provenance.REPLAYED:
             remedy = "record it again"
-        return BadInput(f"{named} {what}, which is no reading; {remedy}")
+        return BadInput(f"{name} {what}, which is not a valid reading; {remedy}")
 
     def checked_energy(self, window: Window) -> Interval:
-        """Joules in a window that is long enough for its sensor.
+        """Compute the joules in a window, and check that it is long enough for its sensor.
 
         Raises:
-            BadInput: It is not, or too few readings lie around it.
+            BadInput: The window is too short, or as of `energy`.
         """
         name, period_s = self.source.name, self.source.period_s
         least_s = MIN_PERIODS * period_s
         if window.seconds < least_s:
+            took = f"{window.name} took {window.seconds:.3g} s"
             raise BadInput(
-                f"{window.name} took {window.seconds:.3g} s, and {name} changes every {period_s:.3g} s: a window must hold "
-                f"{MIN_PERIODS} updates; repeat the work until it takes {least_s:.3g} s"
+                f"{took}, and {name} changes every {period_s:.3g} s: a window must contain "
+                f"{MIN_PERIODS} updates; repeat the work for {least_s:.3g} s"
             )
         return self.energy(window)
 
-    def course(self, window: Window) -> dict[str, list[float]]:
-        """Power over a window, thinned to at most `_COURSE` points; gaps are left out.
+    def power_trace(self, window: Window) -> dict[str, list[float]]:
+        """Return the power over a window as at most `_TRACE_POINTS` means, without gaps.
 
-        A counter's power is that between two moments at which it moved.
+        A counter's power is the mean between two of its changes.
 
         Returns:
-            `course_s`, seconds since its start, and `course_w`.
+            `course_s`, seconds since the window's start, and `course_w`.
         """
         t, watts, joules, _, _ = np.array([*self.readings]).T
         inside = (window.start_s <= t) & (t <= window.end_s)
         t, watts, joules = t[inside], watts[inside], joules[inside]
         if not np.isnan(joules).all():
-            # a counter may be read more often than it counts
-            moved = np.diff(joules, prepend=math.nan) != 0
-            t, joules = t[moved], joules[moved]
+            # a counter may be read more often than it changes
+            changed = np.diff(joules, prepend=math.nan) != 0
+            t, joules = t[changed], joules[changed]
             watts = counter_steps(t, joules, self.source.period_s) / np.diff(t)
             t = t[1:]
         t, watts = t[watts > 0], watts[watts > 0]
-        parts = np.array_split(np.arange(len(t)), min(_COURSE, len(t)) or 1)
-        parts = [part for part in parts if len(part)]
+        parts = np.array_split(np.arange(len(t)), min(_TRACE_POINTS, len(t))) if len(t) else []
         return {
             "course_s": [float(t[part].mean() - window.start_s) for part in parts],
             "course_w": [float(watts[part].mean()) for part in parts],
         }
 
     def rows(self, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
-        """As of `EnergyMeter.measurements`."""
+        """Make the rows of `EnergyMeter.measurements` for this source."""
         source, seconds = self.source, window.seconds
         details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
         common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
 
-        def refused(metric: str, why: str) -> Measurement:
-            said = {"status": Status.UNSUPPORTED, "message": why, "details": details}
-            return Measurement(metric, **common, **said)
+        def unsupported_row(metric: str, why: str) -> Measurement:
+            rest = {"status": Status.UNSUPPORTED, "message": why, "details": details}
+            return Measurement(metric, **common, **rest)
 
         def row(metric: str, joules: Interval, factor: float = 1.0) -> Measurement:
             low, value, high = (end * factor for end in joules)
-            more = self.course(window) if metric == "power" else {}
-            said = {"message": _NO_READING.get(source.provenance, ""), "details": details | more}
-            return Measurement(metric, value, low, high, 1.0, n=1, **common, **said)
+            more = self.power_trace(window) if metric == "power" else {}
+            rest = {"message": _NO_READING.get(source.provenance, ""), "details": details | more}
+            return Measurement(metric, value, low, high, 1.0, n=1, **common, **rest)
 
         try:
             energy = self.checked_energy(window)
         except BadInput as error:
-            yield refused("energy", str(error))
+            yield unsupported_row("energy", str(error))
             return
         yield row("energy", energy)
         yield row("power", energy, 1 / seconds)
@@ -175,7 +174,7 @@ class Track:
         try:
             base = self.checked_energy(idle)
         except BadInput as error:
-            yield refused("net_energy", f"the idle baseline: {error}")
+            yield unsupported_row("net_energy", f"the idle baseline: {error}")
             return
         low, value, high = (end * seconds / idle.seconds for end in base)
         net = Interval(energy.low - high, energy.estimate - value, energy.high - low)
@@ -183,18 +182,19 @@ class Track:
 
 
 class EnergyMeter:
-    """Samples every source while it is entered.
+    """Samples power sources while it is entered.
 
     Args:
-        sources: What to sample; by default this machine's sensors, and where it has none the estimate.
-        sample_s: How often.
-        sink: Where samples and windows go as they are made.
-        device: What works in the windows: each begins and ends when all that was queued there is done.
+        sources: Sources to sample; by default this machine's sensors, or the estimate if it has
+            none.
+        sample_s: Time between samples.
+        sink: Receives samples and windows as they are made.
+        device: The device that works. A window starts and ends when its queue is empty.
 
     Example:
         >>> with EnergyMeter(device="cpu") as meter, meter.window("generation") as window:
         ...     _ = [torch.rand(256, 256) @ torch.rand(256, 256) for _ in range(100)]
-        >>> [row.provenance for row in meter.measurements(window, tokens=100)]  # where there is no sensor: from the processor's use
+        >>> [row.provenance for row in meter.measurements(window, tokens=100)]
         [<Provenance...
     """
 
@@ -230,7 +230,7 @@ class EnergyMeter:
             self.read()
 
     def read(self) -> None:
-        """Take one sample of every source; the thread does so by itself."""
+        """Sample each source once, as the thread does."""
         for track in self.tracks:
             t_s, *values = reading = track.source.read()
             track.readings.append(reading)
@@ -240,10 +240,7 @@ class EnergyMeter:
 
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
-        """Open a window that ends with the block, however that ends.
-
-        Leaving waits for one more reading.
-        """
+        """Open a window over the block. Leaving it waits for one more reading."""
         self._synchronize()
         window = Window(name, time.monotonic())
         try:
@@ -257,13 +254,15 @@ class EnergyMeter:
             self._wait_until(window.end_s)
 
     def _wait_until(self, moment_s: float) -> None:
-        """Until every source has told what was at a moment, so that its edge lies between two readings."""
+        """Wait until each source has a reading after this moment, which the energy needs."""
         give_up = time.monotonic() + _SETTLE_S
-        while any(track.told_s < moment_s for track in self.tracks) and time.monotonic() < give_up:
+        while time.monotonic() < give_up:
+            if all(track.known_until_s >= moment_s for track in self.tracks):
+                return
             time.sleep(self._sample_s / 4)
 
-    def idle(self, seconds: float = IDLE_S) -> Window:
-        """Measure the baseline: a window in which this process does nothing."""
+    def idle(self, seconds: float) -> Window:
+        """Measure the idle baseline: a window in which this process sleeps."""
         with self.window("idle") as window:
             time.sleep(seconds)
         return window
@@ -271,17 +270,16 @@ class EnergyMeter:
     def measurements(
         self, window: Window, *, idle: Window | None = None, tokens: int = 0
     ) -> list[Measurement]:
-        """Give the rows of one window.
-
-        Per source its energy and power; per token where tokens are given, and above idle.
+        """Make the rows of one window, for each source.
 
         Args:
-            window: Closed.
-            idle: The baseline; its power times the window's length is taken off in rows of their own (`net_energy`).
-            tokens: Made in the window.
+            window: A closed window.
+            idle: The baseline; its power is subtracted in a separate row (`net_energy`).
+            tokens: Tokens generated in the window.
 
         Returns:
-            `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s), `net_energy` (J); provenance and method are the
-            source's, scope is the window's name. A window too short for its sensor is a row `unsupported` that says so.
+            `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s), `net_energy`
+            (J). Provenance and method are the source's, scope is the window's name. A window that
+            is too short for its sensor gives a row with the status `unsupported`.
         """
         return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

@@ -1,4 +1,4 @@
-"""The power sensors of this machine: NVIDIA by NVML, AMD by amdsmi, Apple by IOReport, processors by RAPL."""
+"""Find power sensors: NVIDIA by NVML, AMD by amdsmi, Apple by IOReport, processors by RAPL."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from nanolib.meters.gpu_state import instant_watts
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
-_AMPERE = 8  # compute capability; from there on `nvml_power` is the mean over a second
-_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # none is within another
+_AMPERE = 8  # compute capability from which `nvml_power` is the mean over a second
+_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # none contains another
 
 
 @dataclass
 class Sensor:
-    """A source that asks a driver; what the driver refuses is a gap.
+    """A source that asks a driver; a refusal is a gap.
 
     Attributes:
         of, name, period_s, provenance: As of `Source`.
         unit: `joules` or `watts`.
-        ask: Gives the counter in J, or the power in W.
+        ask: Returns the counter in J, or the power in W.
         refusals: Errors by which the driver refuses.
     """
 
@@ -57,9 +57,9 @@ _Way = tuple[str, str, Callable[[], float]]  # name, unit and ask of a `Sensor`
 
 
 def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> Sensor:
-    """Choose the first of several ways that answers; if none does, the last one's error is raised.
+    """Choose the first of several ways that answers; if none does, raise the last one's error.
 
-    A driver may answer 0 for what it does not support: that is passed over.
+    A driver may answer 0 for an unsupported reading, which counts as no answer.
     """
     *others, last = [Sensor(of, *way, refusals) for way in ways]
     for sensor in others:
@@ -71,15 +71,15 @@ def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> S
 
 
 class _Missing(Exception):
-    """A kind of sensor is not there; the message says why, and what would help."""
+    """There is no such sensor; the message says why, and what to do."""
 
 
 def _imported(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:  # amdsmi raises a KeyError without its driver's library
-        said = f"{name} cannot be imported ({type(error).__name__}: {error})"
-        raise _Missing(f"{said}; in the checkout: pip install -e '{package}'") from None
+        why = f"{name} cannot be imported ({type(error).__name__}: {error})"
+        raise _Missing(f"{why}; in the checkout: pip install -e '{package}'") from None
 
 
 def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
@@ -94,14 +94,14 @@ def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
         try:
             yield _nvidia_gpu(nvml, index, under_test)
         except nvml.NVMLError as error:
-            # forbidden, or in parts that share one meter: the others still answer
-            refused.append(f"gpu {index} tells neither energy nor power ({error})")
+            # forbidden, or a part of a GPU that shares its meter: the others still answer
+            refused.append(f"gpu {index} reports neither energy nor power ({error})")
     if refused:
         raise _Missing("; ".join(refused))
 
 
 def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
-    """The energy counter of a GPU if it has one, else its power now, else that of the last second."""
+    """Use a GPU's energy counter if it has one, else its power now, else its mean over a second."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     sensor = _answering(
         f"gpu {index}",
@@ -120,10 +120,10 @@ def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
 
 
 def _amd(amdsmi: Any) -> Iterator[Sensor]:
-    """The energy counter of each GPU if it has one, else its power."""
+    """Use each GPU's energy counter if it has one, else its power."""
     if amdsmi is None:
         if not _KFD.exists():
-            raise _Missing("no AMD GPU here (no /dev/kfd)")
+            raise _Missing("no AMD GPU (no /dev/kfd)")
         amdsmi = _imported("amdsmi", ".[amd]")
     refusals = (amdsmi.AmdSmiException, StopIteration)
     try:
@@ -133,15 +133,15 @@ def _amd(amdsmi: Any) -> Iterator[Sensor]:
             for index, gpu in enumerate(amdsmi.amdsmi_get_processor_handles())
         ]
     except refusals as error:
-        said = str(error) or "it tells neither energy nor power"
-        raise _Missing(f"its driver does not answer ({said})") from None
+        why = str(error) or "it reports neither energy nor power"
+        raise _Missing(f"its driver does not answer ({why})") from None
     yield from sensors
 
 
 def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception], ...]) -> Sensor:
     def joules() -> float:
         found = amdsmi.amdsmi_get_energy_count(gpu)
-        # older libraries call the counter `power`; it is in steps of `counter_resolution` µJ
+        # older libraries call the counter `power`; a step is `counter_resolution` µJ
         steps = _first_number(found, "energy_accumulator", "power")
         return steps * _first_number(found, "counter_resolution") / 1e6
 
@@ -154,20 +154,20 @@ def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception],
 
 
 def _first_number(found: Mapping[str, Any], *names: str) -> float:
-    """The first of these that is a number; amdsmi says "N/A", or 0, if it has none.
+    """Return the first of these that is a number; amdsmi gives "N/A" or 0 for a missing one.
 
     Raises:
-        StopIteration: None is.
+        StopIteration: There is none.
     """
     values = (found.get(name) for name in names)
     return float(next(x for x in values if isinstance(x, int | float) and x > 0))
 
 
 def _apple(apple: Any) -> Iterator[Sensor]:
-    """Counters of processor, GPU and neural engine; those that the chip lacks are left out."""
+    """Add up the counters of processor, GPU and neural engine that the chip has."""
     if apple is None:
         if (sys.platform, platform.machine()) != ("darwin", "arm64"):
-            raise _Missing("this is no Mac with Apple silicon")
+            raise _Missing("this machine is not a Mac with Apple silicon")
         apple = _imported("zeus_apple_silicon", ".[apple]")
 
     def joules() -> float:
@@ -186,7 +186,7 @@ def _apple(apple: Any) -> Iterator[Sensor]:
 
 
 class _Zone:
-    """One counter of RAPL's, which goes on where the register starts again at zero."""
+    """One RAPL counter, continued when its register wraps to zero."""
 
     def __init__(self, folder: Path) -> None:
         self._counter = folder / "energy_uj"
@@ -194,7 +194,7 @@ class _Zone:
         self._t_s, self._read_j, self._joules = -math.inf, 0.0, 0.0
 
     def joules(self) -> float:
-        """What it has counted; a counter that was reset goes backwards."""
+        """Return the counted energy; after a reset it goes backwards."""
         t_s, read_j = time.monotonic(), int(self._counter.read_text()) / 1e6
         step = (read_j - self._read_j) % self._range_j
         is_reset = step > MOST_W * (t_s - self._t_s + _RAPL_PERIOD_S)
@@ -204,22 +204,19 @@ class _Zone:
 
 
 def _rapl(root: Path) -> Iterator[Sensor]:
-    """Packages, each with its memory: the one is no part of the other.
+    """Read packages, each with its DRAM, which it does not contain.
 
-    Cores are a part of a package, and psys is a whole of which a package is one: these count twice.
+    Cores are part of a package, and a package is part of psys, so these would count twice.
     """
-    folders = [
-        folder for folder in sorted(root.glob("*-rapl:*")) if (folder / "energy_uj").exists()
-    ]
+    folders = [path for path in sorted(root.glob("*-rapl:*")) if (path / "energy_uj").exists()]
     try:
         names = {folder: (folder / "name").read_text().strip() for folder in folders}
         packages = [folder for folder in folders if names[folder].startswith("package")]
         if not packages:
-            said = "Linux shows no power domain of the processor here"
-            raise _Missing(f"{said} (a virtual machine has none)")
+            raise _Missing("Linux shows no power domain of a processor (common in VMs)")
         for package in packages:
-            dram = [folder for folder in package.parent.glob(f"{package.name}:*")]
-            dram = [folder for folder in dram if names.get(folder) == "dram"]
+            inside = package.parent.glob(f"{package.name}:*")
+            dram = [folder for folder in inside if names.get(folder) == "dram"]
             zones = [_Zone(folder) for folder in (package, *dram)]
             way = "rapl (package + dram)" if dram else "rapl (package)"
             ask = lambda zones=zones: sum(zone.joules() for zone in zones)  # noqa: E731
@@ -231,7 +228,7 @@ def _rapl(root: Path) -> Iterator[Sensor]:
     except PermissionError:
         counter = packages[0] / "energy_uj"
         remedy = f"as root: chmod a+r {root}/*-rapl:*/energy_uj"
-        raise _Missing(f"{counter} may be read by root alone; {remedy}") from None
+        raise _Missing(f"only root can read {counter}; {remedy}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise _Missing(f"its counter cannot be read ({why})") from None
@@ -239,11 +236,11 @@ def _rapl(root: Path) -> Iterator[Sensor]:
 
 @dataclass(frozen=True)
 class Found:
-    """What looking for sensors gave.
+    """The sensors of this machine.
 
     Attributes:
-        sources: Those that answer; none of them counts what another counts too.
-        missing: Kind of source → why it is not there, and what would help.
+        sources: Those that answer; no energy is in two of them.
+        missing: Kind of sensor → why there is none, and what to do.
     """
 
     sources: list[Source]
@@ -260,11 +257,11 @@ def find_sources(
     """Find the sensors of this machine.
 
     Args:
-        rapl_root: Where Linux shows its power domains.
-        nvml: The module to ask for NVIDIA's; `pynvml` by default.
-        amdsmi: The module to ask for AMD's; `amdsmi` by default.
-        apple: The module to ask for Apple's; `zeus_apple_silicon` by default.
-        under_test: UUID of the NVIDIA GPU that is measured: it is marked, since the driver numbers GPUs by itself.
+        rapl_root: Folder in which Linux shows its power domains.
+        nvml: Module for NVIDIA; `pynvml` by default.
+        amdsmi: Module for AMD; `amdsmi` by default.
+        apple: Module for Apple; `zeus_apple_silicon` by default.
+        under_test: UUID of the measured NVIDIA GPU, to mark it: the driver has its own numbers.
     """
     found = Found([], {})
     for kind, sensors in {

@@ -1,4 +1,4 @@
-"""A recording of power, read from a file and replayed through the same code as a sensor."""
+"""Replay a recording of power through the same code as a sensor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nanolib.meters.energy.source import Reading
 
 
 class ReplaySource:
-    """A recorded trace through the same code as a sensor.
+    """A recorded trace as a `Source`.
 
     Args:
         t_s: Moments since the start of the trace, s.
-        watts: Power at each.
-        clock: Tells the time; the trace begins at its first answer.
+        watts: Power at each moment.
+        clock: Returns the time, s; the trace starts when the source is made.
     """
 
     name, of, provenance = "replay", "trace", Provenance.REPLAYED
@@ -36,7 +36,7 @@ class ReplaySource:
         self.period_s = float(np.median(steps[steps > 0])) if (steps > 0).any() else math.inf
 
     def read(self) -> Reading:
-        """The trace's last sample until now; NaN after its end."""
+        """Return the trace's latest sample; NaN after its end."""
         now = self._clock()
         at = int(np.searchsorted(self._t, now - self._start, side="right")) - 1
         over = now - self._start > self._t[-1]
@@ -50,8 +50,8 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         Moments (s, the first at zero) and power (W).
 
     Raises:
-        BadInput: The file cannot be read, lacks a column, holds fewer than two samples, or a line is
-            not a time and a power or not in order.
+        BadInput: The file cannot be read, lacks a column or has fewer than two samples; or a
+            line is not a time and a power, or is not in order.
     """
     import pandas as pd  # it loads slowly
 
@@ -72,5 +72,5 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         if is_bad.any():
             raise BadInput(f"power_trace: line {is_bad.argmax() + 2} of {name} {why}")
     if len(table) < 2:
-        raise BadInput(f"power_trace: {name} holds {len(table)} sample(s); give at least 2")
+        raise BadInput(f"power_trace: {name} has {len(table)} sample(s); give at least 2")
     return [*map(float, t_s - t_s[0])], [*map(float, watts)]

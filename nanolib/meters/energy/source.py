@@ -1,8 +1,8 @@
-"""What tells power or counts energy: what a reading is, and an estimate where there is no sensor.
+"""Sources of power readings, and an estimate for machines without a sensor.
 
-A source is asked again and again by a sampler (`nanolib.meters.energy.meter`). It gives watts, or the
-joules of a counter that only grows. What cannot be read is a gap, never zero. Power of 0 W is a gap
-too, since whatever answers draws some.
+`nanolib.meters.energy.meter` reads a source again and again. A source gives watts, or the joules
+of a counter that only grows. A failed reading is a gap, never zero. 0 W is a gap too, since a
+device that answers draws power.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import psutil
 
 from nanolib.measurement import Provenance
 
-# What an idle core and package draw, and how far a busy one goes, is not known without a sensor: these ends are honest, not tight.
+# Without a sensor the power of idle and busy cores is not known, so the ranges are wide.
 _IDLE_W_PER_CORE, _IDLE_W = (0.1, 3.0), (1.0, 60.0)
 _BUSY_W_PER_CORE = (1.0, 25.0)
 
 
 class Reading(NamedTuple):
-    """One answer of a source; NaN for what it does not give, or could not read.
+    """One reading of a source; NaN for values that it does not have or could not read.
 
     Attributes:
-        t_s: When, on the clock `time.monotonic`.
+        t_s: Time on the clock `time.monotonic`.
         watts: Power.
-        joules: A counter's state.
-        low: Lower end of the power where it is an estimate, W.
-        high: Upper end.
+        joules: The counter's value.
+        low: Lower end of an estimated power, W.
+        high: Its upper end.
     """
 
     t_s: float
@@ -40,12 +40,12 @@ class Reading(NamedTuple):
 
 
 class Source(Protocol):
-    """Something that tells power or counts energy.
+    """Anything that measures power or counts energy.
 
     Attributes:
-        name: The `method` of the rows: `nvml_counter`, `nvml_power`, `rapl (package + dram)`, `replay`, `utilisation`, ...
-        of: What it covers: `gpu 0`, `package 0`, ...
-        period_s: How often its reading changes.
+        name: The `method` of the rows, such as `nvml_counter`, `rapl (package)` or `utilisation`.
+        of: The device that it covers, such as `gpu 0` or `package 0`.
+        period_s: Time between changes of its reading.
         provenance: `measured`, `replayed` or `estimated`.
     """
 
@@ -60,16 +60,16 @@ class Source(Protocol):
 
 
 class EstimateSource:
-    """What the processor may draw, from how busy its cores are: a range, never a reading."""
+    """Estimate the processor's power from the use of its cores: a range, not a reading."""
 
     name, of, period_s, provenance = "utilisation", "processor", 0.1, Provenance.ESTIMATED
 
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
-        psutil.cpu_percent()  # the first answer has nothing to compare with
+        psutil.cpu_percent()  # the first call has nothing to compare with
 
     def read(self) -> Reading:
-        """Idle power to that of all cores at work, by the share of the cores that is."""
+        """Scale between idle power and that of all cores, by the share of busy cores."""
         busy = psutil.cpu_percent() / 100 * self._cores
         low, high = (
             base + idle * self._cores + extra * busy

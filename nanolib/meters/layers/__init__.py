@@ -1,4 +1,4 @@
-"""Inside a model: the time of layers and operations, what activations are, and what looking costs."""
+"""Profile a model: time of layers and operations, statistics of activations, and the overhead."""
 
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
 from nanolib.meters.layers.profiling import ProfilingConfig

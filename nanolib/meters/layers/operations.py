@@ -1,7 +1,8 @@
-"""The operations of one call, as torch's profiler sees them, and the attention weights of a sample of queries.
+"""Time the operations of a call with torch's profiler, and sample its attention weights.
 
-Each timed module opens a range of torch's profiler. An operation that a module calls itself carries
-the module's role, such as `q_proj`. What a container calls goes by the operation's own name.
+Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
+the module's role, such as `q_proj`. If the module is a container, it keeps the operation's own
+name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _BY_OPERATION = {
 
 
 def role_of(name: str, module: torch.nn.Module) -> str:
-    """Give a module's role, in a word that models of any source share; empty for a container."""
+    """Return a module's role, by a name that all models share; empty for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -60,12 +61,12 @@ def role_of(name: str, module: torch.nn.Module) -> str:
 def operations_of(
     events: Iterable[Any], roles: Mapping[str, str], on_gpu: bool
 ) -> Iterator[tuple[str, str, int]]:
-    """Give the operations of a profiled call.
+    """List the operations of a profiled call.
 
     Args:
-        events: Those of `torch.profiler.profile`.
+        events: Events of `torch.profiler.profile`.
         roles: Module -> its role.
-        on_gpu: Count the time of kernels on the device.
+        on_gpu: Use the time of kernels on the device.
 
     Yields:
         Outermost module, operation, nanoseconds.
@@ -77,7 +78,7 @@ def operations_of(
             parent = parent.cpu_parent
         modules = [name.removeprefix(RANGE) for name in callers if name.startswith(RANGE)]
         if event.name.startswith(RANGE) or not modules or callers[0] != RANGE + modules[0]:
-            continue  # only what a module calls itself
+            continue  # only operations that a module calls directly
         name = event.name.removeprefix("aten::")
         operation = roles[modules[0]]
         if name == "scaled_dot_product_attention" or not operation:
@@ -87,11 +88,7 @@ def operations_of(
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Hands the inputs of each fused attention to `look`, after the call.
-
-    Args:
-        look: Takes a dict of the arguments of `scaled_dot_product_attention`.
-    """
+    """Calls `look` after each `scaled_dot_product_attention`, with its arguments by name."""
 
     def __init__(self, look: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
@@ -100,7 +97,7 @@ class AttentionWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call it as it is."""
+        """Call the function, then `look`."""
         out = func(*args, **kwargs or {})
         if func is scaled_dot_product_attention:
             self._look(dict(zip(_ARGUMENTS, args, strict=False)) | (kwargs or {}))
@@ -111,13 +108,13 @@ _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "s
 
 
 def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the weights of 64 evenly spaced queries, which a fused kernel does not keep.
+    """Compute the attention weights of 64 evenly spaced queries, which a fused kernel discards.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
 
     Returns:
-        Weights in float32, shape [..., queries, kv_len], and which pairs are not masked.
+        Weights in float32, shape [..., queries, kv_len], and a mask of the kept pairs.
     """
     q, k = (inputs[name].detach() for name in ("query", "key"))
     if inputs.get("enable_gqa"):
@@ -141,11 +138,11 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
-    """Give the mean entropy of a query's weights (nats), mean largest weight, share near zero.
+    """Compute the mean entropy of a query's weights (nats), mean largest weight, share near zero.
 
     Args:
         inputs: As of `sampled_weights`.
-        near_zero: A weight below this counts as none; masked pairs do not count.
+        near_zero: Upper limit of a weight near zero; masked pairs do not count.
     """
     weights, kept = sampled_weights(inputs)
     return {

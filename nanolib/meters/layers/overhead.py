@@ -1,4 +1,4 @@
-"""What a profiling mode costs: calls with and without a profiler, in turns."""
+"""Measure the overhead of a profiling mode: calls with and without a profiler, in turns."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _AGAIN, _WATCHED = "again", "watched"
 
 @dataclass
 class _Blocks:
-    """Blocks of calls of one kind, each between two of bare calls.
+    """Blocks of calls in one mode, each between two blocks without a profiler.
 
     Attributes:
-        own: Takes a block; gives wall and processor seconds of a call, shape [2].
-        bare: Likewise, of bare calls.
-        seconds: Of each block.
-        ratios: Of each block to the mean of the bare ones around it.
+        own: Runs a block; returns wall and CPU seconds of a call, shape [2].
+        bare: The same without a profiler.
+        seconds: Result of each block.
+        ratios: Ratio of each block to the mean of the bare blocks around it.
     """
 
     own: Callable[[], np.ndarray]
     bare: Callable[[], np.ndarray]
     seconds: list[np.ndarray] = field(default_factory=list)
     ratios: list[np.ndarray] = field(default_factory=list)
-    stop: str = ""  # all kinds end together
+    stop: str = ""  # all modes end together
 
     def take(self) -> np.ndarray:
-        """Take one; returns its ratio."""
+        """Run one block and return its ratio."""
         before, own, after = self.bare(), self.own(), self.bare()
         self.seconds.append(own)
         self.ratios.append(2 * own / (before + after))
@@ -62,32 +62,32 @@ def measure_overhead(
     rel_ci: float = 0.002,
     seed: int = 0,
 ) -> Iterator[Measurement]:
-    """Measure the cost of each mode, in turns with the bare call.
+    """Measure the overhead of each mode, in turns with the bare call.
 
-    Watched calls and the close calls of each mode are measured apart, and weighted as in use: one
-    close call and k - 1 watched ones. The handing over of their rows is in their time.
+    Plain and detailed calls are timed separately and weighted as in use: one detailed call and k -
+    1 plain ones. Writing their rows is part of their time.
 
     Args:
         model: The model that `call` calls once.
         call: The work.
-        modes: Name -> what it records.
-        scope: What the rows say was called.
-        sink: Where rows of the profilers go.
-        budget_s: Stop after this long, but not before six rounds.
-        rel_ci: Stop when the half-width of every interval is at most this.
-        seed: Of the order.
+        modes: Name -> settings.
+        scope: Start of the rows' scope.
+        sink: Receives rows of the profilers.
+        budget_s: Stop after this time, but not before six rounds.
+        rel_ci: Stop when the half-width of each interval is at most this.
+        seed: Seed of the order.
 
     Yields:
-        `overhead` of each mode, a share of the bare call's wall time, and first that of bare calls
-        compared with themselves (`again`). In the details: `cpu` (the same of the calling thread's
-        processor time), `threads` (the part of both that reading the power sources takes, in a
-        thread of its own), `pass_ms` (of a close call), `plain_ms` (of a bare one).
+        `overhead` of each mode as a share of the bare call's wall time, and first that of bare
+        calls against themselves (`again`). The details have `cpu` (the same for the thread's CPU
+        time), `threads` (the part of both for reading power, in another thread), `pass_ms` (a
+        detailed call) and `plain_ms` (a bare call).
     """
     synchronize = synchronizer(next(model.parameters()).device)
     calls = 1
 
     def seconds(config: ProfilingConfig | None = None, count: int = 0) -> np.ndarray:
-        call()  # whatever went before, each block follows a bare call
+        call()  # each block follows a bare call, whatever ran before
         bare = contextlib.nullcontext()
         with LayerProfiler(model, config, sink=sink) if config else bare as profiler:
             synchronize()
@@ -105,16 +105,16 @@ def measure_overhead(
 
     kinds = {_AGAIN: blocks(None), _WATCHED: blocks(ProfilingConfig.minimal())}
     for name, config in modes.items():
-        if config.looks:  # two close calls: in deep mode one of either kind
+        if config.has_details:  # two detailed calls: deep mode has two kinds of them
             kinds[name] = blocks(config.replace(every_kth_token=1), 2)
-    for kind in kinds.values():  # what a first call compiles or allocates is no part of the cost
+    for kind in kinds.values():  # a first call compiles and allocates
         kind.own()
     block_s = min(_BLOCK_S, budget_s / (3 * len(kinds) * FLOOR_BLOCKS))
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
 
     def costs(name: str) -> list[np.ndarray]:
-        """The interval of the cost in wall time, and that in processor time."""
+        """Return the interval of the overhead in wall time, and in CPU time."""
         ratios = np.array(kinds[_AGAIN if name == _AGAIN else _WATCHED].ratios)
         if name in kinds and name in modes:
             ratios += (np.array(kinds[name].ratios) - ratios) / modes[name].every_kth_token
@@ -146,7 +146,7 @@ def measure_overhead(
 
 
 def _reading_ms() -> float:
-    """Processor time that one reading of all power sources takes, ms."""
+    """Measure the CPU time of reading all power sources once, ms."""
     meter = EnergyMeter()
     meter.read()
     start = time.thread_time()

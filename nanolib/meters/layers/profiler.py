@@ -1,8 +1,7 @@
-"""Where a model's time goes: blocks in every call; modules, activations and operations in each k-th.
+"""Profile a model: time its blocks in each call; modules, activations and operations in each k-th.
 
-`forward` of the timed modules is replaced during a call of the model. Hooks would do the same, but
-cost four times as much, since any hook leaves `Module.__call__`'s fast path. The output of the model
-is the same to the last bit.
+During a call of the model, `forward` of the timed modules is replaced. Hooks cost four times as
+much, since `Module.__call__` has a fast path without hooks. The model's output does not change.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from nanolib.meters.layers.recording import (
 from nanolib.meters.layers.trace import torch_profiler
 from nanolib.meters.sink import Sink
 
-_ENTRIES = ("forward", "prefill", "decode")  # a call of the model is a call of one of these
-_READ_S = 0.4  # a kill loses the rows of less than a second
-_MOST_PASSES = 8  # torch's profiler takes ten times as long to read a pass as to record it
+_ENTRIES = ("forward", "prefill", "decode")  # methods that count as a call of the model
+_READ_S = 0.4  # if the process is killed, less than a second of rows is lost
+_MOST_PASSES = 8  # reading a pass takes ten times as long as recording it
 _NOTHING = contextlib.nullcontext()
 
 _Replacement = tuple[nn.Module, str, Callable[..., Any]]
@@ -52,9 +51,9 @@ class LayerProfiler:
     Args:
         model: Any module; its repeated blocks are the members of its `ModuleList`s.
         config: What to record; `ProfilingConfig.minimal()` by default.
-        sink: Where rows go (`layers`, `statistics`, `ops`); `results` has them too.
-        fields: Of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is another name
-            of `preallocate_metrics`.
+        sink: Receives rows (`layers`, `statistics`, `ops`); `results` returns them too.
+        fields: Fields of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is an
+            alias of `preallocate_metrics`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
@@ -73,7 +72,7 @@ class LayerProfiler:
         **fields: Any,
     ) -> None:
         if fields and config is not None:
-            raise BadInput(f"{next(iter(fields))}: give it in the config, or without one")
+            raise BadInput(f"{next(iter(fields))}: set it in the config, or give no config")
         if "preallocate_size" in fields:
             fields["preallocate_metrics"] = fields.pop("preallocate_size")
         if config is None:
@@ -90,44 +89,44 @@ class LayerProfiler:
         self._watch = Stopwatch(self._device)
         self._restore = contextlib.ExitStack()
         self._call: Call | None = None
-        self._open: list[str] = []  # names of the modules that are running
+        self._open: list[str] = []  # names of the running modules
         self._unread: list[Call] = []
-        self._profiled: list[tuple[Call, dict[str, float]]] = []  # with ms of each layer
+        self._profiled: list[tuple[Call, dict[str, float]]] = []  # with the ms of each layer
         self._read_s = time.monotonic()
         self._number = 0
 
     def __enter__(self) -> Self:
-        self._in_each = [self._watched(*item) for item in self._outer.items()]
-        self._in_close = [self._watched(*item) for item in self._inner.items()]
+        self._in_each = [self._wrap_forward(*item) for item in self._outer.items()]
+        self._in_detailed = [self._wrap_forward(*item) for item in self._inner.items()]
         entries = [
-            (self.model, name, self._watched_entry(getattr(self.model, name)))
+            (self.model, name, self._wrap_entry(getattr(self.model, name)))
             for name in _ENTRIES
             if hasattr(self.model, name)
         ]
-        self._restore.enter_context(_replaced(entries))
+        self._restore.enter_context(_replace_methods(entries))
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._restore.close()
         self.results()
 
-    def _watched_entry(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_entry(self, entry: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(entry)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._call is not None:  # one entry calls another
                 return entry(*args, **kwargs)
             self._call = call = self._new_call()
             around = call.profile or _NOTHING
-            if call.is_close and self.config.deep_profiling and call.profile is None:
-                around = AttentionWatch(self._look_at_attention)
-            inner = self._in_close if call.is_close else []
+            if call.is_detailed and self.config.deep_profiling and call.profile is None:
+                around = AttentionWatch(self._add_attention_statistics)
+            inner = self._in_detailed if call.is_detailed else []
             try:
-                with around, _replaced(self._in_each + inner):
-                    out = self._timed("", entry, args, kwargs)
+                with around, _replace_methods(self._in_each + inner):
+                    out = self._time("", entry, args, kwargs)
             finally:
                 self._call = None
             self._unread.append(call)
-            waiting = sum(call.is_close for call in self._unread)
+            waiting = sum(call.is_detailed for call in self._unread)
             is_full = waiting >= self.config.preallocate_metrics
             is_due = time.monotonic() - self._read_s > _READ_S
             if is_full or is_due or not self.config.batch_db_commits:
@@ -137,31 +136,31 @@ class LayerProfiler:
         return watched
 
     def _new_call(self) -> Call:
-        """In deep mode, close calls take turns: one looks at numbers, torch's profiler records the next."""
+        """Begin a call. Detailed calls of deep mode alternate: statistics, torch's profiler."""
         turn, rest = divmod(self._number, self.config.every_kth_token)
-        call = Call(self._number, is_close=self.config.looks and rest == 0)
+        call = Call(self._number, is_detailed=self.config.has_details and rest == 0)
         self._number += 1
-        is_due = call.is_close and turn % 2 == 1 and turn < 2 * _MOST_PASSES
+        is_due = call.is_detailed and turn % 2 == 1 and turn < 2 * _MOST_PASSES
         if is_due and self.config.deep_profiling:
             call.profile = torch_profiler(self._device)
         return call
 
-    def _watched(self, name: str, module: nn.Module) -> _Replacement:
+    def _wrap_forward(self, name: str, module: nn.Module) -> _Replacement:
         forward = module.forward
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             call = self._call
-            if len(self._open) > 1 and not call.is_close:
-                return forward(*args, **kwargs)  # next to the blocks, and called by one of them
+            if len(self._open) > 1 and not call.is_detailed:
+                return forward(*args, **kwargs)  # a module outside the blocks that a block calls
             with _NOTHING if call.profile is None else record_function(RANGE + name):
-                out = self._timed(name, forward, args, kwargs)
-            if call.is_close and call.profile is None:
-                self._look(name, [*args, *kwargs.values()], out)
+                out = self._time(name, forward, args, kwargs)
+            if call.is_detailed and call.profile is None:
+                self._add_statistics(name, [*args, *kwargs.values()], out)
             return out
 
         return module, "forward", watched
 
-    def _timed(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _time(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         caller = self._open[-1] if self._open else None
         self._open.append(name)
         begin = self._watch.mark()
@@ -171,8 +170,8 @@ class LayerProfiler:
             self._call.marks.append((name, caller, begin, self._watch.mark()))
             self._open.pop()
 
-    def _look(self, name: str, given: Sequence[Any], out: Any) -> None:
-        """Note numbers of an output; nothing waits for the device."""
+    def _add_statistics(self, name: str, given: Sequence[Any], out: Any) -> None:
+        """Compute statistics of an output, without waiting for the device."""
         if not isinstance(out, torch.Tensor) or not out.is_floating_point() or not out.numel():
             return
         x = next((x for x in given if isinstance(x, torch.Tensor)), None)
@@ -188,7 +187,7 @@ class LayerProfiler:
                 is_killed = x.abs() < self.config.near_zero
                 self._note(name, "mlp_kill_ratio", is_killed.float().mean())
 
-    def _look_at_attention(self, inputs: dict[str, Any]) -> None:
+    def _add_attention_statistics(self, inputs: dict[str, Any]) -> None:
         with self._watch.paused(), torch.no_grad():
             for statistic, value in attention_statistics(inputs, self.config.near_zero).items():
                 self._note("", statistic, value)
@@ -199,7 +198,7 @@ class LayerProfiler:
         self._call.values.append((layer, statistic, value))
 
     def flush(self) -> None:
-        """Read marks and numbers, and hand their rows to the sink; waits for the device once."""
+        """Read marks and statistics and write their rows to the sink; waits for the device once."""
         calls, self._unread, self._read_s = self._unread, [], time.monotonic()
         self._watch.synchronize()
         for call in calls:
@@ -229,7 +228,7 @@ class LayerProfiler:
             self._profiled.append((call, layers_ms))
 
     def _put(self, table: str, call: Call, rows: Iterable[tuple[str | float, ...]]) -> None:
-        """Hand rows to the sink, which stores names as indices."""
+        """Write rows to the sink, which stores names as indices."""
         if self._sink is None:
             return
         index = self._sink.name
@@ -237,8 +236,8 @@ class LayerProfiler:
         self._sink.put(table, [(call.number, *row) for row in rows])
 
     def results(self) -> list[ModuleTime]:
-        """Give what was recorded of every module, the outer ones first."""
-        self.flush()  # torch's profiler is read here: that takes longer than the calls did
+        """Return the recorded data of each module, outer modules first."""
+        self.flush()  # torch's profiler is read only now, since that takes longer than the calls
         for call, layers_ms in self._profiled:
             spent: Counter[tuple[str, str]] = Counter()
             events = call.profile.events()
@@ -253,8 +252,8 @@ class LayerProfiler:
 
 
 @contextlib.contextmanager
-def _replaced(functions: Sequence[_Replacement]) -> Iterator[None]:
-    """Put functions into the place of methods, past `Module.__setattr__`, which is slow."""
+def _replace_methods(functions: Sequence[_Replacement]) -> Iterator[None]:
+    """Replace methods in the block, without `Module.__setattr__`, which is slow."""
     before = [vars(module).get(name) for module, name, _ in functions]
     for module, name, function in functions:
         vars(module)[name] = function
@@ -280,15 +279,15 @@ def _blocks(model: nn.Module) -> list[str]:
 def _timed_modules(
     model: nn.Module, config: ProfilingConfig
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Give the model's blocks with the leaves next to them, and what is in each n-th block."""
+    """Return the blocks with the leaves outside them, and the modules of each n-th block."""
     blocks = _blocks(model)
     inside = tuple(f"{block}." for block in blocks)
-    looked_into = inside[:: config.every_nth_layer] if config.modules else ()
+    detailed = inside[:: config.every_nth_layer] if config.modules else ()
     outer, inner = {}, {}
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList):
             continue
-        if name.startswith(looked_into):
+        if name.startswith(detailed):
             inner[name] = module
         is_leaf = name and not any(module.children())
         if name in blocks or (is_leaf and not name.startswith(inside)):

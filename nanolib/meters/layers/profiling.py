@@ -1,4 +1,4 @@
-"""The settings of a profiler: `minimal`, `standard`, `deep`, or your own."""
+"""Settings of a profiler: `minimal`, `standard`, `deep`, or your own."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nanolib.params import StrictModel
 class ProfilingConfig(StrictModel):
     """What a profiler records, and how often.
 
-    Assignment is validated. A profiler keeps the settings that it was made with.
+    Assignment is validated. A profiler keeps the settings with which it was made.
 
     Attributes:
-        modules: Time every module in each k-th call. The blocks, and the modules next to them, are
-            timed in every call.
+        modules: Time all modules in each k-th call. Blocks, and the modules next to them, are timed
+            in every call.
         capture_activations: Summarize the outputs of the timed modules in each k-th call.
-        deep_profiling: Profile the operations of each k-th call, and look at its attention weights.
-        every_nth_layer: Look into each n-th block only.
+        deep_profiling: Profile the operations and the attention weights of each k-th call.
+        every_nth_layer: Time the modules of each n-th block only.
         every_kth_token: k, in calls of the model.
         near_zero: Activations and attention weights below this count as near zero.
-        power_sample_interval_ms: How often power is read during the run.
+        power_sample_interval_ms: Time between power samples.
         batch_db_commits: Commit rows of a trace in batches; if false, after each call.
         preallocate_metrics: Summaries that stay on the device before they are copied to the host.
 
@@ -45,8 +45,8 @@ class ProfilingConfig(StrictModel):
     preallocate_metrics: int = pydantic.Field(64, gt=0)
 
     @property
-    def looks(self) -> bool:
-        """Whether each k-th call is looked at closely."""
+    def has_details(self) -> bool:
+        """Whether each k-th call is profiled in detail."""
         return self.modules or self.capture_activations or self.deep_profiling
 
     @classmethod
@@ -63,7 +63,7 @@ class ProfilingConfig(StrictModel):
 
     @classmethod
     def deep(cls, **changes: Any) -> Self:
-        """As `standard`, and profile the operations of each k-th call."""
+        """Like `standard`, and profile the operations of each k-th call."""
         return cls.standard(**{"deep_profiling": True} | changes)
 
 

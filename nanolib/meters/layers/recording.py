@@ -1,4 +1,4 @@
-"""What a profiler records: the calls of a model, the time of its modules, numbers of their outputs."""
+"""Data of a profiler: calls of the model, times of its modules, statistics of their outputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from nanolib.meters.time.clock import synchronizer
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
 _SAMPLE = 2048  # elements of an output
 
-# A sample of an output, and the least and largest element of all; they stay on the device.
+# A sample of an output, and its smallest and largest element; they stay on the device.
 OutputSample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class DeepPass:
-    """A block, or a module next to the blocks, in one call that torch's profiler recorded.
+    """A block, or a module next to the blocks, in one call under torch's profiler.
 
     Attributes:
-        ms: Its time, with the cost of torch's profiler.
-        operations: Operation -> its time, ms, all its calls together.
+        ms: Its time, including the profiler's overhead.
+        operations: Operation -> total time of its calls, ms.
     """
 
     ms: float
@@ -35,15 +35,16 @@ class DeepPass:
 
 @dataclass
 class ModuleTime:
-    """What was recorded of one module.
+    """Recorded data of one module.
 
     Attributes:
         name: As `named_modules` has it; empty for the model itself.
         kind: `model`, `block`, or the class of the module.
-        inside: Name of the timed module that called it first. Modules inside "" add up to the model.
+        inside: Name of the timed module that called it first. Modules inside "" add up to the
+            model.
         calls_ms: Time of each call, ms, without deep passes.
         passes: Deep passes.
-        values: Name -> a value per sampled call: `STATISTICS` of the output. Of a block also
+        values: Name -> a value per sampled call: `STATISTICS` of the output. For a block also
             `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
             `mlp_kill_ratio` and `norm_variance_ratio`.
     """
@@ -61,16 +62,16 @@ class Call:
     """One call of the model, with numbers that stay on the device until they are read.
 
     Attributes:
-        number: Of the call.
-        is_close: Whether it is looked at closely.
-        profile: Torch's profiler, if that records it.
-        marks: Module, its caller, and the marks when it began and ended.
+        number: Its number, from 0.
+        is_detailed: Whether all modules are timed.
+        profile: torch's profiler, if it records this call.
+        marks: Module, its caller, and the marks of its start and end.
         outputs: Module -> a sample of its output.
         values: Module, statistic, value.
     """
 
     number: int
-    is_close: bool
+    is_detailed: bool
     profile: Any = None
     marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
     outputs: dict[str, OutputSample] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class Call:
 
 
 class Stopwatch:
-    """Marks on a device's own time; the time between two marks leaves pauses out."""
+    """Marks moments on a device's own clock. The time between two marks excludes pauses."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda, self.synchronize = device.type == "cuda", synchronizer(device)
@@ -93,22 +94,22 @@ class Stopwatch:
         return time.perf_counter_ns()
 
     def mark(self) -> tuple[Any, int]:
-        """Note this moment."""
+        """Mark this moment."""
         return self._now(), len(self._pauses)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still."""
+        """Exclude the block's time."""
         begin = self._now()
         yield
         self._pauses.append((begin, self._now()))
 
     def forget(self) -> None:
-        """Drop the pauses: no mark so far is read again."""
+        """Drop the pauses, if no earlier mark is read again."""
         self._pauses.clear()
 
     def nanoseconds(self, begin: tuple[Any, int], end: tuple[Any, int]) -> int:
-        """Give the time between two marks; the device must have passed them."""
+        """Return the time between two marks; the device must have reached them."""
         pauses = self._pauses[begin[1] : end[1]]
         return self._between(begin[0], end[0]) - sum(self._between(*pause) for pause in pauses)
 
@@ -117,7 +118,7 @@ class Stopwatch:
 
 
 def sample_of(out: torch.Tensor) -> OutputSample:
-    """Take what `summarize` needs of an output; nothing waits for the device."""
+    """Sample an output for `summarize`, without waiting for the device."""
     flat = out.detach().reshape(-1)
     sample = flat[:: -(-len(flat) // _SAMPLE)].to(torch.float32, copy=True)
     return sample, *torch.aminmax(flat)
@@ -126,11 +127,11 @@ def sample_of(out: torch.Tensor) -> OutputSample:
 def summarize(
     outputs: Mapping[str, OutputSample], near_zero: float
 ) -> Iterator[tuple[str, str, float]]:
-    """Summarize samples of equal size together: one by one would take longer than the model.
+    """Compute the statistics of outputs. Samples of equal size are stacked, which is much faster.
 
     Args:
-        outputs: Module -> what `sample_of` took of its output.
-        near_zero: An element below this counts as near zero.
+        outputs: Module -> result of `sample_of`.
+        near_zero: Upper limit of the magnitude of an element near zero.
 
     Yields:
         Module, name in `STATISTICS`, value.
@@ -139,8 +140,8 @@ def summarize(
     for module, (sample, _, _) in outputs.items():
         by_size.setdefault(len(sample), []).append(module)
     for size, modules in by_size.items():
-        taken = [outputs[module] for module in modules]
-        x, low, high = (torch.stack(parts) for parts in zip(*taken, strict=True))
+        samples = [outputs[module] for module in modules]
+        x, low, high = (torch.stack(parts) for parts in zip(*samples, strict=True))
         spread = x.std(dim=1, correction=min(1, size - 1))
         near = (x.abs() < near_zero).float().mean(dim=1)
         largest = torch.maximum(-low, high).float()

@@ -1,1 +1,1 @@
-"""Durations: `clock` times blocks, `latency` samples until it is sure, `together` does so over ranks, `timer` by name."""
+"""Measure durations: of blocks (`clock`), calls (`latency`), ranks and named code (`timer`)."""

@@ -1,4 +1,4 @@
-"""Calls that all ranks make together, timed on each of them: in one order, block by block, and once more part by part."""
+"""Time calls that all ranks make together, on each rank: in blocks, and part by part."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 
 from nanolib.meters.time.clock import Call, HostClock, synchronizer
-from nanolib.meters.time.collector import quiet_collector
+from nanolib.meters.time.collector import pause_collector
 from nanolib.meters.time.sampler import BLOCK_MS, FLOOR_BLOCKS, MAX_BLOCKS, BlockSampler
 from nanolib.meters.time.timer import Timer
 from nanolib.meters.time.turns import take_turns
 
 
-class Together(NamedTuple):
-    """Blocks of calls that all ranks make together, as one rank saw them.
+class RankTimes(NamedTuple):
+    """Times of one rank. The largest over ranks is the time of the call.
 
     Attributes:
-        ms: By name, milliseconds per call, a value per round: the largest over ranks is what the call takes.
-        is_busy: Of each round, whether other processes took so much of the CPUs that a timing suffers.
+        ms: Name → milliseconds per call, a value per round.
+        is_busy: Per round, whether other processes disturbed it.
     """
 
     ms: dict[str, list[float]]
@@ -30,26 +30,20 @@ class Together(NamedTuple):
 
 
 class _RankSampler(BlockSampler):
-    """Blocks that all ranks begin at once, and of one size on all of them."""
+    """Takes blocks that start at once on all ranks and have one size."""
 
     def __init__(self, call: Callable[[], object], device: str | torch.device) -> None:
-        super().__init__(
-            _BegunAtOnce(synchronizer(device)),
-            {"": call},
-            rel_ci=1.0,
-            budget_s=math.inf,
-            in_rounds=True,
-        )
+        super().__init__(_BarrierClock(synchronizer(device)), {"": call}, 1.0, math.inf)
         self._device = device
 
     def _size(self, call_ms: float) -> tuple[int, int]:
         return 1, math.ceil(BLOCK_MS / _largest(call_ms, self._device))
 
     def _why_enough(self) -> str:
-        return ""  # all ranks must end after the same round
+        return ""  # all ranks must stop after the same round
 
 
-class _BegunAtOnce(HostClock):
+class _BarrierClock(HostClock):
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         dist.barrier()
         return super().time_block(phases, calls, inner)
@@ -61,17 +55,17 @@ def time_across_ranks(
     *,
     seed: int,
     device: str | torch.device = "cpu",
-) -> Together:
-    """How long each call takes on this rank.
+) -> RankTimes:
+    """Measure how long each call takes on this rank.
 
-    A block is as many calls in a row as last 5 ms, begun by all ranks at once; in each round every call has one, in an order drawn
-    anew, the same on every rank.
+    A block lasts at least 5 ms and starts at once on all ranks. In each round, each call has one
+    block, in a random order that is the same on all ranks.
 
     Args:
-        calls: By name; every rank gives the same ones.
-        budget_s: Stop after so many seconds, or 100 rounds; six are made all the same.
+        calls: Name → call, the same on all ranks.
+        budget_s: Stop after this time or 100 rounds, but not before six rounds.
+        seed: Seed of the order.
         device: Where this rank computes.
-        seed: Of the order.
     """
     samplers: dict[str, BlockSampler] = {
         name: _RankSampler(call, device) for name, call in calls.items()
@@ -84,47 +78,46 @@ def time_across_ranks(
         late = rounds >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s
         return late or rounds >= MAX_BLOCKS
 
-    with quiet_collector():
+    with pause_collector():
         rounds = take_turns(samplers, seed, enough=enough)
     ms = {name: [float(one.ms[name][0]) for one in rounds] for name in calls}
-    return Together(ms, [one.is_busy for one in rounds])
+    return RankTimes(ms, [one.is_busy for one in rounds])
 
 
-def parts_together(
+def time_parts_across_ranks(
     calls: Mapping[str, Callable[[Timer], object]],
     budget_s: float,
     *,
     device: str | torch.device = "cpu",
 ) -> dict[str, list[dict[str, float]]]:
-    """How long each part of a call takes on this rank; ranks wait for each other before they communicate.
+    """Measure how long each part of a call takes on this rank, with a barrier before communication.
 
     Args:
-        calls: By name; each takes the timer.
-        budget_s: As in `time_together`.
+        calls: Name → call; it takes a `Timer`.
+        budget_s: As in `time_across_ranks`.
         device: Where this rank computes.
 
     Returns:
-        For each call and each of its runs: milliseconds in each block, those of one name added up.
+        Name → for each run of the call, the part's name → milliseconds.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     start = time.perf_counter()
-    with quiet_collector():
+    with pause_collector():
         for count in range(MAX_BLOCKS + 1):
             for name, call in calls.items():
                 timer = Timer(device)
                 dist.barrier()
                 call(timer)
                 if count:  # the first run is cold
-                    found[name].append(
-                        {block: 1e3 * seconds for block, seconds in timer.totals().items()}
-                    )
+                    ms = {part: 1e3 * seconds for part, seconds in timer.totals().items()}
+                    found[name].append(ms)
             if count >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s:
                 break
     return found
 
 
 def _largest(value: float, device: str | torch.device) -> float:
-    """The largest over ranks, so that all of them decide alike."""
+    """Return the largest value over ranks, so that all ranks decide alike."""
     shared = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return float(shared)

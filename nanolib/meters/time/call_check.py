@@ -1,9 +1,9 @@
-"""The first two calls of what is timed show whether its timing means anything.
+"""Check the first two calls of a timed function: can its time be measured at all?
 
-A call that only begins its work would be timed as if the work took nothing. So would one that gives back a kept result. A function
-that torch has given up compiling would be timed as if it were compiled.
+The time of a call that only starts its work, or that returns a cached result, is meaningless. A
+function that torch stopped compiling must not be timed as a compiled one.
 
-It imports nothing of nanolib's: `nano ab` loads it into processes of other versions.
+This module imports nothing of nanolib: `nano ab` loads it into processes of other versions.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
-_CACHED_RATIO = 100  # a cold first call is slower too, but by far less
-# what one waits for: futures of torch and of pools, collectives, processes, threads
+_CACHED_RATIO = 100  # a cold first call is slower too, but by less
+# Methods of futures (of torch and of pools), collectives, processes and threads.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
 
 class CallCheck:
-    """Calls what is timed, and looks at its first two calls: a lambda or a partial does not show what is behind it.
+    """Wraps a function and checks its first two calls. Its result shows what a lambda hides.
 
     Args:
-        call: What is timed.
-        what: What it is called in complaints.
-        error: Raised if a call only begins its work, or if torch gives up compiling it.
+        call: The timed function.
+        what: Its name in errors.
+        error: Raised if a call only starts its work, or if torch stops compiling it.
 
     Attributes:
-        call: As above; from the third call on, call it directly.
-        is_cached: Whether the second call took hardly any time and returned the result of the first.
+        call: The function; after two calls, call it directly.
+        is_cached: Whether the second call took almost no time and returned the first result.
 
     Example:
         >>> CallCheck(lambda: map(abs, [-1]), "steps", ValueError)()
         Traceback (most recent call last):
-        ValueError: steps: a call only begins the work and returns a map; give a function that finishes the work
+        ValueError: steps: a call only starts the work and returns a map; ...
     """
 
     def __init__(self, call: Callable[[], object], what: str, error: type[Exception]) -> None:
@@ -50,7 +50,7 @@ class CallCheck:
         self._writes = 0
 
     def __call__(self) -> Any:
-        """The result of the call."""
+        """Return the result of the call."""
         self._calls += 1
         if self._calls > 2:
             return self.call()
@@ -58,7 +58,7 @@ class CallCheck:
         result = self._called()
         took = time.perf_counter_ns() - start
         if self._calls == 1:
-            self._refuse_begun(result)
+            self._refuse_unfinished(result)
             self._first_ns, self._kept, self._writes = took, _kept(result), _writes(result)
         else:
             same = result is not None and result is self._kept() and _writes(result) == self._writes
@@ -67,9 +67,7 @@ class CallCheck:
         return result
 
     def _called(self) -> object:
-        dynamo = sys.modules.get(
-            "torch._dynamo"
-        )  # it is there as soon as something is to be compiled
+        dynamo = sys.modules.get("torch._dynamo")  # imported before anything is compiled
         if dynamo is None:
             return self.call()
         try:
@@ -77,27 +75,26 @@ class CallCheck:
                 return self.call()
         except dynamo.exc.FailOnRecompileLimitHit:
             limit = f"torch._dynamo.config.recompile_limit ({dynamo.config.recompile_limit})"
-            raise self._error(
-                f"{self._what}: torch would run part of it uncompiled, beyond {limit}; raise that limit"
-            ) from None
+            why = f"torch would run part of it uncompiled, beyond {limit}; raise that limit"
+            raise self._error(f"{self._what}: {why}") from None
 
-    def _refuse_begun(self, result: object) -> None:
+    def _refuse_unfinished(self, result: object) -> None:
         found = result[0] if isinstance(result, list | tuple) and result else result
-        if _only_begun(found):
+        if _is_unfinished(found):
             if inspect.iscoroutine(found):
-                found.close()  # or Python complains that nobody waits for it
-            said = f"a call only begins the work and returns a {type(found).__name__}"
-            raise self._error(f"{self._what}: {said}; give a function that finishes the work")
+                found.close()  # or Python warns that nobody awaits it
+            why = f"a call only starts the work and returns a {type(found).__name__}"
+            raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 
 
-def _only_begun(result: object) -> bool:
-    """Whether work is still to come, or may be."""
+def _is_unfinished(result: object) -> bool:
+    """Whether a result stands for work that may not be done."""
     has = [all(callable(getattr(type(result), name, None)) for name in names) for names in _WAITS]
     return isinstance(result, Iterator | AsyncIterator | Awaitable) or any(has)
 
 
 def _kept(result: object) -> Callable[[], object]:
-    """The result if somebody keeps it; what cannot be referred to weakly is kept here."""
+    """Return a weak reference to the result if it allows one, else a strong one."""
     try:
         return weakref.ref(result)
     except TypeError:
@@ -105,7 +102,7 @@ def _kept(result: object) -> Callable[[], object]:
 
 
 def _writes(result: object) -> int:
-    """How often a tensor was written to: one that is computed in place is the same one each time."""
-    with contextlib.suppress(RuntimeError):  # one of inference mode does not count
+    """Count the writes to a tensor: one that is computed in place is the same object each time."""
+    with contextlib.suppress(RuntimeError):  # a tensor of inference mode has no count
         return getattr(result, "_version", 0)
     return 0

@@ -1,4 +1,4 @@
-"""Clocks: how long a call took, on the host or by the device's own events."""
+"""Clocks that time calls, on the host or by the device's events."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Call = Callable[[], object]
 
 
 class Clock(Protocol):
-    """Times a block of calls; `method` is what the row says."""
+    """Times blocks of calls; `method` is the method of the rows."""
 
     method: str
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """Run the phases in turn, `calls` times; each phase `inner` times in a row.
+        """Run the phases in order, `calls` times, each phase `inner` times in a row.
 
         Returns:
             Milliseconds per single call, shape [calls][phases].
@@ -31,16 +31,16 @@ class Clock(Protocol):
         ...
 
     def warm_up(self, phases: Sequence[Call]) -> None:
-        """Run the phases until the device is as fast as it stays."""
+        """Run the phases until the device has its steady speed."""
         ...
 
     def resolution_ms(self) -> float:
-        """The smallest step that the clock shows."""
+        """Return the clock's smallest step."""
         ...
 
 
 class HostClock:
-    """`perf_counter_ns` around each call, with a device synchronization before each reading where there is a device."""
+    """Reads `perf_counter_ns` around each call, and synchronizes the device before."""
 
     def __init__(self, synchronize: Call | None = None) -> None:
         self.synchronize = synchronize
@@ -68,7 +68,7 @@ class HostClock:
         """Do nothing: the steady state is found in the series."""
 
     def resolution_ms(self) -> float:
-        """The smallest step seen between successive readings."""
+        """Return the smallest step between successive readings."""
         return _perf_counter_step_ns() / 1e6
 
 
@@ -78,23 +78,21 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
-_UNKNOWN = 64 * 2**20  # bytes of a last-level cache that nobody tells
+_UNKNOWN = 64 * 2**20  # bytes, if the size of the last-level cache is not known
 _CPUS = Path("/sys/devices/system/cpu")
-_WARM_UP_S = 0.5  # a GPU's clock ramps up within it
-_HELD_CYCLES, _HELD_TIMES, _HELD_ROUNDS = 2**20, 10, 3
-_LONGEST_LAUNCH_MS = (
-    100.0  # three such rounds take as long as the longest hold: 2**29 cycles of a GPU of 1.7 GHz
-)
+_WARM_UP_S = 0.5  # long enough for the GPU clock to ramp up
+_SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
+_LONGEST_LAUNCH_MS = 100.0  # three such rounds take as long as the longest sleep, 2**29 cycles
 
 
 class CudaClock:
-    """CUDA events around each phase and one synchronization at the end of the block: what calls in a row take.
+    """Records CUDA events around each phase and synchronizes once, at the end of the block.
 
     The device's sensors are read in each block, while it computes.
 
     Args:
-        device: Which GPU; events belong to one, and the current one need not be it.
-        nvml: As of `GpuState`.
+        device: The GPU; it need not be the current one.
+        nvml: As in `GpuState`.
     """
 
     method = "cuda_event"
@@ -122,7 +120,7 @@ class CudaClock:
             return [[ms / inner for ms in _between(row)] for row in marks]
 
     def warm_up(self, phases: Sequence[Call]) -> None:
-        """Compute for half a second, in which the GPU's clock ramps up."""
+        """Run the phases for half a second."""
         until = time.perf_counter() + _WARM_UP_S
         with torch.cuda.device(self.device):
             while time.perf_counter() < until:
@@ -130,15 +128,15 @@ class CudaClock:
                     phase()
                 torch.cuda.synchronize()
 
-    def apart(self, phases: Sequence[Call]) -> list[dict[str, float]]:
-        """How long the host takes to launch each phase, and how long the device to compute it, ms; empty where they cannot be told.
+    def host_and_device(self, phases: Sequence[Call]) -> list[dict[str, float]]:
+        """Measure the host's time to launch each phase and the device's time to compute it, ms.
 
-        The device is held until all is queued, so that it never waits for the host. A phase that waits for the device itself,
-        that launches more than a queue takes, or that takes the host longer than a device can be held, cannot be told apart.
+        The device sleeps until all is queued, so that it never waits for the host. The result is
+        empty if a phase waits for the device itself, fills the queue or takes the host too long.
         """
-        for doubled in range(_HELD_TIMES):
+        for doublings in range(_DOUBLINGS):
             with torch.cuda.device(self.device):
-                host, device = self._while_held(phases, _HELD_CYCLES * 2**doubled)
+                host, device = self._behind_sleep(phases, _SLEEP_CYCLES * 2**doublings)
             if device:
                 medians = np.median([host, device], axis=1).T.tolist()
                 return [{"host_ms": a, "device_ms": b} for a, b in medians]
@@ -146,14 +144,14 @@ class CudaClock:
                 break
         return [{} for _ in phases]
 
-    def _while_held(
+    def _behind_sleep(
         self, phases: Sequence[Call], cycles: int
     ) -> tuple[list[list[float]], list[list[float]]]:
-        """The host's ms in each round and phase, and the device's; none if it went on before all was queued."""
+        """Return ms of host and device per round and phase; none if the sleep ended too early."""
         marks, host = [], []
         torch.cuda.synchronize()
         torch.cuda._sleep(cycles)
-        while len(host) < _HELD_ROUNDS:
+        while len(host) < _LAUNCH_ROUNDS:
             marks.append([torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)])
             host.append([])
             marks[-1][0].record()
@@ -169,7 +167,7 @@ class CudaClock:
         return host, [_between(row) for row in marks]
 
     def resolution_ms(self) -> float:
-        """CUDA events resolve half a microsecond."""
+        """Return half a microsecond, as CUDA documents it."""
         return 0.5e-3
 
 
@@ -178,10 +176,10 @@ def _between(marks: Sequence[Any]) -> list[float]:
 
 
 class ColdClock:
-    """A clock whose calls find nothing in the cache; overwriting it is not counted.
+    """Overwrites the last-level cache before each call, which does not count.
 
     Args:
-        clock: What times the calls.
+        clock: Times the calls.
         device: Where they compute.
     """
 
@@ -194,26 +192,26 @@ class ColdClock:
         self._other.fill_(1)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `Clock.time_block`; on a GPU a call is launched while the cache is overwritten."""
+        """See `Clock.time_block`; a GPU's call is launched while the cache is overwritten."""
         between = [call for phase in phases for call in (self._overwrite, phase)]
         rows = np.asarray(self.clock.time_block(between, calls * inner, 1))[:, 1::2]
         return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
 
     def warm_up(self, phases: Sequence[Call]) -> None:
-        """That of the clock."""
+        """See `Clock.warm_up`."""
         self.clock.warm_up(phases)
 
     def resolution_ms(self) -> float:
-        """That of the clock."""
+        """See `Clock.resolution_ms`."""
         return self.clock.resolution_ms()
 
 
 def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
-    """Bytes of the caches farthest from the cores, all of them together; 64 MiB where nothing tells.
+    """Return the total size of the last-level caches, bytes; 64 MiB if it is not known.
 
     Args:
-        device: Whose.
-        cpus: Where Linux describes its CPUs.
+        device: The device.
+        cpus: Folder in which Linux describes its CPUs.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -231,7 +229,7 @@ def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
 
 
 def clock_for(device: str | torch.device) -> Clock:
-    """The clock of a device."""
+    """Return the clock of a device."""
     device = torch.device(device)
     if device.type == "cuda":
         return CudaClock(device)
@@ -239,7 +237,7 @@ def clock_for(device: str | torch.device) -> Clock:
 
 
 def synchronizer(device: str | torch.device) -> Call:
-    """What waits until a device has done all that was queued; on a CPU it returns at once."""
+    """Return a function that waits for a device's queue; on a CPU it returns at once."""
     device = torch.device(device)
     if device.type in ("cuda", "xpu"):
         return functools.partial(getattr(torch, device.type).synchronize, device)

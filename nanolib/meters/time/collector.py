@@ -1,4 +1,4 @@
-"""Python's garbage collector while something is timed."""
+"""Control Python's garbage collector during a timing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Collect nothing within; what lives already is frozen, so that `gc.collect()` between blocks is cheap.
+def pause_collector() -> Iterator[None]:
+    """Switch the collector off and freeze all objects, so that `gc.collect()` is cheap.
 
-    The collector is left as it was found: off where it was off, and what someone else froze stays frozen. Within `settled_heap`
-    what was made since it last set aside is frozen where it is much, such as all that compiling leaves behind.
+    Its state is restored afterwards, and objects that others froze stay frozen. Within
+    `settled_heap` newer objects are frozen only if there are many, as after compiling.
     """
     was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
     with _freezing() as freezes:
@@ -26,20 +26,19 @@ def quiet_collector() -> Iterator[None]:
             yield
         finally:
             if is_slow:
-                gc.unfreeze()  # what the case has made must be collected when it is over
+                gc.unfreeze()  # the case's objects must be collected when it is over
             if was_enabled:
                 gc.enable()
 
 
 @contextmanager
 def settled_heap() -> Iterator[Callable[[], None]]:
-    """Between cases, set aside what lives then, so that collecting within a case looks at what the case has made alone.
+    """Freeze all objects between cases, so that a collection within a case is short.
 
-    A process that has torch and a notebook's packages in it takes a tenth of a second to look at all, a hundred times per sweep.
+    A collection of all objects of torch and a notebook takes 0.1 s, a hundred times per sweep.
 
     Yields:
-        What sets aside; to be called between cases. Where someone else has frozen objects it does nothing. Within another of
-        these it sets aside too, and the outer one lets it go.
+        A function to call between cases. It does nothing if others have frozen objects.
     """
     within = _frozen_here
 
@@ -52,17 +51,17 @@ def settled_heap() -> Iterator[Callable[[], None]]:
         yield settle
 
 
-# Python 3.12 starts with 375 frozen objects of its own. A program that freezes sets aside all that lives: 4,000 objects at least.
+# Python 3.12 starts with 375 frozen objects. A program that freezes all objects has at least 4,000.
 _AT_START = 1_000
 _frozen_here = False
-_SLOW_S = 0.01  # of a collection: a block takes half as long
+_SLOW_S = 0.01  # of a collection; a block takes half as long
 
 
 @contextmanager
 def _freezing() -> Iterator[bool]:
-    """Whether nobody has frozen anything, so that one may within; what one has frozen is let go at the end."""
+    """Yield whether the block may freeze objects; they are unfrozen when it ends."""
     global _frozen_here
-    # torch's half a million of objects take 20 ms to count, so it is known without where it was done here
+    # counting torch's 500,000 objects takes 20 ms, so our own freeze is remembered
     if _frozen_here or gc.get_freeze_count() > _AT_START:
         yield False
         return

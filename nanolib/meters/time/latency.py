@@ -1,4 +1,4 @@
-"""Latency: blocks of calls, the median of block medians with its interval, steady state found, adaptive stop."""
+"""Measure latency: the median of block medians with its interval, from the steady state."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
-from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, wait_for_compilers, watched_cpus
+from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
 from nanolib.meters.time.clock import Call, ColdClock, CudaClock, clock_for
-from nanolib.meters.time.collector import quiet_collector
-from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, Collect, interval_of, settled
-from nanolib.meters.time.turns import Outliers, Round, Timing, take_turns
+from nanolib.meters.time.collector import pause_collector
+from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, find_steady_state, interval_of
+from nanolib.meters.time.turns import Round, Timing, take_turns
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
 from nanolib.stats.outliers import count_outliers, remove_outliers
@@ -33,29 +33,26 @@ def measure(
     device: str | torch.device = "cpu",
     scope: str = "",
     predicted: float | None = None,
-    outliers: Outliers = "keep",
     cold: bool = False,
-    collect: Collect | None = None,
 ) -> Measurement:
     """Measure how long one call of `fn` takes.
 
     Args:
         fn: What to call; it takes no arguments.
         rel_ci: Stop when the interval's half-width is at most this share of the estimate.
-        budget_s: Stop so long after the first call and a GPU's warm-up; at least six blocks are taken all the same.
-        device: Where `fn` computes, which chooses the clock.
-        scope: What the row says was measured.
-        predicted: What a formula says, ms.
-        outliers: `keep` labels them; `remove` drops them, to reproduce figures made that way, and says so.
+        budget_s: Stop after this time, without the first call and a GPU's warm-up, but not before
+            six blocks.
+        device: Where `fn` computes; it selects the clock.
+        scope: Scope of the row.
+        predicted: Predicted latency, ms.
         cold: Overwrite the last-level cache before each call.
-        collect: Takes the blocks in the place of the rule above; `nano ab` interleaves them with another version's.
 
     Returns:
-        Metric `latency`, ms: the median of block medians, and why it stopped in `details`.
+        Metric `latency`, ms: the median of block medians. `details` say why sampling stopped.
 
     Raises:
-        BadInput: A rel_ci or budget that is not positive, a call that only begins its work (it returns an iterator or a future),
-            or one that torch gives up compiling.
+        BadInput: `rel_ci` or `budget_s` is not positive, a call only starts its work (it returns an
+            iterator or a future), or torch stops compiling it.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -65,8 +62,7 @@ def measure(
         >>> print(row)
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
-    more = {"device": str(device), "outliers": outliers, "cold": cold, "collect": collect}
-    row = measure_phases({scope: fn}, rel_ci, budget_s, **more)[scope]
+    row = measure_phases({scope: fn}, rel_ci, budget_s, device=str(device), cold=cold)[scope]
     return replace(row, predicted=predicted)
 
 
@@ -75,17 +71,17 @@ def measure_phases(
 ) -> dict[str, Measurement]:
     """Measure how long each phase of a repeated sequence takes.
 
-    Such as a training step: forward, backward, optimizer. The phases run in turn, so that each is measured in the state that the
-    one before leaves. The stopping rule and the steady state are those of the whole sequence.
+    An example is a training step: forward, backward, optimizer. The phases run in order, each after
+    the one before. Stopping rule and steady state are those of the whole sequence.
 
     Args:
-        phases: Scope of each phase and its call, in order.
+        phases: Scope → call, in order.
         rel_ci: As in `measure`, for the sum of the phases.
         budget_s: As in `measure`.
         options: More fields of `Timing`.
 
     Returns:
-        For each scope a `latency`; with several phases also their sum.
+        Scope → `latency`; with several phases also their sum.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -97,7 +93,7 @@ def measure_phases(
 
 
 def measure_alone(timing: Timing) -> dict[str, Measurement]:
-    """Measure one thing; see `measure_phases`."""
+    """Measure one `Timing`; see `measure_phases`."""
     return measure_in_turns({"": timing}, seed=0)[0][""]
 
 
@@ -107,15 +103,16 @@ def measure_in_turns(
     seed: int,
     within: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
 ) -> tuple[dict[str, dict[str, Measurement]], list[Round]]:
-    """Measure several things in rounds, a block of each in random order.
+    """Measure several calls in rounds: a block of each per round, in random order.
 
     Args:
-        timings: By name.
-        seed: Of the order.
-        within: Gives, for a name, the context in which its calls are made. One that swallows an exception ends that name alone.
+        timings: Name → what to time.
+        seed: Seed of the order.
+        within: Name → context of its calls. If the context suppresses an error, only that name
+            ends.
 
     Returns:
-        For each name that came to its end its rows by scope, and the rounds, from which `speed_up_row` makes ratios.
+        Name → scope → row, without names that failed; and the rounds, for `speed_up_row`.
 
     Raises:
         BadInput: As of `measure`.
@@ -124,19 +121,13 @@ def measure_in_turns(
         _check(timing)
     samplers: dict[str, BlockSampler] = {}
     wait_for_compilers()
-    with watched_cpus() as load, quiet_collector():
+    with watch_cpus() as load, pause_collector():
         for name, timing in timings.items():
             clock = clock_for(timing.device)
             if timing.cold:
                 clock = ColdClock(clock, timing.device)
-            sampler = BlockSampler(
-                clock,
-                timing.phases,
-                timing.rel_ci,
-                timing.budget_s,
-                collect=timing.collect,
-                in_rounds=len(timings) > 1,
-            )
+            limits = timing.rel_ci, timing.budget_s
+            sampler = BlockSampler(clock, timing.phases, *limits, collect=timing.collect)
             with within(name):
                 sampler.begin()
                 samplers[name] = sampler
@@ -152,18 +143,15 @@ def _check(timing: Timing) -> None:
     for name in ("rel_ci", "budget_s"):
         value = getattr(timing, name)
         if not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadInput(f"{name}: {value!r} will not do; give a number above 0")
-    known = get_args(Outliers)
-    if timing.outliers not in known:
-        raise BadInput(f"outliers: {timing.outliers!r} will not do; use one of {', '.join(known)}")
+            raise BadInput(f"{name}: must be greater than 0, got {value!r}")
 
 
 def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Measurement]:
-    """The row of each phase, and of their sum if there are several."""
+    """Make the row of each phase, and of their sum if there are several."""
     blocks, shape = sampler.result()
     series = blocks.reshape(-1, len(timing.phases))
     per_block = shape["calls_per_block"]
-    steady = settled(series.sum(axis=1), per_block)
+    steady = find_steady_state(series.sum(axis=1), per_block)
     scopes = dict(zip(timing.phases, series.T, strict=True))
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     cached = shared.pop("cached", [])
@@ -171,11 +159,11 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     clock = sampler.clock
     if isinstance(clock, CudaClock):
         shared |= clock.state.summary()
-        own = dict(zip(scopes, clock.apart([*timing.phases.values()]), strict=True))
+        own = dict(zip(scopes, clock.host_and_device([*timing.phases.values()]), strict=True))
     if len(scopes) > 1:
         scopes[timing.total] = series.sum(axis=1)
         if own and all(own.values()):
-            sums = [sum(apart[name] for apart in own.values()) for name in HOST_AND_DEVICE]
+            sums = [sum(one[name] for one in own.values()) for name in HOST_AND_DEVICE]
             own[timing.total] = dict(zip(HOST_AND_DEVICE, sums, strict=True))
     return {
         scope: summarize(
@@ -184,7 +172,6 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
             steady=steady,
             scope=scope,
             method=clock.method,
-            outliers=timing.outliers,
             details=shared | own.get(scope, {}) | ({"cached": True} if scope in cached else {}),
         )
         for scope, samples in scopes.items()
@@ -198,29 +185,28 @@ def summarize(
     steady: SteadyState | None = None,
     scope: str = "",
     method: str = "perf_counter",
-    outliers: Outliers = "keep",
+    drop_outliers: bool = False,
     details: Mapping[str, Any] | None = None,
 ) -> Measurement:
-    """Summarize a series of timings as a `latency` row.
-
-    It has the estimate with its interval, labels and descriptive figures.
+    """Summarize timings as a `latency` row: estimate, interval, flags and descriptive figures.
 
     Args:
-        samples: Milliseconds per call in the order taken, shape [blocks · calls_per_block].
-        calls_per_block: Calls that make one block.
-        steady: Where the series settles; found here when None.
-        scope: What was measured.
-        method: The clock.
-        outliers: As in `measure`.
-        details: More for the row's details.
+        samples: Milliseconds per call, in order, shape [blocks · calls_per_block].
+        calls_per_block: Calls in a block.
+        steady: The steady state; found in `samples` by default.
+        scope: Scope of the row.
+        method: The clock's method.
+        drop_outliers: Drop outliers instead of labeling them, to reproduce figures made that way.
+            The row says so.
+        details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)
-    steady = steady or settled(x, calls_per_block)
+    steady = steady or find_steady_state(x, calls_per_block)
     cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
     flags = _flags(medians, steady, details or {})
-    if outliers == "remove":
+    if drop_outliers:
         medians = remove_outliers(medians)
         flags = [flag for flag in flags if flag not in (Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE)]
         flags.append(Flag.OUTLIERS_REMOVED)
@@ -253,7 +239,7 @@ def summarize(
 
 def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any]) -> list[Flag]:
     counts = count_outliers(medians)
-    told = {
+    found = {
         Flag.OUTLIERS_SEVERE: counts.severe > 0,
         Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
@@ -264,7 +250,7 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
         Flag.THROTTLED: "throttled_by" in details,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
     }
-    return [flag for flag, holds in told.items() if holds]
+    return [flag for flag, is_set in found.items() if is_set]
 
 
 def _description(samples: np.ndarray) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Blocks of calls of one thing that is timed, one block at a time, until a rule says that they are enough."""
+"""Take blocks of timed calls, one block at a time, until a stopping rule is met."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
 from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
 
-MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # six are the fewest that give a 95 % interval
+MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # fewer than six give no 95 % interval
 CONFIDENCE = 0.95
-BLOCK_MS = 5.0  # a block lasts at least this: long beside the clock and the scheduler's slices
+BLOCK_MS = 5.0  # least length of a block: long compared with the clock's resolution
 _BLOCK_RESOLUTIONS = 1000
 
-# Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and what is told of how they were taken.
+# Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and details.
 Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
 
 
 class BlockSampler:
-    """Takes blocks of one sequence of phases, and knows when they are enough.
+    """Takes blocks of one sequence of phases until they are enough.
 
-    Whoever has several of them decides whose block comes next: time that passes between blocks is not counted.
+    Time between blocks does not count, so that several samplers can take turns.
 
     Args:
         clock: Times a block.
-        phases: Scope and call of each, in order.
-        rel_ci: Enough when the half-width of the interval of their sum is at most this share of the estimate.
-        budget_s: Enough when the blocks have taken so long, if there are six.
-        collect: Takes all the blocks at once, in the place of the rules above.
-        in_rounds: Whether all of its blocks are to be of rounds; otherwise the call that sizes them counts where it is slow.
+        phases: Scope → call, in order.
+        rel_ci: Stop when the half-width of the sum's interval is at most this share of the
+            estimate.
+        budget_s: Stop when the blocks took this time, but not before six blocks.
+        collect: Takes all blocks at once, instead of the rules above.
 
     Attributes:
-        stop: Why the blocks are enough, `precision`, `budget`, `max_blocks` or `collected`; empty as long as they are not.
+        stop: Why the blocks are enough: `precision`, `budget`, `max_blocks` or `collected`. Empty
+            until they are.
     """
 
     def __init__(
@@ -50,10 +51,9 @@ class BlockSampler:
         budget_s: float,
         *,
         collect: Collect | None = None,
-        in_rounds: bool = False,
     ) -> None:
         self.clock, self._phases, self._rel_ci, self._budget_s = clock, phases, rel_ci, budget_s
-        self._collect, self._in_rounds = collect, in_rounds
+        self._collect = collect
         self._checks = {
             scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
             for scope, call in phases.items()
@@ -64,13 +64,13 @@ class BlockSampler:
         self.stop = ""
 
     def begin(self) -> None:
-        """Call it twice and size the blocks.
+        """Call the phases twice and choose the size of a block.
 
-        The first call is cold, and may compile: the second one sizes the block, and the budget is for what follows the first.
+        The first call is cold and may compile. The second one sets the size and is in the budget.
         """
         if self._collect is not None:
-            asked = self.clock, self._phases, self._rel_ci, self._budget_s
-            self._collected = self._collect(*asked)
+            given = self.clock, self._phases, self._rel_ci, self._budget_s
+            self._collected = self._collect(*given)
             self.stop = "collected"
             return
         checks = list(self._checks.values())
@@ -80,28 +80,20 @@ class BlockSampler:
         second = self.clock.time_block(checks, 1, 1)
         self._probes = [sum(first[0]), sum(second[0])]
         self._shape = self._size(max(self._probes[1], 1e-6))
-        if (
-            not self._in_rounds and self._probes[1] >= BLOCK_MS * 4
-        ):  # so slow a call is a block by itself
-            self._blocks.append(second)
         self._spent_s += time.perf_counter() - start
 
     def take(self) -> np.ndarray:
-        """Take one block more.
-
-        Returns:
-            The median of its calls, ms, a value per phase.
-        """
+        """Take one block and return the median of its calls, ms, a value per phase."""
         start = time.perf_counter()
         block = self.clock.time_block(self._calls, *self._shape)
         self._blocks.append(block)
-        gc.collect()  # cheap: what lived before is frozen
+        gc.collect()  # cheap, since older objects are frozen
         self._spent_s += time.perf_counter() - start
         self.stop = self._why_enough()
         return np.median(block, axis=0)
 
     def _size(self, call_ms: float) -> tuple[int, int]:
-        """Calls per block, and how many back-to-back calls one reading spans."""
+        """Return the calls per block, and the calls per reading of the clock."""
         several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self.clock.resolution_ms()
         inner = 1 if several else math.ceil(readable / call_ms)
         return math.ceil(BLOCK_MS / (call_ms * inner)), inner
@@ -118,7 +110,7 @@ class BlockSampler:
         return "precision" if enough else ""
 
     def result(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """Ms, shape [blocks, calls per block, phases], and what is told of how they were taken."""
+        """Return ms, shape [blocks, calls per block, phases], and details."""
         if self._collect is not None:
             return self._collected
         per_block, inner = self._shape
@@ -135,19 +127,19 @@ class BlockSampler:
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:
-    """Whether the steady part is long enough and its interval narrow enough; totals [blocks, calls], of enough blocks."""
+    """Whether the steady part has enough blocks and a narrow interval; totals [blocks, calls]."""
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
-        return False  # far off even with the warm-up in it: skip the costlier search
-    steady = settled(totals.reshape(-1), totals.shape[1])
+        return False  # too wide even with the warm-up: skip the slower search
+    steady = find_steady_state(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
     return len(medians) >= MIN_BLOCKS and high - low <= 2 * rel_ci * estimate
 
 
-def settled(series: np.ndarray, calls_per_block: int) -> SteadyState:
-    """Where a series settles: change points, and the cold calls at the very start, which medians of 5 cannot see."""
+def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
+    """Find the steady state: change points, and cold first calls, which medians of 5 would hide."""
     found = steady_state(series, group=max(GROUP, calls_per_block))
     cold = leading_slow_samples(series) if len(series) >= 8 else 0
     if cold <= found.cut or cold >= len(series) / 2:
@@ -156,7 +148,7 @@ def settled(series: np.ndarray, calls_per_block: int) -> SteadyState:
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
-    """The 95 % interval of the median; with too few blocks their range and the coverage that it has."""
+    """Return the median's 95 % interval; with too few blocks, their range and its coverage."""
     try:
         low, estimate, high = median_interval(medians, CONFIDENCE)
     except TooFewSamples:

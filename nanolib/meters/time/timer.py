@@ -1,4 +1,4 @@
-"""Named blocks timed by hand, on each rank: computing, waiting for others, communicating."""
+"""Time named blocks of code on each rank: compute, wait and communication."""
 
 from __future__ import annotations
 
@@ -20,36 +20,34 @@ KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 class Timer:
     """Times named blocks and prints a table of them.
 
-    Where blocks nest, the time of the inner one is not counted into the outer one: all times add up to what passed.
-
-    Where there are several ranks, a block whose name begins with `comm_` waits for all of them first: that time is `wait` and not
-    the block's, since waiting for a straggler is no communication.
+    A block's time excludes the blocks inside it, so all times add up to the elapsed time. With
+    several ranks, a block whose name starts with `comm_` has a barrier first. Its time counts as
+    `wait`, since waiting for a slow rank is not communication.
 
     Args:
-        device: What must have finished before a reading; a CPU has nothing queued.
-        use_cuda: In the place of a device, as other suites ask for it.
+        device: The device to synchronize before each reading.
+        use_cuda: Use CUDA; an alternative to `device` for code of other suites.
 
     Attributes:
-        seconds: Per block, the time of each of its runs, that of blocks within it left out.
+        seconds: Block → the time of each of its runs.
 
     Raises:
-        BadInput: CUDA is wanted, and is not here.
+        BadInput: There is no CUDA device.
     """
 
     def __init__(self, device: str | torch.device = "cpu", *, use_cuda: bool | None = None) -> None:
         if use_cuda is not None:
             device = "cuda" if use_cuda else "cpu"
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise BadInput(
-                f"Timer: device {str(device)!r} is not here; give use_cuda=torch.cuda.is_available()"
-            )
+            remedy = "give use_cuda=torch.cuda.is_available()"
+            raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
         self.seconds: dict[str, list[float]] = {}
         self._synchronize = synchronizer(device)
-        self._open = threading.local()  # what is timed in one thread lies in no block of another
+        self._open = threading.local()  # threads do not share open blocks
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block to `name`, less that of blocks within it."""
+        """Add the block's wall time to `name`, without blocks inside it."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
                 dist.barrier()
@@ -59,7 +57,7 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        # of each open block, the seconds of those within it
+        # per open block, the seconds of the blocks inside it
         within: list[float] = self._open.__dict__.setdefault("within", [])
         within.append(0.0)
         start = time.perf_counter()
@@ -73,18 +71,18 @@ class Timer:
                 within[-1] += took
 
     def totals(self) -> dict[str, float]:
-        """Seconds in each block."""
+        """Return the seconds in each block."""
         return {name: sum(times) for name, times in self.seconds.items()}
 
     def shares(self) -> dict[str, float]:
-        """Seconds of compute, wait, communication and what has another name; their sum is that of all blocks."""
+        """Return the seconds of compute, wait, communication and other blocks."""
         found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
         for name, seconds in self.totals().items():
             found[KINDS.get(name.split("_")[0], "other")] += seconds
         return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
 
     def print_stats(self, write: Callable[[str], object] = print) -> None:
-        """Print calls, total, mean and standard deviation of each block of this rank, and how the total divides."""
+        """Print calls, total, mean and standard deviation of each block, and shares by kind."""
         width = max([len(name) for name in self.seconds] + [13])
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
@@ -97,7 +95,7 @@ class Timer:
             share = seconds / total if total else 0.0
             lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
         lines.append(f"{'total':<{width}}         {total:8.3f}")
-        write("\n".join(lines))  # at once: ranks that print at the same time do not mix their lines
+        write("\n".join(lines))  # at once, so that lines of ranks do not mix
 
 
 def _mean_and_sd_ms(seconds: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""Several things timed in turns: one block of each per round, so that what the machine does hits all of them alike."""
+"""Time several calls in turns, a block of each per round: a disturbance affects all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -18,20 +17,21 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler, 
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-Outliers = Literal["keep", "remove"]
 ROUNDS = "rounds"  # the method of a speed-up
-_LABEL_S = 0.3  # so often the CPUs are looked at: it takes milliseconds
-_FEW_BUSY = 0.25  # of the rounds: left out they leave enough
+_LABEL_S = 0.3  # between looks at the CPUs, which take milliseconds
+_FEW_BUSY = 0.25  # share of busy rounds that can be left out
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What is to be timed, phases in turn.
+    """What to time.
 
     Attributes:
-        phases: Scope of each and its call, in order.
-        rel_ci, budget_s, device, outliers, cold, collect: As in `measure`.
-        total: What the row of their sum says was measured, where there are several.
+        phases: Scope → call, in order.
+        rel_ci, budget_s, device, cold: As in `measure`.
+        total: Scope of the row of their sum, if there are several.
+        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
+            them.
     """
 
     phases: Mapping[str, Call]
@@ -39,18 +39,17 @@ class Timing:
     budget_s: float = 10.0
     device: str = "cpu"
     total: str = "total"
-    outliers: Outliers = "keep"
     cold: bool = False
     collect: Collect | None = None
 
 
 @dataclass
 class Round:
-    """One block of each that still takes some.
+    """A block of each sampler that needs one.
 
     Attributes:
         ms: Name → block medians, ms, a value per phase.
-        is_busy: Whether other processes took so much of the CPUs meanwhile that a timing suffers.
+        is_busy: Whether other processes disturbed the round.
     """
 
     ms: dict[str, np.ndarray] = field(default_factory=dict)
@@ -64,21 +63,19 @@ def take_turns(
     *,
     enough: Callable[[int], bool] | None = None,
 ) -> list[Round]:
-    """Take blocks in rounds, in a random order in each, until every sampler has enough.
-
-    A sampler that has enough takes no more.
+    """Take blocks in rounds, in random order, until every sampler has enough.
 
     Args:
-        samplers: By name; each has begun. One whose block failed is taken out.
-        seed: Of the order.
+        samplers: Name → sampler that has begun. A sampler whose block fails is removed.
+        seed: Seed of the order.
         within: As in `measure_in_turns`.
-        enough: Told how many rounds there are, says whether they are enough for all, where samplers do not end by themselves.
+        enough: Number of rounds → whether to stop, if the samplers do not stop by themselves.
 
     Returns:
-        The rounds, in order, those labeled in which others were at work.
+        The rounds, in order, with busy ones labeled.
     """
     order, rounds = random.Random(seed), []
-    watch = _Watch() if len(samplers) > 1 else None
+    labels = _BusyLabels() if len(samplers) > 1 else None
     while waiting := [name for name, sampler in samplers.items() if not sampler.stop]:
         one = Round()
         for name in order.sample(waiting, len(waiting)):
@@ -87,30 +84,30 @@ def take_turns(
                 continue
             del samplers[name]
         rounds.append(one)
-        if watch is not None:
-            watch.label(rounds)
+        if labels is not None:
+            labels.update(rounds)
         if enough is not None and enough(len(rounds)):
             break
-    if watch is not None:
-        watch.label(rounds, last=True)
+    if labels is not None:
+        labels.update(rounds, last=True)
     return rounds
 
 
-class _Watch:
-    """Labels rounds by what the CPUs did meanwhile, over as many rounds as their counters need."""
+class _BusyLabels:
+    """Labels rounds by the load of the CPUs, over as many rounds as the CPUs' counters need."""
 
     def __init__(self) -> None:
         self._labeled, self._before, self._since = 0, cpu_times(), time.monotonic()
 
-    def label(self, rounds: Sequence[Round], last: bool = False) -> None:
-        """Label the rounds since the last label, if that is long ago."""
+    def update(self, rounds: Sequence[Round], last: bool = False) -> None:
+        """Label the rounds since the last label, if that is long enough ago."""
         if not last and time.monotonic() - self._since < _LABEL_S:
             return
         after = cpu_times()
         load = load_between(self._before, after)
         if load.taken is not None:
             is_busy = load.is_busy
-        elif last and self._labeled:  # too short to be told by themselves
+        elif last and self._labeled:  # too short for a label of their own
             is_busy = rounds[self._labeled - 1].is_busy
         else:
             return
@@ -120,14 +117,14 @@ class _Watch:
 
 
 def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
-    """How many times as fast as a baseline something is, from blocks of the same rounds.
+    """Estimate the speed-up over a baseline from blocks of the same rounds.
 
     Args:
-        baseline_ms: Of the baseline, shape [n], n >= 6.
-        own_ms: Of the other, in the same rounds.
+        baseline_ms: Times of the baseline, shape [n], n >= 6.
+        own_ms: Times of the other, in the same rounds.
 
     Returns:
-        The ratio with its 95 % interval: Hodges and Lehmann's centre of the logarithms of the rounds' ratios.
+        The ratio with its 95 % interval: Hodges–Lehmann on the logarithms of the rounds' ratios.
 
     Raises:
         TooFewSamples: Fewer than six rounds.
@@ -139,20 +136,20 @@ def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
 def speed_up_row(
     rounds: Sequence[Round], name: str, baseline: str, *, phase: int | None = None, scope: str = ""
 ) -> Measurement | None:
-    """The `speed_up` of one over another, from the rounds that both took a block in.
+    """Make the `speed_up` row of one call over another, from the rounds that have both.
 
-    Rounds in which others were at work are left out where 20 clean ones remain, or six that are three quarters of all; otherwise
-    all count, and the row says so.
+    Busy rounds are left out if 20 clean rounds remain, or six that are three quarters of all. If
+    not, all rounds count and the row is flagged.
 
     Args:
-        rounds: As `take_turns` gives them.
-        name: Whose speed-up.
-        baseline: Over which.
-        phase: Of the phases, which; None for their sum.
-        scope: What the row says was measured, and over what.
+        rounds: As `take_turns` returns them.
+        name: The call.
+        baseline: The call to compare with.
+        phase: Index of a phase; None for the sum.
+        scope: Scope of the row.
 
     Returns:
-        The row; None where fewer than six rounds have both.
+        The row; None if fewer than six rounds have both.
     """
     both = [one for one in rounds if name in one.ms and baseline in one.ms]
     clean = [one for one in both if not one.is_busy]

@@ -5,13 +5,15 @@ import dataclasses
 import pytest
 import torch
 
+from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
+from nanolib.meters.flops import model_flops
 from nanolib.models.generation import generation_of
 from nanolib.models.user import build_model, hugging_face_config
 from tests.experiments.own import checked
-from tests.measuring import breakdown
+from tests.measuring import breakdown, timed_alone
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
@@ -137,12 +139,66 @@ def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(
     assert case.plan().peaks[work.scope] == pytest.approx(breakdown(work, built).peak, rel=0.05)
 
 
+def test_gpt2_counts_its_kept_pairs_next_to_torchs_full_count():
+    """The sizes are transformers' defaults, which are nanoGPT's."""
+    case = ModelCase("cpu", "m", "hf:GPT2LMHeadModel", {}, "own", 1024, 1, "float32", "inference")
+    masked = 12 * 12 * 4 * 64 * (1024 * 1023 // 2)
+    assert case.formulas()["flops"] == 291_648_307_200 - masked
+    assert case.counted.count.full == 291_648_307_200
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode):
+    n, window = 40, 16
+    case = ModelCase(
+        "cpu",
+        "m",
+        "hf:MistralForCausalLM",
+        HF | {"sliding_window": window},
+        "own",
+        n,
+        1,
+        "float32",
+        mode,
+    )
+    passes = 3 if mode == "training" else 1
+    linear = LAYERS * 2 * n * LINEAR + 2 * n * D * VOCAB
+    per_pair = LAYERS * 4 * HEADS * HEAD_DIM
+    assert case.formulas()["flops"] == passes * (linear + per_pair * n * n)  # an upper bound
+    kept = sum(min(i + 1, window) for i in range(n))
+    assert case.known({})["flops"] == passes * (linear + per_pair * kept)
+    assert case.counted.count.full == passes * (linear + per_pair * n * n)
+
+
+def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():
+    n, d, layers = 16, 32, 2
+    sizes = {"d_model": d, "d_ff": 64, "num_layers": layers, "num_heads": 2, "vocab_size": 300}
+    case = ModelCase(
+        "cpu",
+        "m",
+        "decoder_tiny",
+        sizes,
+        "dense",
+        n,
+        1,
+        "float32",
+        "training",
+        "checkpoint",
+    )
+    rows = timed_alone(case.measure(model.Params(device="cpu", budget_s=0.01), {}))
+    flops = {row.method: row.estimate for row in rows if row.metric == "flops"}
+    parts = model_flops(case.config, 1, n, lambda q, kv: q * (q + 1) // 2)
+    # a block is computed again up to its last product, which its gradient does not need
+    again = parts["total"] - parts["head"] - layers * 2 * n * 64 * d
+    assert flops == {"kept": 3 * parts["total"], "computed": 3 * parts["total"] + again}
+
+
 def test_experts_count():
     n = 64
     case = ModelCase(
         "cpu", "m", "hf:MixtralForCausalLM", EXPERTS, "own", n, 1, "bfloat16", "training"
     )
-    attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * n
+    attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * (n + 1) // 2
     forward = LAYERS * (attention + 2 * n * D * 8 + 2 * n * 2 * 3 * D * FF) + 2 * n * D * VOCAB
     assert case.formulas()["flops"] == 3 * forward
 
