@@ -33,7 +33,13 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 # (file, phrase): another meaning of a word.
 ALLOWED: set[tuple[str, str]] = set()
 
-DOCS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "action.yml", "action/gate.sh")]
+DOCS = [
+    ROOT / name
+    for name in (
+        *("README.md", "CONTRIBUTING.md", "outputs/reference/README.md"),
+        *("action.yml", "action/gate.sh", "CITATION.cff", "pyproject.toml"),
+    )
+]
 PACKAGE = ROOT / "nanolib"
 PLACES = {
     "docs": [*DOCS, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*.py"))],

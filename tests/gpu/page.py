@@ -68,9 +68,9 @@ PATHS = {
     " (`tests/gpu/test_paths.py`)",
 }
 OTHERS = {
-    "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`); FP8 is rejected"
-    " until it is tested",
-    "Apple (MPS)": "energy with IOReport on stubs (`tests/meters/test_sensors.py`); no float64",
+    "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`). FP8 is rejected"
+    " until it is tested.",
+    "Apple (MPS)": "energy with IOReport on stubs (`tests/meters/test_sensors.py`). No float64.",
 }
 
 
@@ -118,7 +118,7 @@ def _state(result: dict[str, Any], name: str) -> str:
     holds = [check["holds"] for check in part["checks"]]
     text = f"{result['gpu']}: {holds.count(True)} of {len(holds) - holds.count(None)} checks pass"
     text += f", {holds.count(None)} need more GPUs" if None in holds else ""
-    return f"{text}; the part then ended ({part['broke']})" if part["broke"] else text
+    return f"{text} before the part ended ({part['broke']})" if part["broke"] else text
 
 
 def results() -> list[dict[str, Any]]:
