@@ -1,6 +1,6 @@
-"""Find packages of nanolib that are not installed, and the parts that need them.
+"""Which of the packages that nanolib needs are not installed, and what goes without each.
 
-This module imports none of them, so it works without them.
+It imports nothing that could be missing, so that it can be asked first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"
-# import name of a package → the part that needs it
+# package, as it is imported → what needs it
 NEEDED_BY = {
     **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "ruptures", "pydantic"), EVERYTHING),
     **dict.fromkeys(("yaml", "psutil", "filelock", "tqdm", "click"), EVERYTHING),
@@ -22,7 +22,7 @@ NEEDED_BY = {
 
 
 def missing() -> dict[str, list[str]]:
-    """Return part → its packages that are not installed."""
+    """What goes without → the packages that it would need."""
     found: dict[str, list[str]] = {}
     for package, part in NEEDED_BY.items():
         if find_spec(package) is None:
@@ -31,11 +31,11 @@ def missing() -> dict[str, list[str]]:
 
 
 def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
-    """Describe what is missing and what to do, in one line; empty if nothing is missing.
+    """What is missing and what to do, for a reader; empty where nothing is.
 
     Args:
-        found: From `missing`.
-        stops: Whether the command cannot run without it.
+        found: As `missing` gives it.
+        stops: Whether nothing can be done without it.
     """
     if not found:
         return ""
@@ -43,4 +43,4 @@ def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
         f"{', '.join(packages)} (needed for {part})" for part, packages in found.items()
     )
     end = "nothing was run" if stops else "the rest runs"
-    return f"not installed: {parts}; {end}; run in nanolib's checkout: pip install -e ."
+    return f"not installed: {parts}; {end}; run: pip install -e . in nanolib's folder"

@@ -1,7 +1,4 @@
-"""The page of one `make gpu`, and docs/gpu.md, which lists what is tested on which GPU.
-
-`python -m tests.gpu.page` writes docs/gpu.md from the results under outputs/reference/gpu.
-"""
+"""Write docs/gpu.md, which says what has been tested on which GPU: `python -m tests.gpu.page`, from outputs/reference/gpu."""
 
 from __future__ import annotations
 
@@ -101,7 +98,7 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
             "**No GPU code path has been validated on real hardware yet.** Tests cover all of them"
             " on simulated devices."
         )
-    lines += ["", "| part | tested on | tests without a GPU |", "|---|---|---|"]
+    lines += ["", "| part | passed on | tests without a GPU |", "|---|---|---|"]
     for name, covered in PATHS.items():
         states = [
             _state(one, name)
@@ -116,9 +113,9 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
 def _state(result: dict[str, Any], name: str) -> str:
     part = next(part for part in result["parts"] if part["name"] == name)
     holds = [check["holds"] for check in part["checks"]]
-    text = f"{result['gpu']}: {holds.count(True)} of {len(holds) - holds.count(None)} checks pass"
-    text += f", {holds.count(None)} need more GPUs" if None in holds else ""
-    return f"{text} before the part ended ({part['broke']})" if part["broke"] else text
+    text = f"{result['gpu']}: {holds.count(True)} of {len(holds) - holds.count(None)} hold"
+    text += f", {holds.count(None)} need more than it has" if None in holds else ""
+    return f"{text}; then it ended ({part['broke']})" if part["broke"] else text
 
 
 def results() -> list[dict[str, Any]]:
