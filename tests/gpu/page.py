@@ -44,7 +44,7 @@ _MARKS = {
     None: ("not shown here", "unknown"),
 }
 
-# Part of `make gpu` → the tests that cover its code without a GPU.
+# What is asked of the hardware, and by which tests it is walked without any.
 PATHS = {
     "identity": "sensors of the tested GPU: stubs of 8 GPUs (`tests/gpu/test_paths.py`)",
     "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream"
