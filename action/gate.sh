@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares the base with the working tree by `nano ab`; its findings go to the job's summary and to one comment, which later runs
-# update. Exit code as `nano ab`: 0, 1 on a regression, 2 on bad input. Settings come in variables, as action.yml fills them.
+# Compare the base with the working tree by `nano ab`. Write the findings to the job's summary and to one comment, which later runs
+# update. The exit code is that of `nano ab`: 1 on a regression, 2 for invalid input. action.yml sets the variables.
 set -euo pipefail
 
 findings=$(mktemp -d)
@@ -12,7 +12,7 @@ while read -r name; do
 done <<<"$NANO_CALL"
 [ -z "$NANO_SETUP" ] || arguments+=(--setup "$NANO_SETUP")
 if ! git rev-parse --verify --quiet "$NANO_BASE^{commit}" >/dev/null; then
-  git fetch --quiet --depth=1 origin "$NANO_BASE" # a shallow checkout holds the head alone
+  git fetch --quiet --depth=1 origin "$NANO_BASE" # a shallow checkout contains only the head
 fi
 
 code=0
@@ -26,7 +26,7 @@ marker="<!-- nanolib -->"
   echo
   cat "$findings/table.md"
   echo
-  echo "Interleaved and paired by \`nano ab\`; a change counts from $NANO_THRESHOLD on."
+  echo "Measured by \`nano ab\` in turns and in pairs. The threshold is $NANO_THRESHOLD."
 } >"$findings/comment.md"
 cat "$findings/comment.md" >>"${GITHUB_STEP_SUMMARY:-/dev/stdout}"
 [ -z "${GITHUB_OUTPUT:-}" ] || echo "findings=$findings/findings.json" >>"$GITHUB_OUTPUT"
@@ -38,6 +38,6 @@ comment() {
   [ -z "$ours" ] || method=PATCH place="repos/$GITHUB_REPOSITORY/issues/comments/${ours%%$'\n'*}"
   gh api --silent --method "$method" "$place" --field "body=@$findings/comment.md"
 }
-# a comment that cannot be written changes no finding
-[ -z "$NANO_PULL_REQUEST" ] || comment || echo "the comment could not be written; may the job write to pull requests?" >&2
+# the findings do not depend on the comment
+[ -z "$NANO_PULL_REQUEST" ] || comment || echo "cannot write the comment; give the job the permission pull-requests: write" >&2
 exit "$code"

@@ -1,10 +1,10 @@
-"""The API page, from the docstrings: python -m docs.api FOLDER."""
+"""Write the API reference from the docstrings: python -m docs.api FOLDER."""
 
 import importlib
 import sys
 from pathlib import Path
 
-MODULES = (  # whose `__all__` is what a notebook or a script of one's own may call
+MODULES = (  # a notebook or a script may call the names in their `__all__`
     "nanolib",
     "nanolib.meters",
     "nanolib.meters.energy",
@@ -18,14 +18,14 @@ MODULES = (  # whose `__all__` is what a notebook or a script of one's own may c
 
 
 def write(folder: Path) -> Path:
-    """Write a page per module, and one that lists them."""
+    """Write a page for each module, and an index."""
     import pdoc
 
     for name in MODULES:
         module = importlib.import_module(name)
         vars(module).update(
             {public: getattr(module, public) for public in module.__all__}
-        )  # those that load late
+        )  # pdoc sees no names that load on first use
     pdoc.render.configure(docformat="google", show_source=False)
     pdoc.pdoc(*MODULES, output_directory=folder)
     return folder / "index.html"

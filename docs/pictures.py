@@ -1,6 +1,6 @@
-"""The pictures of README.md and docs/gallery.md, from a report of real results: `python docs/pictures.py outputs/report`.
+"""Make the pictures of README.md and docs/gallery.md from a report: `python docs/pictures.py outputs/report`.
 
-Needs a Chromium and the extra `dev`. What the report says of its machine and date is written under each picture.
+It needs Chromium and the extra `dev`. The gallery names the machine and the date of the report.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).parent
-# Chart → what it answers.
+# Chart → the question that it answers.
 GALLERY = {
     "attention_speed_up": "When is sparse attention faster?",
     "model_performance": "What does a whole model cost?",
@@ -26,7 +26,7 @@ GALLERY = {
 
 
 def main(report: Path) -> None:
-    """Take the screenshot, copy the charts, write the gallery."""
+    """Take a screenshot of the report, copy its charts, and write the gallery."""
     chromium = next(
         path
         for name in ("chromium", "chromium-browser", "google-chrome")
@@ -45,7 +45,7 @@ def main(report: Path) -> None:
         page.goto((report / "index.html").absolute().as_uri())
         page.wait_for_function("Number(document.body.dataset.drawn) === Object.keys(specs).length")
         page.screenshot(path=DOCS / "report.png")
-        with Image.open(DOCS / "report.png") as shot:  # a third of the bytes
+        with Image.open(DOCS / "report.png") as shot:  # 256 colors need a third of the bytes
             few = shot.convert("RGB").quantize(256)
         few.save(DOCS / "report.png", optimize=True)
         runs = page.locator("table", has_text="Machine").last
@@ -60,7 +60,7 @@ def main(report: Path) -> None:
     lines = [
         "# Gallery",
         "",
-        f"One quick run of each notebook: {machine}, torch {run['torch']}, {day}.",
+        f"Charts from one quick run of each notebook: {machine}, torch {run['torch']}, {day}.",
     ]
     for name, question in GALLERY.items():
         if (report / f"{name}.png").is_file():

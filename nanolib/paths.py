@@ -1,4 +1,4 @@
-"""Where things are: the checkout with its notebooks and params, and where results go."""
+"""Where files are: the notebooks and params files, and the results."""
 
 from __future__ import annotations
 
@@ -11,37 +11,54 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # by which `nano run` finds the run of a job: `TOKEN/NAME`, the token that of the command
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `TOKEN/NAME`: `nano run` finds the run of a job by it
 DATABASE = "results.sqlite"
 
 
 def find_checkout() -> Path | None:
-    """The checkout: from the working folder upwards, then from the package upwards; None outside one."""
-    for origin in (Path.cwd(), Path(__file__).resolve()):
-        for folder in (origin, *origin.parents):
-            if (folder / "notebooks").is_dir() and (
-                folder / "nanolib" / "measurement.py"
-            ).is_file():
-                return folder
-    return None
+    """Find the folder with `notebooks/` and `params/`: a checkout, or a folder of `nano init`.
+
+    Returns:
+        The working folder or its nearest parent that contains both; otherwise the checkout of this
+        package; None if it is not in one.
+    """
+    here = Path.cwd()
+    candidates = (here, *here.parents, Path(__file__).resolve().parents[1])
+    return next(filter(_contains_workbook, candidates), None)
+
+
+def _contains_workbook(folder: Path) -> bool:
+    """Whether the folder contains notebooks and the params files of the suite `quick`."""
+    return any(folder.glob("notebooks/*.ipynb")) and (folder / "params" / "quick").is_dir()
 
 
 def checkout() -> Path:
-    """The checkout.
+    """Return the folder with `notebooks/` and `params/`.
 
     Raises:
-        BadInput: There is none: notebooks and params are part of the checkout, not of the installed package.
+        BadInput: There is none here, above, or around the package.
     """
     found = find_checkout()
     if found is None:
         raise BadInput(
-            "checkout: no notebooks/ here or above, nor beside the package; run nano inside a nanolib checkout"
+            "notebooks: no folder with notebooks/ and params/ here or above; run: nano init DIR, "
+            "and start nano in DIR"
         )
     return found
 
 
+def installed_workbook() -> Path:
+    """Return the folder with the `notebooks/` and `params/` of this nanolib.
+
+    A wheel contains them as `nanolib/workbook`. In a checkout they are next to the package.
+    """
+    package = Path(__file__).resolve().parent
+    inside = package / "workbook"
+    return inside if inside.is_dir() else package.parent
+
+
 def expanded(path: str) -> Path:
-    """The path with `~` as the home folder; where that names no user it stays as it is."""
+    """Return the path with `~` as the home folder, and unchanged if that user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -49,22 +66,26 @@ def expanded(path: str) -> Path:
 
 
 def output_folder() -> Path:
-    """Where results go: $NANOLIB_OUTPUT, else `outputs/` of the checkout, else `outputs/` in the working folder."""
+    """Return the folder for results.
+
+    It is $NANOLIB_OUTPUT if that is set, otherwise `outputs/` next to `notebooks/`, otherwise
+    `outputs/` in the working folder.
+    """
     if named := os.environ.get(OUTPUT_VARIABLE):
         return expanded(named).absolute()
     return (find_checkout() or Path.cwd()) / "outputs"
 
 
 def database_path() -> Path:
-    """The database in the output folder."""
+    """Return the path of the database in the output folder."""
     return output_folder() / DATABASE
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder for results, with those above it.
+    """Create a folder for results, and its parents.
 
     Raises:
-        BadInput: It cannot be made.
+        BadInput: The folder cannot be made.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,25 +98,28 @@ def make_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def put_in_place(target: Path) -> Iterator[Path]:
-    """Give a path beside the target to write to; after the block it is the target, whole, and after an error nothing is.
+    """Write a file completely or not at all, without replacing one.
 
     Args:
-        target: What it will be.
+        target: The file to create.
+
+    Yields:
+        A temporary path next to the target. The block writes it. It becomes the target when the
+        block ends, and is deleted if the block raises.
 
     Raises:
-        FileExistsError: The target is there.
-        OSError: It cannot be written.
+        FileExistsError: The target exists.
+        OSError: The target cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix=".nanolib-", dir=target.absolute().parent) as folder:
         file = Path(folder) / target.name
         yield file
         try:
-            os.link(
-                file, target
-            )  # unlike a rename, it does not overwrite what has appeared during the writing
+            # A rename would replace a file that appeared while the block was writing.
+            os.link(file, target)
         except FileExistsError:
             raise
-        except OSError:  # a file system without links
+        except OSError:  # the file system has no links
             if os.path.lexists(target):
                 raise FileExistsError(target) from None
             file.rename(target)

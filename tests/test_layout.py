@@ -66,8 +66,8 @@ def test_names_on_which_others_build_are_there(module):
     assert set(STAYS[module].split()) <= set(found)
 
 
-def test_the_readme_names_the_rooms_that_are_there():
-    text = (ROOT / "README.md").read_text().partition("## What is where")[2].partition("\n## ")[0]
+def test_the_table_of_folders_names_those_of_the_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Folders")[2].partition("\n## ")[0]
     named = {name.rstrip("/") for name in re.findall(r"`(nanolib/[a-z_]+(?:\.py|/))`", text)}
     there = {
         f"nanolib/{path.name}"

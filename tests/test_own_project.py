@@ -6,6 +6,7 @@ import site
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ class Project:
         self.repository.git("commit", "--quiet", "--allow-empty", "-m", tag)
         self.repository.git("tag", tag)
 
-    def call(self, *command, **variables):
+    def call(self, *command, inside="", **variables):
         keep = {
             name: value
             for name, value in os.environ.items()
@@ -64,7 +65,7 @@ class Project:
         environment = keep | {"PATH": path, "COLUMNS": "200"} | variables
         return subprocess.run(
             command,
-            cwd=self.folder,
+            cwd=self.folder / inside,
             env=environment,
             capture_output=True,
             text=True,
@@ -72,33 +73,40 @@ class Project:
             check=False,
         )
 
-    def nano(self, *arguments):
-        return self.call(self.python, "-m", "nanolib.cli", *arguments, OWN_CLOCK="1")
+    def nano(self, *arguments, inside=""):
+        command = (self.python, "-m", "nanolib.cli", *arguments)
+        return self.call(*command, inside=inside, OWN_CLOCK="1")
+
+
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """An interpreter that has nanolib from a wheel, and what it needs from behind."""
-    folder = tmp_path_factory.mktemp("installed")
+def wheel(tmp_path_factory):
+    """A wheel that is built from a source archive, without network."""
+    folder = tmp_path_factory.mktemp("built")
     source = copied(folder / "source")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    built = [
-        *pip,
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-        str(source),
-    ]
+    archive = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    subprocess.run(
+        [sys.executable, "-c", archive], cwd=source, check=True, timeout=300, capture_output=True
+    )
+    (sdist,) = folder.glob("nanolib_workbook-*.tar.gz")
+    built = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sdist]
     subprocess.run(built, check=True, timeout=300, capture_output=True)
+    (wheel,) = folder.glob("nanolib_workbook-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory, wheel):
+    """An interpreter with nanolib from the wheel, and its dependencies from this environment."""
+    folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "venv", symlinks=True)
     made = folder / "venv" / "bin" / "python"
     (own,) = (folder / "venv").glob("lib/python*/site-packages")
     (own / "behind.pth").write_text("".join(f"{place}\n" for place in site.getsitepackages()))
-    (wheel,) = folder.glob("nanolib-*.whl")
     install = [
-        *pip,
+        *PIP,
         "--python",
         str(made),
         "install",
@@ -121,7 +129,33 @@ def project(tmp_path, python):
 def test_it_is_the_wheel_and_no_checkout(project):
     told = project.call(project.python, "-c", "import nanolib; print(nanolib.__file__)").stdout
     assert told.startswith(str(Path(project.python).parents[1]))
-    assert "run nano inside a nanolib checkout" in project.nano("run", "quick").stderr
+    assert "run: nano init DIR" in project.nano("run", "quick").stderr
+
+
+def test_the_wheel_contains_the_notebooks_and_params_files(wheel):
+    files = {
+        path.relative_to(ACTION).as_posix()
+        for folder in ("notebooks", "params")
+        for path in (ACTION / folder).rglob("*.*")
+        if path.suffix in (".ipynb", ".yml") and ".ipynb_checkpoints" not in path.parts
+    }
+    assert {"notebooks/attention.ipynb", "params/quick/attention.yml"} <= files
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if "/workbook/" in name}
+    assert inside == {f"nanolib/workbook/{file}" for file in files}
+
+
+def test_init_makes_a_folder_in_which_nano_runs_and_plans(project):
+    ended = project.nano("init", "bench")
+    assert ended.returncode == 0 and "bench" in ended.stdout, ended.stderr
+    again = project.nano("init", "bench")
+    assert again.returncode == 2 and "not an empty folder" in again.stderr
+    listed = project.nano("run", "quick", "--dry-run", inside="bench")
+    assert listed.returncode == 0 and "attention: 15 cases" in listed.stdout, listed.stderr
+    planned = project.nano("plan", "gpt_125M", "--memory", "8GiB", inside="bench/notebooks")
+    assert planned.returncode == 0 and "gpt_125M" in planned.stdout, planned.stderr
+    show = "from nanolib.paths import output_folder; print(output_folder())"
+    output = project.call(project.python, "-c", show, inside="bench/notebooks").stdout.strip()
+    assert Path(output) == project.folder / "bench" / "outputs"
 
 
 GH = """#!/bin/sh

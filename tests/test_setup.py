@@ -32,6 +32,14 @@ def test_the_lock_pins_everything_that_the_project_asks_for():
     assert pins["torch"] == "2.13.0"
 
 
+def test_no_page_installs_the_project_that_has_our_import_name_on_the_index():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"] != "nanolib"
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*.yml")]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"install [^\n`]*\bnanolib(?!-workbook)(\[|\s|`|$)", text), page
+
+
 def test_the_conda_environment_installs_the_lock():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     pip = next(entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict))

@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its commands print what stands there, but for figures and the answers that rest on them."""
+"""The commands in docs/tutorial.md and README.md print what the pages show, except for measured numbers."""
 
 import doctest
 import os
@@ -10,62 +10,101 @@ import sys
 import pytest
 
 from nanolib.paths import checkout
+from tests.ab.conftest import Repository
 
-PAGE = checkout() / "docs" / "tutorial.md"
+ROOT = checkout()
 BLOCK = re.compile(
     r"^```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+STEP = """
+import time
+
+def step():
+    time.sleep({seconds})
+"""
 
 
-def _without_figures(text):
-    """What does not rest on what was measured: neither figures nor the indented lines of an answer that hold some."""
+def _blocks(page):
+    """Return command → output, as the page shows it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return {found["command"]: found["output"] for found in BLOCK.finditer(text)}
+
+
+def _run(command, folder):
+    nano, *arguments = shlex.split(command)
+    assert nano == "nano"
+    output = {"NANOLIB_OUTPUT": str(folder / "outputs"), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "nanolib.cli", *arguments],
+        cwd=folder,
+        env=os.environ | output | {"COLUMNS": "1000"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def _without_numbers(text):
+    """Remove numbers, and the indented lines of a conclusion that contain some."""
     kept = [
         line for line in text.splitlines() if not (line.startswith("  ") and re.search(r"\d", line))
     ]
     return re.sub(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?|-{5,}", "#", "\n".join(kept)) + "\n"
 
 
+def _is_shown(wanted, got):
+    return doctest.OutputChecker().check_output(wanted, got, FLAGS)
+
+
 def _differences(wanted, got):
-    wanted, got = _without_figures(wanted), _without_figures(got)
-    return (
-        ""
-        if doctest.OutputChecker().check_output(wanted, got, FLAGS)
-        else f"wanted:\n{wanted}\ngot:\n{got}"
-    )
+    wanted, got = _without_numbers(wanted), _without_numbers(got)
+    return "" if _is_shown(wanted, got) else f"wanted:\n{wanted}\ngot:\n{got}"
 
 
 @pytest.mark.notebook
 @pytest.mark.thorough  # two minutes; tests of `nano run` and of recipes use the same commands
 def test_each_command_prints_what_the_tutorial_shows(tmp_path):
-    blocks = [
-        (found["command"], found["output"])
-        for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))
-    ]
-    assert len(blocks) == 5 and all(output.strip() for _, output in blocks)
-    for command, output in blocks:
-        nano, *arguments = shlex.split(command)
-        assert nano == "nano"
-        run = subprocess.run(
-            [sys.executable, "-m", "nanolib.cli", *arguments],
-            cwd=tmp_path,
-            env=os.environ
-            | {
-                "NANOLIB_OUTPUT": str(tmp_path / "outputs"),
-                "PYTHONPATH": str(checkout()),
-                "COLUMNS": "1000",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600,
-        )
+    blocks = _blocks("docs/tutorial.md")
+    assert len(blocks) == 5 and all(output.strip() for output in blocks.values())
+    for command, output in blocks.items():
+        run = _run(command, tmp_path)
         assert run.returncode == 0, run.stdout + run.stderr
-        # an answer with figures
+        # a conclusion with numbers
         assert "When does" not in run.stdout or re.search(r"^  .*\d.*\.$", run.stdout, re.MULTILINE)
-        assert not (wrong := _differences(output, run.stdout.replace(str(tmp_path), "."))), (
-            f"{command}\n{wrong}"
-        )
-    assert (tmp_path / "service-report" / "index.html").exists() and (
-        tmp_path / "service.sqlite"
-    ).exists()
+        wrong = _differences(output, run.stdout.replace(str(tmp_path), "."))
+        assert not wrong, f"{command}\n{wrong}"
+    assert (tmp_path / "service-report" / "index.html").exists()
+    assert (tmp_path / "service.sqlite").exists()
+
+
+@pytest.mark.thorough  # 40 s, since the largest batch and length are searched
+def test_the_plan_in_the_readme_is_what_nano_plan_prints(tmp_path):
+    """A plan counts bytes, so the page shows the same numbers on every machine."""
+    ((command, output),) = [
+        block for block in _blocks("README.md").items() if block[0].startswith("nano plan")
+    ]
+    run = _run(command, tmp_path)
+    assert run.returncode == 0 and _is_shown(output, run.stdout), run.stdout + run.stderr
+
+
+@pytest.mark.notebook
+@pytest.mark.thorough
+def test_the_commands_that_measure_print_what_the_readme_shows(tmp_path):
+    blocks = _blocks("README.md")
+    assert [command.split()[1] for command in blocks] == ["run", "plan", "ab"]
+    repository = Repository(tmp_path)
+    (tmp_path / "mypackage").mkdir()
+    step = tmp_path / "mypackage" / "perf.py"
+    step.write_text(STEP.format(seconds=0.020))
+    repository.commit("old")
+    repository.git("checkout", "--quiet", "-B", "main")
+    step.write_text(STEP.format(seconds=0.022))
+    for command in blocks:
+        if command.startswith("nano plan"):
+            continue  # a test of its own
+        run = _run(command, tmp_path)
+        assert run.returncode == (" ab " in command), run.stdout + run.stderr
+        wrong = _differences(blocks[command], run.stdout)
+        assert not wrong, f"{command}\n{wrong}"

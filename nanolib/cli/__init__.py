@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 import nanolib
-from nanolib.cli import ab, compare, listing, plan, results, run
+from nanolib.cli import ab, compare, init, listing, plan, results, run
 from nanolib.cli.common import Commands
 
 
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 for command in (
-    *(run.run, listing.list_names, run.doctor, plan.plan),
+    *(init.init, run.run, listing.list_names, run.doctor, plan.plan),
     *(compare.compare, ab.ab, compare.history),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):

@@ -12,50 +12,58 @@ DOCS, RESULTS = ROOT / "docs" / "gpu.md", ROOT / "outputs" / "reference" / "gpu"
 
 # What is asked of the hardware, and by which tests it is walked without any.
 PATHS = {
-    "identity": "the driver's sensors belong to the GPU under test: stubs of 8 GPUs (`tests/gpu/test_paths.py`)",
-    "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream (`tests/gpu/test_timing.py`)",
-    "ceilings": "products and copies as yardsticks: the same code on a CPU (`tests/meters`)",
-    "attention": "every kind and pattern on a CPU (`tests/run/test_walk.py`), masks and gradients by"
-    " FlexAttention's math path (`tests/models/test_flex.py`)",
+    "identity": "sensors of the tested GPU: stubs of 8 GPUs (`tests/gpu/test_paths.py`)",
+    "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream"
+    " (`tests/gpu/test_timing.py`)",
+    "ceilings": "matrix products and copies: the same code on a CPU (`tests/meters`)",
+    "attention": "every attention kind and pattern on a CPU (`tests/run/test_walk.py`), masks and"
+    " gradients with FlexAttention's math path (`tests/models/test_flex.py`)",
     "patterns": "each pattern once on a CPU, forward and backward (`tests/models`)",
-    "memory": "plans on a CPU (`tests/meters`); out of memory, and what is left in reserve: stubs (`tests/gpu/test_paths.py`)",
-    "models": "compile and generation on a CPU (`tests/models`); captured graphs: stubs (`tests/gpu/test_paths.py`)",
+    "memory": "plans on a CPU (`tests/meters`), out of memory and reserved memory: stubs"
+    " (`tests/gpu/test_paths.py`)",
+    "models": "compilation and generation on a CPU (`tests/models`), captured graphs: stubs"
+    " (`tests/gpu/test_paths.py`)",
     "fp8": "torchao's recipes, emulated (`tests/models/test_fp8.py`)",
-    "energy": "counters, power, gaps, wraps: stubs and recorded traces (`tests/meters/test_integration.py`, `test_power.py`)",
-    "ranks": "all algorithms over gloo, for real (`tests/models/test_ranks.py`)",
-    "lost device": "the cases after a device assert get processes of their own: stubs (`tests/gpu/test_paths.py`)",
+    "energy": "counters, power, gaps, wrap-around: stubs and recorded traces"
+    " (`tests/meters/test_integration.py`, `test_power.py`)",
+    "ranks": "all algorithms over gloo on CPUs (`tests/models/test_ranks.py`)",
+    "lost device": "new processes for the cases after a device assert: stubs"
+    " (`tests/gpu/test_paths.py`)",
 }
 OTHERS = {
-    "AMD (ROCm)": "energy by amdsmi on stubs (`tests/meters/test_sensors.py`); FP8 is refused until it was seen",
-    "Apple (MPS)": "energy by IOReport on stubs (`tests/meters/test_sensors.py`); timing waits for the device; no float64",
+    "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`). FP8 is rejected"
+    " until it is tested.",
+    "Apple (MPS)": "energy with IOReport on stubs (`tests/meters/test_sensors.py`). No float64.",
 }
 
 
 def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """The text of docs/gpu.md: which paths were seen on which GPU, and which on simulated devices alone."""
+    """Return the text of docs/gpu.md: what is tested on which GPU, and how the rest is tested."""
     lines = [
-        "# What has been seen on which GPU",
+        "# GPU status",
         "",
-        "Made by `python -m tests.gpu.page` from what `make gpu` wrote on each machine (`outputs/reference/gpu`)."
-        " `make gpu` takes at most nine minutes; each of its lines is an assertion, and a part that fails stops no other."
-        " Without a GPU, `tests/benchmarks/gpu_rehearsal.py` runs all parts on a stand-in for CUDA that computes nothing.",
+        "`make gpu` checks every GPU code path on an NVIDIA GPU in at most nine minutes. Each line of"
+        " its output is one check, and a failing part does not stop the others. Without a GPU,"
+        " `tests/benchmarks/gpu_rehearsal.py` runs all parts on a stand-in for CUDA that computes"
+        " nothing. `python -m tests.gpu.page` writes this page from `outputs/reference/gpu`.",
         "",
     ]
     if results:
         lines += [f"- **{one['gpu']}**, torch {one['torch']}, {one['date']}" for one in results]
     else:
         lines.append(
-            "**No path of nanolib has been seen on a GPU yet.** All of them are walked on simulated devices alone."
+            "**No GPU code path has been validated on real hardware yet.** Tests cover all of them"
+            " on simulated devices."
         )
-    lines += ["", "| path | seen on | walked without a GPU |", "|---|---|---|"]
-    for name, walked in PATHS.items():
-        seen = [
+    lines += ["", "| part | passed on | tests without a GPU |", "|---|---|---|"]
+    for name, covered in PATHS.items():
+        states = [
             _state(one, name)
             for one in results
             if any(part["name"] == name for part in one["parts"])
         ]
-        lines.append(f"| {name} | {'; '.join(seen) or 'not yet seen on a GPU'} | {walked} |")
-    lines += [f"| {name} | not yet seen on one | {walked} |" for name, walked in OTHERS.items()]
+        lines.append(f"| {name} | {'; '.join(states) or 'no GPU yet'} | {covered} |")
+    lines += [f"| {name} | no device yet | {covered} |" for name, covered in OTHERS.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,72 @@
+"""The folder with notebooks and params files is found from anywhere in it, and results go next to them."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nanolib import paths
+from nanolib.cli import main
+from nanolib.measurement import BadInput
+
+ROOT = Path(__file__).parents[1]
+
+
+def _workbook(folder):
+    (folder / "notebooks").mkdir(parents=True)
+    (folder / "notebooks" / "attention.ipynb").touch()
+    (folder / "params" / "quick").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def no_output(monkeypatch):
+    monkeypatch.delenv("NANOLIB_OUTPUT")
+
+
+def test_the_nearest_folder_above_counts_and_results_go_there(tmp_path, monkeypatch, no_output):
+    inner = _workbook(_workbook(tmp_path / "outer") / "inner")
+    monkeypatch.chdir(inner / "notebooks")
+    assert paths.checkout() == inner
+    assert paths.output_folder() == inner / "outputs"
+    monkeypatch.setenv("NANOLIB_OUTPUT", "elsewhere")
+    assert paths.output_folder() == inner / "notebooks" / "elsewhere"
+
+
+def test_notebooks_of_another_project_are_not_taken(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "mine.ipynb").touch()
+    monkeypatch.chdir(tmp_path)
+    assert paths.checkout() == ROOT  # the package's own
+
+
+def test_outside_of_any_the_message_names_init(tmp_path, monkeypatch, no_output):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "__file__", str(tmp_path / "site-packages" / "nanolib" / "paths.py"))
+    with pytest.raises(BadInput, match="run: nano init DIR"):
+        paths.checkout()
+    assert paths.output_folder() == tmp_path / "outputs"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_init_copies_the_files_to_a_new_or_empty_folder(tmp_path, monkeypatch, exists):
+    target = tmp_path / "mine"
+    if exists:
+        target.mkdir()
+    ended = CliRunner().invoke(main, ["init", str(target)])
+    assert ended.exit_code == 0, ended.output
+    for file in ("notebooks/attention.ipynb", "params/quick/attention.yml"):
+        assert (target / file).read_bytes() == (ROOT / file).read_bytes()
+    assert not list(target.rglob(".*"))
+    monkeypatch.chdir(target)
+    assert paths.checkout() == target
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_init_refuses_a_folder_with_files_in_it(tmp_path, is_file):
+    file = tmp_path / "mine"
+    file.write_text("kept")
+    ended = CliRunner().invoke(main, ["init", str(file if is_file else tmp_path)])
+    assert ended.exit_code == 2 and "is not an empty folder" in ended.output
+    assert len(ended.output.splitlines()) == 1
+    assert [path.read_text() for path in tmp_path.rglob("*")] == ["kept"]
