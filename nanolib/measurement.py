@@ -122,7 +122,7 @@ class Metric:
 
 
 _TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
-_TIMED = {"mfu", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
+_TIMED = {"mfu", "speed_up", "ratio", "overhead", "warmup_needed"}
 _LOWER, _HIGHER, _EQUAL = Direction
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -164,12 +164,10 @@ METRICS: dict[str, Metric] = {
         Metric("layer_energy", "J", _LOWER, "Energy of a layer, by its share of the time"),
         Metric("overhead", "1", _LOWER, "Cost of profiling"),
         Metric("component_time", "ms", _LOWER, "Time of a part"),
-        Metric("time_share", "1", _LOWER, "Share of a rank's own time"),
         Metric("communication_steps", "1", _EQUAL, "Communication steps"),
         Metric("wire_bytes", "B", _LOWER, "Bytes sent"),
         Metric("link_latency", "ms", _LOWER, "Cost of a message"),
         Metric("link_bandwidth", "B/s", _HIGHER, "Bandwidth of a rank's link"),
-        Metric("exposed_communication", "ms", _LOWER, "Communication that computing does not hide"),
     )
 }
 

@@ -301,7 +301,6 @@ def ranks(gpu: Hardware) -> Iterator[Check]:
         "distributed",
         world_sizes=worlds,
         memory_seq_lens=[],
-        training_preset="",
         **asked,
         **gpu.ranks,
     )

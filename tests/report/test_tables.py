@@ -37,7 +37,7 @@ def test_speed_ups_of_a_precision_are_over_bf16_of_the_same_run_and_shape(measur
     ]
     second = [case("fp8_rowwise", 2, 3, 4), case("bfloat16", 17, 18, 24, compiled=False)]
     rows = measured("fp8", first, second)
-    assert "Over bf16, × [95 %]" in fp8.SECTION.tables["Speed and memory"].readable(rows)
+    assert "Speed-up over bf16, × [95 %]" in fp8.SECTION.tables["Speed and memory"].readable(rows)
     table = fp8.speed_table(rows)
     assert table["speed_up"].notna().sum() == 1
     line = table.iloc[1].to_dict()
@@ -89,9 +89,6 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
                     "component_time", ms - 1, ms, ms + 2, scope=f"ring: {kind}", predicted=ms / 4
                 )
             )
-            found.append(
-                Measurement("time_share", ms / 10, scope=f"ring: {kind}", details={"rank": 2})
-            )
         shape = {
             "seq_len": 4096,
             "dtype": "float32",
@@ -111,7 +108,6 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
     }  # fmt: skip
     assert {name: line[name] for name in numbers} == pytest.approx(numbers)
     assert (line["binds"], line["ranks"], line["world_size"]) == ("unclear", "4", 4)
-    assert [line[f"{kind}_share"] for kind in decode_tables.KINDS] == [0.2, 0.5, 0.3]
     shown = tables.readable(pd.DataFrame([line]), decode_tables.DECODE_COLUMNS).iloc[0]
     assert (shown["Ranks"], shown["Efficiency [95 %]"]) == ("4", "0.750 [0.469 … 1.20]")
     assert pd.isna(short["efficiency"]) and pd.isna(alone["efficiency"])
