@@ -103,7 +103,7 @@ class Flag(enum.StrEnum):
 FLAG_TEXT = {flag: flag.text for flag in Flag}
 OVER = " over "  # in the scope of a speed-up, between what was timed and its baseline
 LEARNING_STEPS = 200  # of training: a shorter run shows only that it runs
-SMOKE_TEST = f"a smoke test: nothing is said of runs under {LEARNING_STEPS} steps"
+SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
 
 @dataclass(frozen=True)

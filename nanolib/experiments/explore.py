@@ -31,7 +31,7 @@ from nanolib.store import Store
 
 
 def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = None) -> Any:
-    """Return controls for a notebook's parameters; None in a batch run.
+    """Return controls for a notebook's parameters, or None in a batch run.
 
     Args:
         experiment: The notebook's module.
@@ -51,7 +51,7 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
 
 
 class Explore:
-    """Controls, a prediction, buttons, a chart and a table; see `explore` for the arguments.
+    """Controls, a prediction, buttons, a chart and a table. See `explore` for the arguments.
 
     Attributes:
         controls: Parameter → control, for the notebook's own parameters and `budget_s`.

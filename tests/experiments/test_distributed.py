@@ -42,28 +42,24 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
     assert list(ends["status"]) == ["error", "ok"]
     assert ends["message"].iloc[0] == "RankFailed: rank 1 of 2 raised ValueError: two lines"
     assert "ValueError: two\nlines" in ends["details"].iloc[0]["traceback"]
-    _rows_of_a_real_case_hold(rows[rows["status"] == "ok"])
-
-
-def _rows_of_a_real_case_hold(rows):
-    """Of two ranks over 32 keys with `gather`."""
-    named = [
+    # two ranks over 32 keys
+    rows = rows[rows["status"] == "ok"]
+    names = [
         "comp_shard_kv",
         "comp_local_attention",
         "comp_num_den",
         "comm_gather",
         "comp_final_output",
     ]
-    scopes = {f"gather: {part}" for part in (*tables.KINDS, *named)}
+    scopes = {f"gather: {part}" for part in (*tables.KINDS, *names)}
     assert set(rows[rows["metric"] == "component_time"]["scope"]) == scopes
-    rounds = rows[rows["metric"] == "communication_steps"]
-    assert list(rounds["estimate"]) == [1]
+    assert list(rows[rows["metric"] == "communication_steps"]["estimate"]) == [1]
     sent = rows[(rows["metric"] == "wire_bytes") & (rows["method"] == "formula")]
     assert list(sent["estimate"]) == [8 * 65 * 4]
     assert rows[rows["metric"] == "relative_error"]["estimate"].max() < 1e-6
     modelled = rows[rows["provenance"] == "modelled"]
     assert [details["world_size"] for details in modelled["details"]] == [4, 8, 16]
-    assert {"link_latency"} <= set(rows["metric"])
+    assert "link_latency" in set(rows["metric"])
 
 
 def test_more_ranks_than_cores_are_flagged(monkeypatch):
@@ -91,7 +87,6 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     ("values", "said"),
     [
         ({"world_sizes": [0]}, "distributed.world_sizes[0]: Input should be greater than 0, got 0"),
-        ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
         (
             {"num_kv_heads": 3},
             "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor",

@@ -30,7 +30,7 @@ _Inputs = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """One attention kind on one shape; charts show `name`."""
+    """One attention kind on one shape. Charts show `name`."""
 
     name: str
     attention_type: str
@@ -86,7 +86,7 @@ class AttentionCase(Case):
 
     @property
     def work(self) -> attention.Work | None:
-        """The kept connections; None if they depend on the input or on code of the user."""
+        """The kept connections, or None if they depend on the input or on code of the user."""
         if self.runs_code:
             return None
         n = self.seq_len
@@ -158,7 +158,7 @@ class AttentionCase(Case):
         """Predict the work by formulas, without planning memory.
 
         Returns:
-            `bytes` (q, k, v and the output); if the kept connections are known, `flops` (FLOP,
+            `bytes` (q, k, v and the output). If the kept connections are known, `flops` (FLOP,
             forward), `sparsity`, `block_sparsity`, and with peak rates `latency` (ms).
         """
         predicted: dict[str, float | str] = {"bytes": self.moved}
@@ -230,7 +230,7 @@ class AttentionCase(Case):
                 yield measure(call, predicted=latency.predicted, **cold)
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
-        """Time building the mask; `kept` is false if each forward pass builds it again."""
+        """Time building the mask. `kept` is false if each forward pass builds it again."""
         make = flex.mask_of if self.by_flex else choose_mask
 
         def build() -> None:

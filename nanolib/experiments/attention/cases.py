@@ -29,16 +29,16 @@ class Params(shared.Params):
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
         attention_types: Attention kinds, each `{kind: dense, backend: flash}` or
-            `{kind: sparse, pattern: window, ...}`; a bare name is the kind with its defaults.
+            `{kind: sparse, pattern: window, ...}`. A bare name is the kind with its defaults.
         dtypes: Types of q, k and v.
         num_heads: Query heads.
-        num_kv_heads: Key and value heads; divides `num_heads`; 0 means `num_heads`.
+        num_kv_heads: Key and value heads, a divisor of `num_heads`. 0 means `num_heads`.
         head_dim: Width of a head.
         causal: Whether to mask the future.
         backward: Whether to measure the backward pass too.
         cold_cache: Whether to time the forward pass with a cold cache too.
-        quality_patterns: Sparse patterns that replace dense attention in a trained decoder; empty
-            for none.
+        quality_patterns: Sparse patterns that replace dense attention in a trained decoder, or
+            empty for none.
         quality_sparsities: Target sparsities of these patterns.
         quality_seq_len: Sequence length of the decoder, tokens.
         quality_block_size: Side of a tile of these patterns.
@@ -138,7 +138,7 @@ class Params(shared.Params):
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a kind and its options; flash-attn gets the version that is installed."""
+    """Return a kind and its options. flash-attn gets the version that is installed."""
     options = {name: option for name, option in value.items() if name != "kind"}
     if value["kind"] == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()

@@ -38,7 +38,7 @@ _Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class QualityCase(Case):
-    """One pattern at one sparsity in a small decoder, over seeds; charts show `name`."""
+    """One pattern at one sparsity in a small decoder, over seeds. Charts show `name`."""
 
     supports_ab: ClassVar[bool] = False  # nothing is timed
 

@@ -14,7 +14,7 @@ from nanolib.experiments.attention.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
-from nanolib.report.filters import link_columns, links
+from nanolib.report.filters import link_columns, links, point_columns
 from nanolib.report.overview import listed, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart
@@ -45,16 +45,13 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
         {
             "series": table["name"],
             "x": table["seq_len"].astype(int),
-            "y": table["speed_up"],
-            "low": table["speed_up_low"],
-            "high": table["speed_up_high"],
             "pred": table["bound"],
             "sure": ~(table["unsteady"] | table["speed_up_busy"].astype(bool)),
             "text": table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
             "note": "over "
             + table["speed_up_baseline"]
             + sparsity.where(table["sparsity"].notna(), ""),
-            **links(table),
+            **point_columns(table, "speed_up", "y"),
         }
     )
     return plot(
@@ -98,10 +95,9 @@ def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
     table = known(quality_table(rows), "replaced")
     parts, subtitle = [], []
     for scope, panel in _PANELS.items() if len(table) else ():
-        ends = {"y": table[scope], "low": table[f"{scope}_low"], "high": table[f"{scope}_high"]}
-        part = {"panel": panel, "series": table["pattern"], "x": table["sparsity"], **ends}
+        part = {"panel": panel, "series": table["pattern"], "x": table["sparsity"]}
         part["sure"] = ~(table["steps"] < LEARNING_STEPS)
-        parts.append(pd.DataFrame(part | links(table)))
+        parts.append(pd.DataFrame(part | point_columns(table, scope, "y")))
     if parts:
         seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
         subtitle.append(

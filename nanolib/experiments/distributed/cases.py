@@ -25,17 +25,17 @@ class Params(shared.Params):
 
     Attributes:
         world_sizes: Numbers of ranks.
-        seq_lens: Lengths of the sharded cache for decoding, tokens; empty for none.
+        seq_lens: Lengths of the sharded cache for decoding, tokens, or empty for none.
         algorithms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
         q_len: New tokens per sequence.
-        prefill_seq_lens: Lengths of whole sequences to attend to, tokens; empty for none.
+        prefill_seq_lens: Lengths of whole sequences to attend to, tokens, or empty for none.
         prefill_algorithms: `ring`, `zigzag`, `ulysses`.
         backward: Whether to measure prefill with its backward pass too.
-        memory_seq_lens: Lengths to plan peak memory for, tokens; empty for none.
+        memory_seq_lens: Lengths to plan peak memory for, tokens, or empty for none.
         memory_measured_up_to: Longest length to measure peak memory at, on one rank, tokens.
         batch_size: Sequences.
         num_heads: Query heads.
-        num_kv_heads: Key and value heads; divides `num_heads`.
+        num_kv_heads: Key and value heads, a divisor of `num_heads`.
         head_dim: Width of a head.
         dtypes: Types of q, k and v.
         threads: Threads of each rank on a CPU.

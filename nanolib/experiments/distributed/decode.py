@@ -32,7 +32,7 @@ _CHECKED_ELEMENTS = 2**25  # largest size of all keys and values to compare with
 
 @dataclass(frozen=True)
 class SequenceCase(RanksCase):
-    """Attention over a sequence that is sharded across ranks; subclasses add the shape."""
+    """Attention over a sequence that is sharded across ranks. Subclasses add the shape."""
 
     world_size: int
     seq_len: int

@@ -89,7 +89,7 @@ class Launch:
         ]
 
     def speed_ups(self, scope: str, others: Iterable[str]) -> Iterator[Measurement]:
-        """Yield the speed-up of a call over others of its rounds; too few rounds give no row."""
+        """Yield the speed-up of a call over others of its rounds. Too few rounds give no row."""
         for other in others:
             if other == scope:
                 continue
@@ -104,7 +104,7 @@ class Launch:
 
         Args:
             algorithm: The algorithm.
-            traffic: Its traffic by formula; None if it sends nothing.
+            traffic: Its traffic by formula, or None if it sends nothing.
             predicted_ms: Communication time by the cost model, ms.
         """
         if traffic:

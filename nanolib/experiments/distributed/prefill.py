@@ -145,7 +145,7 @@ class MemoryCase(Case):
         return is_asked and not shortage(self._rank_plan(), self.device)
 
     def plan(self) -> Plan:
-        """Return the memory of running it; most cases are only planned."""
+        """Return the memory of running it. Most cases are only planned."""
         return self._rank_plan() if self._is_run else Plan(reason="the case is planned, not run")
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:

@@ -106,7 +106,7 @@ def _lines(
     columns: Sequence[Column],
     baseline: str,
 ) -> pd.DataFrame:
-    """Return a line per timed call; a case without times has one line with the reason.
+    """Return a line per timed call. A case without times has one line with the reason.
 
     Args:
         rows: Rows of the cases.

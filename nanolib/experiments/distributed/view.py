@@ -58,8 +58,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
     measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
     modelled = pick(rows_with_factor(rows, EXPERIMENT, "algorithms"), "latency")
-    modelled = modelled[modelled["provenance"] == Provenance.MODELLED]
-    modelled = with_cores(modelled) if len(with_cores(modelled)) else modelled
+    modelled = with_cores(modelled[modelled["provenance"] == Provenance.MODELLED])
     # the dashed line starts at the largest number of ranks that was measured
     most = modelled["factor.world_size"].max()
     modelled = modelled[modelled["factor.world_size"] == most]

@@ -18,8 +18,8 @@ class Params(shared.Params):
     """Parameters of `nano doctor`.
 
     Attributes:
-        dtypes: Dtypes of the matrix products; tf32 and FP8 are added if the device has them.
-        sustained_s: Length of a sustained measurement of each product, s; 0 for none.
+        dtypes: Dtypes of the matrix products. tf32 and FP8 are added if the device has them.
+        sustained_s: Length of a sustained measurement of each product, s. 0 means none.
     """
 
     NAME: ClassVar[str] = "doctor"

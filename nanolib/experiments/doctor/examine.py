@@ -23,11 +23,11 @@ from nanolib.run.timeout import one_line
 
 
 def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
-    """Return facts, capabilities and peak rates of this machine; the rates are stored as a run.
+    """Return facts, capabilities and peak rates of this machine. The rates are stored as a run.
 
     Args:
         budget_s: Time limit of each peak rate, s.
-        sustained_s: Length of a sustained measurement of each product, s; 0 for none.
+        sustained_s: Length of a sustained measurement of each product, s. 0 means none.
 
     Returns:
         Heading → name → text.

@@ -47,12 +47,12 @@ class Params(OwnModelParams):
         new_tokens: Tokens to generate before the cache starts again.
         dtype: Type of the weights.
         phases: `prefill`, `decode`, `training_step`.
-        window_s: Length of a measurement window, s; a sensor needs ten of its updates.
+        window_s: Length of a measurement window, s. A sensor needs ten of its updates.
         idle_s: Length of the idle window before it, s.
         power_trace: CSV file with the columns `t_s` (s) and `power_w` (W) to replay instead of a
-            sensor; empty for this machine's own power.
-        profiling: Profiling modes to measure the overhead of; the last one profiles the layers;
-            empty for none.
+            sensor, or empty for this machine's own power.
+        profiling: Profiling modes to measure the overhead of, or empty for none. The last
+            one profiles the layers.
         detail_every_n_calls: Interval between calls that are profiled in detail.
         detail_every_n_layers: Interval between layers that are profiled in detail.
     """
@@ -118,7 +118,7 @@ class Params(OwnModelParams):
         return self
 
     def sources(self) -> list[ReplaySource] | None:
-        """Return the recording as the source of power; None for this machine's own sensors."""
+        """Return the recording as the source of power, or None for this machine's own sensors."""
         return [ReplaySource(*read_trace(Path(self.power_trace)))] if self.power_trace else None
 
 
@@ -185,7 +185,7 @@ class EnergyCase(Case):
         return self.model_case.plan()
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure energy, power and time; without a sensor, energy is a labeled estimate."""
+        """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
         call: Callable[[], object] = step

@@ -32,7 +32,7 @@ def profile(
     modes: dict[str, ProfilingConfig],
     params: Any,
 ) -> Iterator[Measurement]:
-    """Profile calls in a window; samples and statistics go to the trace of the case as well.
+    """Profile calls in a window. Samples and statistics go to the trace of the case as well.
 
     The window has at least twelve calls, two of them in detail.
 
@@ -40,7 +40,7 @@ def profile(
         phase: Start of the scope of the rows.
         model: The model.
         call: A function that calls it once.
-        modes: Profiling modes; the last one, the deepest, is used.
+        modes: Profiling modes. The last one, the deepest, is used.
         params: Parameters of the energy notebook.
 
     Returns:

@@ -30,7 +30,7 @@ class LivePower:
     """Buttons that start and stop generation in a thread, and a chart that follows it.
 
     Args:
-        params: Parameters of the notebook; only the first preset and length are used.
+        params: Parameters of the notebook. Only the first preset and length are used.
 
     Attributes:
         widget: What a notebook shows.

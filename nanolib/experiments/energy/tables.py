@@ -37,7 +37,7 @@ OVERHEAD_COLUMNS = {
     "pass_ms": "Detailed call, ms",
     "n": "Pairs",
 }
-# Part of a bar -> its operations; all others are "other".
+# Part of a bar -> its operations. All others are "other".
 PARTS = {
     "attention": "attention_fused rope cache",
     "projections": "q_proj k_proj v_proj qkv_proj out_proj",

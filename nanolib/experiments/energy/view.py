@@ -18,7 +18,7 @@ from nanolib.experiments.energy.tables import (
 )
 from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import followed, link_columns, links
+from nanolib.report.filters import followed, link_columns, point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, listed, of_experiment, pick, why_empty
 from nanolib.report.plot import plot
@@ -40,20 +40,19 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     phase = table["phase"].str.replace("_", " ")
     estimated = table["provenance"] == Provenance.ESTIMATED
     replayed = table["provenance"] == Provenance.REPLAYED
-    low, high = table["energy_per_token_low"], table["energy_per_token_high"]
-    ends = low.map("{:.2g}".format) + " to " + high.map("{:.2g}".format)
+    low, high = (table[f"energy_per_token_{end}"].map("{:.2g}".format) for end in ("low", "high"))
     data = pd.DataFrame(
         {
             "series": phase + ", n = " + table["seq_len"].astype(int).astype(str),
             "panel": table["name"],
-            "x": table["energy_per_token"],
-            "low": low,
-            "high": high,
             "sure": table["provenance"] == Provenance.MEASURED,
             "hue": phase.map(hues(phase)),
-            "text": ends.where(estimated, table["energy_per_token"].map(format_number)) + " J",
+            "text": (low + " to " + high).where(
+                estimated, table["energy_per_token"].map(format_number)
+            )
+            + " J",
             "note": table["provenance"] + ", " + table["source"] + " " + table["of"],
-            **links(table),
+            **point_columns(table, "energy_per_token"),
         }
     )
     return plot(

@@ -32,7 +32,7 @@ class Params(OwnModelParams):
     """Parameters of the FP8 notebook.
 
     Attributes:
-        presets: Models to measure the speed of; names in `nanolib.PRESETS`.
+        presets: Models to measure the speed of, names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
         model: Your own model instead of the presets: `package.module:build`, or
             `hf:LlamaForCausalLM` (extra `hf`). Parity and numerics still use the small decoder.
@@ -44,7 +44,7 @@ class Params(OwnModelParams):
         seq_len: Tokens per sequence for speed.
         batch_size: Sequences for speed.
         excluded_modules: Linear layers to keep in high precision: names, `*` and `?` allowed.
-        parity_recipes: Recipes to train next to bf16, with known-bad controls; empty for none.
+        parity_recipes: Recipes to train next to bf16, with known-bad controls, or empty for none.
         parity_seeds: Pairs of training runs per recipe, from `seed` on.
         parity_steps: Training steps of each run.
         parity_margin: Largest difference that counts as none, as a share of the loss.
@@ -109,7 +109,7 @@ class Params(OwnModelParams):
 
     @property
     def kept(self) -> list[str]:
-        """Layers to keep in high precision; transformers calls the head of a model `lm_head`."""
+        """Layers to keep in high precision. transformers calls the head of a model `lm_head`."""
         unset = "excluded_modules" not in self.model_fields_set
         return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
 

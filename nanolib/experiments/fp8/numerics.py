@@ -49,7 +49,7 @@ class NumericsCase(SmallDecoderCase):
         """Measure the error of each product against float32, and the loss of each operand.
 
         Yields:
-            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow`
+            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`, `underflow` and `overflow`
             with scope `LAYER OPERAND`.
         """
         for name, seen in _trained(replace(self, variant=""), params.corpus).items():
@@ -58,7 +58,7 @@ class NumericsCase(SmallDecoderCase):
 
 def _error_rows(name: str, seen: dict[str, torch.Tensor], cast: fp8.Cast) -> Iterator[Measurement]:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
-    # operands with the dimension that the product sums over; each product is a @ b
+    # operands with the dimension that the product sums over. Each product is a @ b
     products = {
         "output": ((x, -1), (weight.t(), 0)),
         "input_gradient": ((gradient, -1), (weight, 0)),

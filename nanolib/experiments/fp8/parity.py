@@ -21,7 +21,7 @@ from nanolib.run.rows import over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
-# Recipe → dtype of its products; all other recipes use bf16.
+# Recipe → dtype of its products. All other recipes use bf16.
 _TYPES = {
     BASE: torch.bfloat16,
     AGAIN: torch.bfloat16,

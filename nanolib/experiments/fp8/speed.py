@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +12,15 @@ from torch import nn
 from nanolib.config import PRESETS
 from nanolib.experiments.model.case import ModelCase, text_batch
 from nanolib.experiments.model.steps import Inferring, Training
-from nanolib.measurement import Measurement, MemoryKind, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.memory_plan import Workload
 from nanolib.run.peaks_case import no_product, rate_rows
 from nanolib.run.rows import timed_call_ms, trace
 
-# Precision → dtype of the weights; `tf32` and the recipes change only the products.
+# Precision → dtype of the weights. `tf32` and the recipes change only the products.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
     f"fp8_{recipe}": "bfloat16" for recipe in fp8.RECIPES
 }
@@ -55,7 +53,7 @@ class SpeedCase(Case):
 
     @property
     def recipe(self) -> str:
-        """The FP8 recipe; empty for another precision."""
+        """The FP8 recipe, or empty for another precision."""
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
@@ -106,7 +104,7 @@ class SpeedCase(Case):
         return " ".join(map(str, (*model, self.seq_len, self.batch_size)))
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
-        """Measure time, rates and memory, and for FP8 the converted layers and upper bound."""
+        """Measure time, rates and peak memory, and for FP8 the converted share."""
         model = self.model_case.build(params.seed)
         if self.recipe:
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
@@ -133,7 +131,11 @@ class SpeedCase(Case):
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
         trace(work, self, params)
-        yield from self._memory(model, work)
+        if self.compiled and not self.device.startswith("cuda"):
+            return  # the counter cannot see allocations inside compiled kernels
+        with peak_memory(self.device, *work.existing()) as peak:
+            work.call()
+        yield exact("peak_memory", peak.own / MIB, scope=self.mode, method=peak.method)
 
     def converted_share(self, model: nn.Module) -> Measurement:
         """Return the share of FLOPs in FP8, with kept layers and upper bound in its details."""
@@ -148,25 +150,6 @@ class SpeedCase(Case):
             "amdahl_bound": fp8.amdahl_bound(share),
         }
         return exact("converted_share", share, method="audit", details=details)
-
-    def _memory(self, model: nn.Module, work: Workload) -> Iterator[Measurement]:
-        """Yield the memory of weights, gradients, optimizer, and activations as the rest."""
-        if self.compiled and not self.device.startswith("cuda"):
-            return  # the counter cannot see allocations inside compiled kernels
-        existing, weights = tuple(work.existing()), [*model.parameters()]
-        trained = weights if self.mode == "training_step" else []
-        tensors = {
-            "weights": weights,
-            "gradients": [weight for weight in trained if weight.requires_grad],
-            "optimizer": work.kinds().get(MemoryKind.STATES, []),
-        }
-        parts = {name: sum(x.nbytes for x in some) for name, some in tensors.items()}
-        with peak_memory(self.device, *existing) as peak:
-            work.call()
-        yield exact("peak_memory", peak.own / MIB, scope=self.mode, method=peak.method)
-        parts["activations"] = max(0, peak.own - sum(parts.values()))
-        for name, size in parts.items():
-            yield exact("memory_part", size / MIB, scope=name, method=peak.method)
 
 
 def product_of(precision: str) -> str:

@@ -20,10 +20,7 @@ _SPEED = (
     Column("bound", "", "converted_share", detail="amdahl_bound"),
     Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
     Column("mfu", "Share of the peak", "mfu"),
-    Column("weights", "Weights, MiB", "memory_part", "weights"),
-    Column("gradients", "", "memory_part", "gradients"),
-    Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
-    Column("activations", "Activations, MiB", "memory_part", "activations"),
+    Column("peak_memory", "Peak, MiB", "peak_memory"),
     Column("state", "State"),
 )
 SPEED_COLUMNS = titles(_SPEED)

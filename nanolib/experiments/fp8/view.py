@@ -17,7 +17,7 @@ from nanolib.experiments.fp8.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import links
+from nanolib.report.filters import point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import gains
 from nanolib.report.overview import cached, listed, of_experiment, why_empty
@@ -49,12 +49,9 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
         {
             "series": table["precision"],
             "panel": table["what"],
-            "x": table["latency"],
-            "low": table["latency_low"],
-            "high": table["latency_high"],
             "hue": table["precision"].eq("bfloat16").map({True: "base", False: "c1"}),
             "text": table["latency"].map(format_number) + " ms" + gain,
-            **links(table),
+            **point_columns(table, "latency"),
         }
     )
     return plot(
@@ -78,13 +75,10 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = pd.DataFrame(
         {
             "series": names + controls.map({True: " (control)", False: ""}),
-            "x": table["difference"],
-            "low": table["difference_low"],
-            "high": table["difference_high"],
             "sure": measured & ~(table["steps"] < LEARNING_STEPS),
             "hue": controls.map({True: "c2", False: "c1"}),
             "text": table["verdict"],
-            **links(table),
+            **point_columns(table, "difference"),
         }
     )
     margin = float(table["margin_nats"].dropna().iloc[0])

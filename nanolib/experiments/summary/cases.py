@@ -25,7 +25,7 @@ class Params(StrictModel):
     Attributes:
         runs: Runs to show: IDs, labels, experiments, `latest`, `latest~1`, `all`, or `newest` for
             the newest run of each experiment.
-        database: Path of the database; empty for the one in the output folder.
+        database: Path of the database, or empty for the one in the output folder.
         suite: Name of the params set.
         label: Not used, since the summary stores no run.
         resume: Not used, since the summary stores no run.
@@ -50,7 +50,9 @@ class Params(StrictModel):
     def _database_is_there(cls, value: str) -> str:
         try:
             if value and not Path(value).is_file():
-                raise ValueError(f"{shown(value)} is no file; name a database, or leave it empty")
+                raise ValueError(
+                    f"{shown(value)} is not a file; name a database, or leave it empty"
+                )
         except OSError as error:
             raise ValueError(
                 f"{shown(value)} cannot be read ({error.strerror}); name another"

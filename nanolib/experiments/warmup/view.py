@@ -205,7 +205,7 @@ def _steps(curves: pd.DataFrame, slower: float) -> Finding:
         text = f"No warm-up step is needed for {direction}"
         evidence = f"none of {count} fresh processes needs any"
     evidence += f". The steady step time is {steady:.3g} ms"
-    return Finding(text, evidence, next_step, figures=(Estimate.exact(float(most)),))
+    return Finding(text, evidence, next_step)
 
 
 def _without(line: dict[str, Any]) -> Finding:
