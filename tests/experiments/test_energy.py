@@ -60,4 +60,5 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(rows):
     assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
     assert (costs.wall_low <= costs.wall).all() and (costs.wall <= costs.wall_high).all()
     findings = "\n".join(map(str, energy_findings(rows)))
-    assert "Most of the time goes to" in findings and "Profiling overhead: " in findings
+    assert "Most of the time goes to" in findings
+    assert "Profiling overhead: " in findings or "Machine busy" in findings

@@ -58,7 +58,7 @@ def test_one_that_is_too_short_is_refused_before_anything_runs(tmp_path):
     file = _trace(tmp_path, "t_s,power_w\n0,5\n1,5\n")
     with pytest.raises(
         BadInput,
-        match=r"'trace.csv' lasts 1 s, and idle_s and window_s, with room for calls, need 2.55 s",
+        match=r"'trace.csv' lasts 1 s, and idle_s and window_s need 2.55 s",
     ):
         ALL["energy"]().Params(power_trace=str(file))
 
