@@ -36,19 +36,19 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     timed = known(attention_table(rows), "forward")
     if timed.empty:
         return [Finding("Attention was not measured", next_step="nano run quick attention")]
-    groups = list(_groups(timed))
-    findings = [finding for about, group in groups for finding in _answer(group, about)]
-    if not _sparse_kinds(timed).any():
+    groups = list(_split_groups(timed))
+    findings = [finding for about, group in groups for finding in _compare_sparse(group, about)]
+    if not _has_mask(timed).any():
         next_step = "add {kind: sparse, pattern: window} to attention_types"
         text = "Sparse attention was not measured"
         findings.append(Finding(text, "only dense kernels were", next_step))
-    findings += _quality(quality_table(rows))
-    for further in (_own_functions, _dense_masks, _fastest):
+    findings += _compare_losses(quality_table(rows))
+    for further in (_compare_own, _find_dense_masks, _find_fastest):
         findings += [finding for about, group in groups for finding in further(group, about)]
     return [*findings, *roofline_words(rows, "attention")]
 
 
-def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+def _split_groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield cases that may be ranked together. Those of two runs or devices may not."""
     places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]
     for _, group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
@@ -60,9 +60,9 @@ def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield ", ".join(about), group
 
 
-def _answer(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Yield whether a pattern is faster than every dense kernel, at each measured length."""
-    sparse = group[_sparse_kinds(group) & ~group["mask_is_dense"]]
+    sparse = group[_has_mask(group) & ~group["mask_is_dense"]]
     lines = known(sparse, "speed_up")
     if len(sparse) and lines.empty:
         text = "Sparse attention was not compared with dense"
@@ -70,16 +70,17 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Finding]:
         yield Finding(text, why, "add {kind: dense} to attention_types", about)
     if lines.empty:
         return
-    lines = lines.assign(order=[_order(row, group) for _, row in lines.iterrows()])
+    lines = lines.assign(order=[_find_order(row, group) for _, row in lines.iterrows()])
     lines["rank"] = lines["order"].map([*_ORDERS].index)
     best = lines.sort_values(["seq_len", "rank", "speed_up"], ascending=[True, True, False])
     best = best.drop_duplicates("seq_len")
     texts = {
-        order: f"{_ORDERS[order]} {_at(part['seq_len'])}" for order, part in best.groupby("order")
+        order: f"{_ORDERS[order]} {_format_lengths(part['seq_len'])}"
+        for order, part in best.groupby("order")
     }
     main = next(order for order in ("faster", "unclear", "slower", "busy") if order in texts)
     longest = best[best["order"] == main].iloc[-1]
-    evidence = _gain(longest)
+    evidence = _format_gain(longest)
     # without an overlap, a dense kernel is missing in the rounds
     if (
         main == "unclear"
@@ -89,13 +90,13 @@ def _answer(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     others = [words.capitalize() for order, words in texts.items() if order != main]
     used = lines.merge(best[["seq_len", "order"]])
     used = used[(used["order"] != "busy") | (main == "busy")]
-    compared = tuple(pair for _, row in used.iterrows() for pair in _over_dense(row))
+    compared = tuple(pair for _, row in used.iterrows() for pair in _list_speed_ups(row))
     next_step = _NARROWER if main == "unclear" else ""
     text, evidence = texts[main].capitalize(), ". ".join([evidence, *others])
     yield Finding(text, evidence, next_step, about, compared)
 
 
-def _order(row: pd.Series, group: pd.DataFrame) -> str:
+def _find_order(row: pd.Series, group: pd.DataFrame) -> str:
     """Return a key of `_ORDERS`: one pattern against all dense kernels of its shape."""
     dense = group[group["is_dense"] & (group["seq_len"] == row["seq_len"])]["name"]
     orders = {figure.compare_to(ONE) for figure in row["speed_up_over"]}
@@ -106,10 +107,10 @@ def _order(row: pd.Series, group: pd.DataFrame) -> str:
     return "slower" if Order.BELOW in orders else "unclear"
 
 
-def _gain(row: pd.Series) -> str:
+def _format_gain(row: pd.Series) -> str:
     """Return a pattern's speed-up over the nearest dense kernel, without and with its mask."""
     text = f"{row['name']} (sparsity {row['sparsity']:.0%}) is {times(row, 'speed_up')} as fast as "
-    text += f"{row['speed_up_baseline']} {_at([row['seq_len']])}"
+    text += f"{row['speed_up_baseline']} {_format_lengths([row['seq_len']])}"
     if row["mask_kept"] == 0:
         return f"{text}, including its mask, which each call chooses"
     if row["once"] > 0:
@@ -119,11 +120,12 @@ def _gain(row: pd.Series) -> str:
     return text
 
 
-def _own_functions(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+def _compare_own(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Yield the speed-up of each function of the user over the nearest dense kernel."""
     lines = known(group[group["name"].str.startswith("own ")], "speed_up")
     for _, row in lines[lines["seq_len"] == lines["seq_len"].max()].iterrows():
-        name, dense, where = row["name"], row["speed_up_baseline"], _at([row["seq_len"]])
+        name, dense = row["name"], row["speed_up_baseline"]
+        where = _format_lengths([row["seq_len"]])
         evidence, order = times(row, "speed_up"), Estimate.of(row, "speed_up").compare_to(ONE)
         text = f"{name} is {'faster' if order is Order.ABOVE else 'slower'} than {dense} {where}"
         if order is Order.NO_DIFFERENCE:
@@ -133,48 +135,48 @@ def _own_functions(group: pd.DataFrame, about: str) -> Iterator[Finding]:
         yield Finding(text, evidence, about=about, compared=compared)
 
 
-def _dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Yield the patterns whose masks remove nothing, and at which lengths."""
     nothing = group[group["mask_is_dense"]]
     if len(nothing):
-        where = _at(sorted(nothing["seq_len"].unique()))
+        where = _format_lengths(sorted(nothing["seq_len"].unique()))
         text = f"The mask of {listed(nothing['name'])} removes nothing {where}"
         next_step = "reduce block_size, or use longer seq_lens"
         yield Finding(text, "it is excluded from the comparison", next_step, about)
 
 
-def _fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     """Yield the fastest dense kernel at the longest length with two of them."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return
     dense = dense[dense["seq_len"] == dense["seq_len"].max()]
-    best, where = dense.loc[dense["forward"].idxmin()], _at(dense["seq_len"])
-    text, evidence, next_step = f"{best['name']} is the fastest dense kernel {where}", "", ""
+    best, where = dense.loc[dense["forward"].idxmin()], _format_lengths(dense["seq_len"])
+    text, next_step = f"{best['name']} is the fastest dense kernel {where}", ""
     evidence = in_ms(best, "forward")
     if ties := not_slower(best, dense["name"]):
         tied = dense[dense["name"].isin([best["name"], *ties])].sort_values("forward")
         text = f"No clear difference between {listed(tied['name'])} {where}"
         evidence = listed(in_ms(row, "forward") for _, row in tied.iterrows())
         evidence, next_step = f"{evidence} {_OVERLAP}", _NARROWER
-    yield Finding(text, evidence, next_step, about, _over_dense(best))
+    yield Finding(text, evidence, next_step, about, _list_speed_ups(best))
 
 
-def _sparse_kinds(group: pd.DataFrame) -> pd.Series:
+def _has_mask(group: pd.DataFrame) -> pd.Series:
     """Return which lines have a mask, whatever it removes."""
     return ~group["is_dense"] & group["sparsity"].notna()
 
 
-def _at(lengths: Iterable[float]) -> str:
+def _format_lengths(lengths: Iterable[float]) -> str:
     return f"at {listed(f'{int(n):,}' for n in lengths)} tokens"
 
 
-def _over_dense(row: pd.Series) -> Pairs:
+def _list_speed_ups(row: pd.Series) -> Pairs:
     """Return the speed-ups of a line over every dense kernel of its length."""
-    return gains(row, f"{row['name']} {_at([row['seq_len']])}")
+    return gains(row, f"{row['name']} {_format_lengths([row['seq_len']])}")
 
 
-def _quality(table: pd.DataFrame) -> list[Finding]:
+def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     """Return the effect of each pattern on the loss at its highest sparsity."""
     short = table["steps"] < LEARNING_STEPS
     if len(table) and short.all():
@@ -182,10 +184,12 @@ def _quality(table: pd.DataFrame) -> list[Finding]:
         next_step = f"set quality_steps to at least {LEARNING_STEPS}"
         return [Finding("The loss of sparse attention was not measured", evidence, next_step)]
     long = known(table[~short], "replaced").sort_values("sparsity", kind="stable")
-    return [_loss(row) for _, row in long.drop_duplicates("pattern", keep="last").iterrows()]
+    return [
+        _compare_loss(row) for _, row in long.drop_duplicates("pattern", keep="last").iterrows()
+    ]
 
 
-def _loss(row: pd.Series) -> Finding:
+def _compare_loss(row: pd.Series) -> Finding:
     """Return the effect of one pattern on the loss, before and after the fine-tune."""
     if not row["sparsity"]:
         text = f"The loss of {row['pattern']} was not measured"

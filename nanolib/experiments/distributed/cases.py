@@ -135,12 +135,12 @@ def cases(params: Params) -> list[Case]:
         shape = heads | {"dtype": dtype}
         for seq_len, world in itertools.product(params.seq_lens, params.world_sizes):
             of = {"algorithms": tuple(params.algorithms), "q_len": params.q_len, "seq_len": seq_len}
-            found.append(DecodeCase(**_on_ranks(params, world), **shape, **of))
+            found.append(DecodeCase(**_rank_fields(params, world), **shape, **of))
         # One launch measures one rank and several ranks, interleaved.
         for seq_len, world in itertools.product(params.prefill_seq_lens, several or [1]):
             algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
             of = {"prefill_algorithms": algorithms, "backward": params.backward, "seq_len": seq_len}
-            found.append(PrefillCase(**_on_ranks(params, world), **shape, **of))
+            found.append(PrefillCase(**_rank_fields(params, world), **shape, **of))
         for algorithm in prefill.MEMORY_ALGORITHMS:
             for world in several if algorithm in prefill.ALGORITHMS else [1]:
                 has_heads = not (params.num_heads % world or params.num_kv_heads % world)
@@ -153,7 +153,7 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-def _on_ranks(params: Params, world: int) -> dict[str, Any]:
+def _rank_fields(params: Params, world: int) -> dict[str, Any]:
     return {
         "device": resolve_device(params.device),
         "world_size": world,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.launch import Launch, time_calls, traffic_words
+from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
@@ -99,7 +99,9 @@ class DecodeCase(SequenceCase):
         sent = {
             algorithm: self.traffic(algorithm, self.world_size) for algorithm in self.algorithms
         }
-        return {"shard": f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"} | traffic_words(sent)
+        return {"shard": f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"} | format_traffic(
+            sent
+        )
 
     @property
     def _fits_one_rank(self) -> bool:

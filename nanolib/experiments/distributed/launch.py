@@ -51,7 +51,7 @@ def time_calls(
     return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 
 
-def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
+def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
     """Format each algorithm's communication steps, and the bytes of the rank that sends most."""
     steps = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
     most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]

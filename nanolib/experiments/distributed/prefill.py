@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.experiments.distributed.decode import SequenceCase, random_heads
-from nanolib.experiments.distributed.launch import Launch, time_calls, traffic_words
+from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
@@ -82,7 +82,7 @@ class PrefillCase(SequenceCase):
             for algorithm in self.prefill_algorithms
         )
         found: dict[str, float | str] = {"peak memory per rank": ", ".join(words)}
-        return found | (traffic_words(self.traffic) if self.traffic else {})
+        return found | (format_traffic(self.traffic) if self.traffic else {})
 
     def rank_plan(self) -> Plan:
         """Plan the peak memory of one rank for each scope, with the other ranks simulated."""

@@ -69,7 +69,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per decoding algorithm, number of ranks and length.
 
     Returns:
-        Columns of `_DECODE`, those that `_lines` adds, and `binds` (see `limit_of`).
+        Columns of `_DECODE`, those that `_make_lines` adds, and `binds` (see `find_limit`).
     """
     rows = rows_with_factor(rows, EXPERIMENT, "algorithms")
     if rows.empty:
@@ -81,8 +81,8 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
         for algorithm, algorithms in zip(parts[0], rows["factor.algorithms"], strict=True)
     ]
     names = ["seq_len", "dtype", "algorithm"]
-    table = _lines(rows, named[is_own], "algorithms", names, _DECODE, "one rank")
-    table["binds"] = [limit_of(line)[0] for _, line in table.iterrows()]
+    table = _make_lines(rows, named[is_own], "algorithms", names, _DECODE, "one rank")
+    table["binds"] = [find_limit(line)[0] for _, line in table.iterrows()]
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable", ignore_index=True)
 
 
@@ -95,10 +95,10 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     parts = rows["scope"].str.partition(" ")  # rows of bytes name the algorithm only
     named = rows.assign(algorithm=parts[0], direction=parts[2].replace("", "forward"))
     names = ["seq_len", "dtype", "algorithm", "direction"]
-    return _lines(rows, named, "prefill_algorithms", names, _PREFILL, "dense ")
+    return _make_lines(rows, named, "prefill_algorithms", names, _PREFILL, "dense ")
 
 
-def _lines(
+def _make_lines(
     rows: pd.DataFrame,
     named: pd.DataFrame,
     listed: str,
@@ -124,7 +124,7 @@ def _lines(
     factors = [name for name in names if name not in called]
     table = base(rows, [*factors, "world_size", "nodes", listed], listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]
-    table = _with_ranks(table.merge(timed, on=list(CASE), how="left"))
+    table = _add_ranks(table.merge(timed, on=list(CASE), how="left"))
     table["flags"] = [flags if isinstance(flags, list) else [] for flags in table["flags"]]
     table[called[0]] = table[called[0]].fillna(table[listed].str.join(", "))
     table = table.drop(columns=listed).fillna(dict.fromkeys(called, ""))
@@ -138,7 +138,7 @@ def _lines(
     return table
 
 
-def _with_ranks(table: pd.DataFrame) -> pd.DataFrame:
+def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
     """Add `ranks`: their number, and the number of machines if there are several."""
     several = zip(table["world_size"].astype(int), table["nodes"], strict=True)
     ranks = [
@@ -147,7 +147,7 @@ def _with_ranks(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(world_size=table["world_size"].astype(int), ranks=ranks)
 
 
-def limit_of(line: pd.Series) -> tuple[str, Pairs]:
+def find_limit(line: pd.Series) -> tuple[str, Pairs]:
     """Return what limits a decoded token, and the orders that show it.
 
     Returns:
@@ -173,7 +173,7 @@ def limit_of(line: pd.Series) -> tuple[str, Pairs]:
     return longer, comparing(sending, compute) + within
 
 
-def with_cores(table: pd.DataFrame) -> pd.DataFrame:
+def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
     """Return the lines with a core for each rank: no conclusion on speed uses others."""
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
 
@@ -194,5 +194,5 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     )
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
     ids = ["run_id", "case_id", "world_size", "dtype", "nodes"]
-    found = _with_ranks(found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"]))
+    found = _add_ranks(found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"]))
     return found.drop(columns="nodes")

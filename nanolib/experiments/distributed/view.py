@@ -17,9 +17,9 @@ from nanolib.experiments.distributed.tables import (
     UNCLEAR,
     component_table,
     decode_table,
-    limit_of,
+    drop_oversubscribed,
+    find_limit,
     prefill_table,
-    with_cores,
 )
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
@@ -58,7 +58,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
     measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
     modelled = pick(rows_with_factor(rows, EXPERIMENT, "algorithms"), "latency")
-    modelled = with_cores(modelled[modelled["provenance"] == Provenance.MODELLED])
+    modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
     # the dashed line starts at the largest number of ranks that was measured
     most = modelled["factor.world_size"].max()
     modelled = modelled[modelled["factor.world_size"] == most]
@@ -70,7 +70,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     dashed = dashed.assign(**at, pred=modelled["estimate"], note="modelled", sure=True)
     both = pd.concat([measured, dashed], ignore_index=True)
     data = both.reindex(columns=["y", "low", "high", "pred", "note", "sure"]).assign(
-        panel=_shapes(both),
+        panel=_format_shapes(both),
         series=both["algorithm"].str.replace("_", " "),
         x=both["world_size"].astype(int),
         **links(both),
@@ -89,7 +89,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def _shapes(table: pd.DataFrame) -> pd.Series:
+def _format_shapes(table: pd.DataFrame) -> pd.Series:
     return "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
 
 
@@ -114,7 +114,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
     return plot(
         data,
-        f"{title}: {_shapes(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
+        f"{title}: {_format_shapes(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
         "bars",
         subtitle=[
             "Slowest rank. Ranks synchronize before each communication step, "
@@ -159,42 +159,42 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings on how attention scales over ranks, and on what limits decoding."""
     decoded = known(decode_table(rows), "latency")
     scaling, limits = [], []
-    for dtype, n, group in _longest(decoded, ["dtype"]):
+    for dtype, n, group in _select_longest(decoded, ["dtype"]):
         what = f"Decoding over {n} keys"
         several = group[group["world_size"] > 1]
         if several.empty:
             why = "only one rank was used"
-            scaling.append(_not_measured(what, why, "set world_sizes to [1, 2]", dtype))
-        elif with_cores(several).empty:
+            scaling.append(_report_missing(what, why, "set world_sizes to [1, 2]", dtype))
+        elif drop_oversubscribed(several).empty:
             why = "the ranks need more cores than this machine has"
-            scaling.append(_not_measured(what, why, "reduce world_sizes or threads", dtype))
+            scaling.append(_report_missing(what, why, "reduce world_sizes or threads", dtype))
         else:
-            fastest = _fastest(with_cores(several))
-            scaling.append(_scaling(fastest, what, dtype))
-            limits += _limit(fastest.iloc[0], f"at {n} keys", dtype)
+            fastest = _select_fastest(drop_oversubscribed(several))
+            scaling.append(_compare_scaling(fastest, what, dtype))
+            limits += _state_limit(fastest.iloc[0], f"at {n} keys", dtype)
     whole = known(prefill_table(rows), "latency")
-    whole = with_cores(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
+    whole = drop_oversubscribed(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
     prefill = [
-        _scaling(_fastest(group), f"Prefill of {n} tokens ({direction})", dtype)
-        for dtype, direction, n, group in _longest(whole, ["dtype", "direction"])
+        _compare_scaling(_select_fastest(group), f"Prefill of {n} tokens ({direction})", dtype)
+        for dtype, direction, n, group in _select_longest(whole, ["dtype", "direction"])
     ]
     found = [*scaling[:2], *limits[:1], *prefill[:2]]
     nothing = "Attention across ranks was not measured"
     return found or [Finding(nothing, next_step="nano run quick distributed")]
 
 
-def _not_measured(what: str, why: str, next_step: str, about: str) -> Finding:
+def _report_missing(what: str, why: str, next_step: str, about: str) -> Finding:
     return Finding(f"The scaling of {what.lower()} was not measured", why, next_step, about)
 
 
-def _longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
+def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
     """Yield the values of some columns, the longest length, and the lines of both."""
     for values, group in table.groupby(by, sort=False) if len(table) else ():
         n = int(group["seq_len"].max())
         yield *values, f"{n:,}", group[group["seq_len"] == n]
 
 
-def _fastest(table: pd.DataFrame) -> pd.DataFrame:
+def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
     """Return the launch of the fastest call on the most ranks, the fastest call first."""
     most = table[table["world_size"] == table["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
@@ -202,7 +202,7 @@ def _fastest(table: pd.DataFrame) -> pd.DataFrame:
     return most[(most["run_id"] == best["run_id"]) & (most["case_id"] == best["case_id"])]
 
 
-def _scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
+def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
     """Compare the fastest algorithm with one rank and with the other algorithms of its launch."""
     best = lines.iloc[0]
     algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
@@ -229,9 +229,9 @@ def _scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
     return Finding(text, evidence, about=about, compared=compared)
 
 
-def _limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
+def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
     """Yield what limits a decoded token, if its parts were measured."""
-    kind, compared = limit_of(best)
+    kind, compared = find_limit(best)
     if not kind:
         return
     text, next_step = _LIMITS[kind]

@@ -81,7 +81,9 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(state=table["state"].where(table["state"] != "ok", table["provenance"]))
 
 
-def _profiled(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _profile_rows(
+    rows: pd.DataFrame, metric: str
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield the columns that name the case of each row of a metric, and the row."""
     found = pick(of_experiment(rows, "energy"), metric)
     for row in found.to_dict("records"):
@@ -100,7 +102,7 @@ def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
         `PARTS`), `ms` (of a detailed call).
     """
     lines = []
-    for line, row in _profiled(rows, "layer_time"):
+    for line, row in _profile_rows(rows, "layer_time"):
         for name, ms in row["details"].get("operations_ms", {}).items():
             operation = name if name in _PART_OF else "other"
             lines.append(line | {"operation": operation, "part": _PART_OF[operation], "ms": ms})
@@ -116,7 +118,7 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
         the baseline) and both as `_percent`, with `_low` and `_high`, `plain_ms`, `pass_ms`, `n`.
     """
     lines = []
-    for line, row in _profiled(rows, "overhead"):
+    for line, row in _profile_rows(rows, "overhead"):
         details = row["details"]
         shares = {"wall": (row["low"], row["estimate"], row["high"]), "cpu": details["cpu"]}
         for name, values in shares.items():

@@ -135,7 +135,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         return [Finding("Energy was not measured", next_step="nano run quick energy")]
     costs = known(table, "energy_per_token")
     by_source = costs.groupby(["name", "seq_len", "source"], sort=False)
-    findings = [_per_token(*key, group) for key, group in by_source]
+    findings = [_state_energy(*key, group) for key, group in by_source]
     if (table["provenance"] == Provenance.ESTIMATED).any():
         why = "no power sensor was found, and estimated ranges allow no comparison"
         next_step = "run nano doctor to see which sensors it supports"
@@ -146,14 +146,18 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         findings.append(Finding(text, row["message"], about=about))
     operations, overheads = operation_table(rows), overhead_table(rows)
     if len(operations):
-        findings += [_largest(case, part) for case, part in operations.groupby("case", sort=False)]
+        findings += [
+            _find_largest(case, part) for case, part in operations.groupby("case", sort=False)
+        ]
     if len(overheads):
         modes = overheads[overheads["mode"] != "again"]
-        findings += [_overhead(case, part) for case, part in modes.groupby("case", sort=False)]
+        findings += [
+            _compare_overheads(case, part) for case, part in modes.groupby("case", sort=False)
+        ]
     return findings
 
 
-def _per_token(name: str, seq_len: float, source: str, group: pd.DataFrame) -> Finding:
+def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -> Finding:
     """Return the energy per token of each phase by one source."""
     provenance = group["provenance"].iloc[0]
     parts, figures = [], []
@@ -173,7 +177,7 @@ def _per_token(name: str, seq_len: float, source: str, group: pd.DataFrame) -> F
     return Finding(text, about=f"{name}, n = {int(seq_len)}", figures=tuple(figures))
 
 
-def _largest(case: str, part: pd.DataFrame) -> Finding:
+def _find_largest(case: str, part: pd.DataFrame) -> Finding:
     """Return at least three operations, and as many as take half of the time."""
     total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
     shares = total / total.sum()
@@ -187,7 +191,7 @@ def _largest(case: str, part: pd.DataFrame) -> Finding:
     return Finding(f"Most of the {what} goes to {names}", evidence, next_step, case)
 
 
-def _overhead(case: str, modes: pd.DataFrame) -> Finding:
+def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
     """Return the overhead of each profiling mode."""
     costs, compared = [], []
     for row in modes.to_dict("records"):

@@ -130,25 +130,27 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     if of_experiment(rows, "fp8").empty:
         return [Finding("FP8 was not measured", next_step="nano run quick fp8")]
     return [
-        *_speed(speed_table(rows)),
-        *_losses(parity_table(rows)),
-        *_numerics(numerics_table(rows)),
+        *_compare_speed(speed_table(rows)),
+        *_compare_losses(parity_table(rows)),
+        *_compare_numerics(numerics_table(rows)),
     ]
 
 
-def _speed(table: pd.DataFrame) -> list[Finding]:
+def _compare_speed(table: pd.DataFrame) -> list[Finding]:
     """Return at which of the measured sizes FP8 is faster than bf16, for each mode."""
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
     timed = known(fp8, "speed_up")
     if len(timed):
-        return [_by_size(str(mode), group) for mode, group in timed.groupby("mode", sort=False)]
+        return [
+            _compare_sizes(str(mode), group) for mode, group in timed.groupby("mode", sort=False)
+        ]
     why = next(filter(None, fp8["message"]), "no FP8 case ran to its end")
     return [Finding("FP8 speed was not measured", why)]
 
 
-def _by_size(mode: str, group: pd.DataFrame) -> Finding:
+def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     """Return at which sizes FP8 is faster, slower or shows no clear difference."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     group = group.assign(order=[order for _, order, _ in pairs])
@@ -169,7 +171,7 @@ def _by_size(mode: str, group: pd.DataFrame) -> Finding:
     return Finding(texts[0], evidence, about=about, compared=tuple(compared))
 
 
-def _losses(table: pd.DataFrame) -> list[Finding]:
+def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     """Return the loss of every recipe next to bf16, and whether the controls were detected."""
     if table.empty:
         return []
@@ -177,7 +179,7 @@ def _losses(table: pd.DataFrame) -> list[Finding]:
     ended = named[named["status"] == "ok"]
     short = ended[ended["steps"] < LEARNING_STEPS]
     long = ended.drop(index=short.index)
-    findings = [_loss(row) for _, row in long.iterrows()]
+    findings = [_compare_loss(row) for _, row in long.iterrows()]
     if len(short):
         text = f"The loss of {listed(short['recipe'])} was not compared with bf16"
         evidence = f"{int(short['steps'].max())} training steps are {SMOKE_TEST}"
@@ -191,7 +193,7 @@ def _losses(table: pd.DataFrame) -> list[Finding]:
     return findings
 
 
-def _loss(row: pd.Series) -> Finding:
+def _compare_loss(row: pd.Series) -> Finding:
     """Return the loss of one recipe next to bf16."""
     emulated = " (emulated)" if row["provenance"] == Provenance.EMULATED else ""
     text = f"{row['recipe']}{emulated} {_LOSSES[row['verdict']]} after {int(row['steps'])} steps"
@@ -207,7 +209,7 @@ def _loss(row: pd.Series) -> Finding:
     return Finding(text, evidence, figures=(difference,))
 
 
-def _numerics(table: pd.DataFrame) -> list[Finding]:
+def _compare_numerics(table: pd.DataFrame) -> list[Finding]:
     """Return the median signal to noise of each cast."""
     if table.empty:
         return []

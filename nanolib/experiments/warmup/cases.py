@@ -168,11 +168,11 @@ class WarmupCase(Case):
         details = {"threads": torch.get_num_threads()}
         curve = samples[: self.curve_steps]
         yield summarize(curve, scope=self.direction, method=clock.method, details=details)
-        yield _needed(curve, self.direction)
+        yield _count_warmup(curve, self.direction)
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
-            yield _uncut(counted, scope, clock.method, spent)
+            yield _summarize_all(counted, scope, clock.method, spent)
 
 
 def cases(params: Params) -> list[Case]:
@@ -190,7 +190,9 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any]) -> Measurement:
+def _summarize_all(
+    samples: list[float], scope: str, method: str, details: dict[str, Any]
+) -> Measurement:
     """Return the latency over all samples, without discarding any."""
     whole = steady_state([])
     row = summarize(samples, scope=scope, method=method, details=details, steady=whole)
@@ -199,7 +201,7 @@ def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any
     return replace(row, flags=flags, message="no samples are discarded")
 
 
-def _needed(samples: list[float], scope: str) -> Measurement:
+def _count_warmup(samples: list[float], scope: str) -> Measurement:
     """Return the number of slow first steps, or no number if the curve is unclear."""
     found, reason = warm_up(samples)
     steps = steady = None

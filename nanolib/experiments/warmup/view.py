@@ -172,13 +172,13 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     lines = cold.to_dict("records")
     slower = {(line["run_id"], line["direction"]): line["difference"] for line in lines}
     steps = [
-        _steps(part, slower.get(key, 0.0))
+        _count_steps(part, slower.get(key, 0.0))
         for key, part in curves.groupby(["run_id", "scope"], sort=False)
     ]
-    return [*steps, *map(_without, lines)]
+    return [*steps, *map(_compare_without, lines)]
 
 
-def _steps(curves: pd.DataFrame, slower: float) -> Finding:
+def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
     """Return the number of warm-up steps that is enough for one direction.
 
     Args:
@@ -208,7 +208,7 @@ def _steps(curves: pd.DataFrame, slower: float) -> Finding:
     return Finding(text, evidence, next_step)
 
 
-def _without(line: dict[str, Any]) -> Finding:
+def _compare_without(line: dict[str, Any]) -> Finding:
     """Return the difference of the mean without warm-up, over the processes."""
     ends = [line[f"difference{end}"] for end in ("_low", "", "_high")]
     name = f"the mean without warm-up over the mean after {_REFERENCE} steps"
