@@ -28,7 +28,7 @@ WALKED = {
         {"presets": [], "overrides": {}, "numerics": []},
         {"parity_recipes": "[fp8_rowwise]", "parity_seeds": "3"},
     ),
-    "distributed": (TINY, {"world_sizes": "[2]", "algorithms": "[gather]"}),
+    "distributed": ({}, {"world_sizes": "[2]", "algorithms": "[gather]"}),
 }
 
 
@@ -52,9 +52,9 @@ def test_every_notebook_that_measures_is_walked():
 def test_a_live_notebook_has_controls_and_a_batch_run_has_none(name, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     experiment = importlib.import_module(f"nanolib.experiments.{name}.cases")
-    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    monkeypatch.setattr(sweep, "is_interactive", lambda: False)
     assert explore(experiment, experiment.Params()) is None
-    monkeypatch.setattr(sweep, "live_front_end", lambda: True)
+    monkeypatch.setattr(sweep, "is_interactive", lambda: True)
     assert explore(experiment, experiment.Params()).children
 
 
