@@ -103,7 +103,7 @@ class Flag(enum.StrEnum):
 FLAG_TEXT = {flag: flag.text for flag in Flag}
 OVER = " over "  # in the scope of a speed-up, between what was timed and its baseline
 LEARNING_STEPS = 200  # of training: a shorter run shows only that it runs
-SMOKE_TEST = f"a smoke test: nothing is said of runs under {LEARNING_STEPS} steps"
+SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Metric:
 
 
 _TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
-_TIMED = {"mfu", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
+_TIMED = {"mfu", "speed_up", "ratio", "overhead", "warmup_needed"}
 _LOWER, _HIGHER, _EQUAL = Direction
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -164,12 +164,10 @@ METRICS: dict[str, Metric] = {
         Metric("layer_energy", "J", _LOWER, "Energy of a layer, by its share of the time"),
         Metric("overhead", "1", _LOWER, "Cost of profiling"),
         Metric("component_time", "ms", _LOWER, "Time of a part"),
-        Metric("time_share", "1", _LOWER, "Share of a rank's own time"),
         Metric("communication_steps", "1", _EQUAL, "Communication steps"),
         Metric("wire_bytes", "B", _LOWER, "Bytes sent"),
         Metric("link_latency", "ms", _LOWER, "Cost of a message"),
         Metric("link_bandwidth", "B/s", _HIGHER, "Bandwidth of a rank's link"),
-        Metric("exposed_communication", "ms", _LOWER, "Communication that computing does not hide"),
     )
 }
 

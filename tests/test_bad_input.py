@@ -115,11 +115,7 @@ WITHOUT_DATABASE = [
         "run fp8 -p 'overrides={dtype: float32}'",
         "fp8.overrides: dtype is chosen by precisions; leave it out",
     ),
-    (
-        "run distributed -p 'overrides={d_model: 8}'",
-        "distributed.overrides: there is no preset to change",
-    ),
-    ("run summary -p database=HERE/none.sqlite", "none.sqlite' is no file; name a database"),
+    ("run summary -p database=HERE/none.sqlite", "none.sqlite' is not a file; name a database"),
     (
         "run summary -p runs=[[latest]]",
         "summary.runs[0]: Input should be a valid string, got ['latest']",

@@ -76,7 +76,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path):
     ended = nano("doctor", "--json", "--budget", "0.05")
     assert ended.exit_code == 0, ended.output
     found = json.loads(ended.stdout)
-    assert "GFLOP/s" in found["ceilings of cpu, measured now"]["float32"]
+    assert "GFLOP/s" in found["peak rates of cpu, measured now"]["float32"]
     assert found["what can be measured here"]["attention sparse"] == "runs"
     dry = nano(
         "run", "attention", "--dry-run", "-p", "seq_lens=[64]", "-p", "attention_types=[dense]"

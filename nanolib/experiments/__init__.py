@@ -1,7 +1,7 @@
-"""One room per notebook: `cases` holds its `Params`, its cases and how they are measured, `view` what a person sees of them.
+"""One folder per notebook: `cases` has its `Params` and cases, `view` its charts and findings.
 
-A new notebook is a room here with a line in `ALL` and one in `sections`, a notebook of the same name, and one params file per
-suite. `run.sweep` is the one path by which numbers are made; everything else reads the rows that it writes.
+To add a notebook, add its folder, a line in `ALL` and one in `sections`, a notebook of the same
+name, and a params file per suite. `run.sweep` makes all rows, and everything else reads them.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def _summary() -> ModuleType:
     return cases
 
 
-# Notebook → what loads its experiment: imports that the contract sees, and none before it is asked for.
+# Notebook → loader of its experiment. Each one is imported only when it is used.
 ALL: dict[str, Callable[[], ModuleType]] = {
     "attention": _attention,
     "model": _model,
@@ -67,7 +67,7 @@ ALL: dict[str, Callable[[], ModuleType]] = {
 
 
 def sections() -> tuple["Section", ...]:
-    """What the report asks, in order: a section per notebook that measures, and that of `nano ab`."""
+    """Return the sections of the report: one per notebook that measures, and that of `nano ab`."""
     from nanolib.experiments.attention import view as attention
     from nanolib.experiments.distributed import view as distributed
     from nanolib.experiments.energy import view as energy

@@ -1,7 +1,4 @@
-"""A live notebook's controls: its parameters, changed by hand, predicted, and measured on a button that can be canceled.
-
-The chart and the table show what was measured last; all of it goes to the database when that is asked for.
-"""
+"""Controls of a live notebook: change its parameters, predict, measure, and keep the results."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ from nanolib.meters.machine import this_machine
 from nanolib.report import renderer
 from nanolib.report.display import Table
 from nanolib.report.overview import failures
-from nanolib.report.section import Section
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
@@ -35,12 +31,12 @@ from nanolib.store import Store
 
 
 def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = None) -> Any:
-    """Controls for a notebook's parameters. Returns nothing in a batch run.
+    """Return controls for a notebook's parameters, or None in a batch run.
 
     Args:
         experiment: The notebook's module.
-        params: Where the controls begin.
-        rows: What the notebook measured.
+        params: First values of the controls.
+        rows: Rows to draw before the first measurement.
     """
     if not sweep.is_interactive():
         return None
@@ -55,11 +51,11 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
 
 
 class Explore:
-    """Controls over a prediction, buttons, a chart and a table; arguments as of `explore`.
+    """Controls, a prediction, buttons, a chart and a table. See `explore` for the arguments.
 
     Attributes:
-        controls: Parameter → its control, for those that only this notebook has, and the time for one timing.
-        widget: What a notebook shows.
+        controls: Parameter → control, for the notebook's own parameters and `budget_s`.
+        widget: The widget that the notebook shows.
     """
 
     def __init__(
@@ -75,7 +71,7 @@ class Explore:
             return made
 
         self._experiment, self._params = experiment, params
-        self._section = _section(params.NAME)
+        self._section = next(one for one in sections() if one.experiment == params.NAME)
         self._before = pd.DataFrame() if rows is None else rows
         self._folder = TemporaryDirectory(prefix="nanolib-explore-")
         self._path = Path(self._folder.name) / "unsaved.sqlite"
@@ -84,34 +80,34 @@ class Explore:
         own = [name for name in names if name not in shared.Params.model_fields]
         self.controls = {name: _control(params, name) for name in [*own, "budget_s"]}
         for control in self.controls.values():
-            control.observe(self._moved, names="value")
-        self.predicted, self.measured, self.said = widgets.HTML(), widgets.HTML(), widgets.HTML()
+            control.observe(self._update, names="value")
+        self.predicted, self.measured, self.status = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.predict = button("Predict", "calculator", self._predict)
-        self.measure = button("Measure", "play", self._begin, button_style="primary")
-        self.cancel = button("Cancel", "stop", self._end, disabled=True)
+        self.measure = button("Measure", "play", self._start, button_style="primary")
+        self.cancel = button("Cancel", "stop", self._cancel, disabled=True)
         wide = {"width": "160px"}
         self.keep = button("Keep in database", "save", self._keep, disabled=True, layout=wide)
         self.command = CommandLine()
-        self.chart = renderer.live_chart(self._drawn())
-        self._moved()
+        self.chart = renderer.live_chart(self._draw())
+        self._update()
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(220px, 1fr))"}
         boxes = widgets.GridBox([*self.controls.values()], layout=grid)
-        buttons = [self.predict, self.measure, self.cancel, self.keep, self.said]
+        buttons = [self.predict, self.measure, self.cancel, self.keep, self.status]
         row = widgets.HBox(buttons, layout={"flex_flow": "row wrap"})
         parts = [boxes, row, self.predicted, self.chart, self.measured, self.command]
         self.widget = widgets.VBox(parts)
 
     def params(self) -> shared.Params:
-        """The parameters that the controls stand for.
+        """Return the parameters of the controls.
 
         Raises:
-            BadInput: They do not fit together.
+            BadInput: The values are not valid.
         """
         given = {name: control.value for name, control in self.controls.items()}
         return type(self._params)(**self._params.model_dump() | given)
 
-    def _moved(self, _: Any = None) -> None:
-        """Say what does not fit; the command line follows."""
+    def _update(self, _: Any = None) -> None:
+        """Show the command of the controls, or the error in them."""
         self.predicted.value = ""
         try:
             self.command.text = command_of(self.params())
@@ -123,50 +119,50 @@ class Explore:
     def _predict(self, _: Any) -> None:
         with Store() as store:
             ceilings = ceilings_of(store, this_machine().machine_id)
-        lacking = "; times need this machine's ceilings: keep a measurement, or run nano doctor"
+        lacking = " without times: first keep a measurement, or run nano doctor"
         known = table_of(predictions(self._experiment, self.params(), ceilings))
-        self.predicted.value = "<i>No formula predicts these cases</i>"
+        self.predicted.value = "<i>No prediction for these cases</i>"
         if len(known):
             title = f"<i>Predicted{'' if ceilings else lacking}</i>"
             self.predicted.value = title + Table(known)._repr_html_()
 
-    def _begin(self, _: Any) -> None:
+    def _start(self, _: Any) -> None:
         params = self.params()
         self._busy = True
         self._stop.clear()
         self.measure.disabled, self.cancel.disabled = True, False
-        self.said.value = "Starting …"
+        self.status.value = "Starting …"
         threading.Thread(target=self._run, args=(params,), daemon=True).start()
 
-    def _end(self, _: Any) -> None:
-        self.cancel.disabled, self.said.value = True, "Cancelling …"
+    def _cancel(self, _: Any) -> None:
+        self.cancel.disabled, self.status.value = True, "Canceling …"
         self._stop.set()
 
     def _run(self, params: shared.Params) -> None:
-        options = {"progress": False, "stop": self._stop, "on_progress": self._tell}
+        options = {"progress": False, "stop": self._stop, "on_progress": self._progress}
         try:
             with Store(self._path) as store:
                 run = sweep.measure(self._experiment, params, store=store, **options)
                 run.finish()
                 failed = failures(run.measurements()).drop(columns="experiment")
-            told = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
-            self.said.value = html.escape(f"{'; '.join(told)}; not kept yet.")
+            lines = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
+            self.status.value = html.escape(f"{'. '.join(lines)}. Not kept yet.")
             self.keep.disabled = False
         except Canceled:
-            self.said.value = "Canceled."
-        except Exception as error:  # told where the person looks; a thread's traceback goes nowhere
-            self.said.value = html.escape(str(error) or type(error).__name__)
+            self.status.value = "Canceled."
+        except Exception as error:  # nobody sees the traceback of a thread
+            self.status.value = html.escape(str(error) or type(error).__name__)
         finally:
             self._busy, self.cancel.disabled = False, True
             self._show()
-            self._moved()
+            self._update()
 
-    def _tell(self, done: int, total: int, case: str) -> None:
-        self.said.value = f"{done} of {total}: {html.escape(case)}"
+    def _progress(self, done: int, total: int, case: str) -> None:
+        self.status.value = f"{done} of {total}: {html.escape(case)}"
         self._show()
 
     def _new(self) -> pd.DataFrame:
-        """The rows of the last run; without cases that are in flight, or were canceled."""
+        """Return the rows of the last run, without cases that have not ended."""
         if not self._path.exists():
             return pd.DataFrame()
         with Store(self._path) as store:
@@ -174,34 +170,34 @@ class Explore:
         last = rows["run_id"].iloc[-1:].max()
         return rows[(rows["status"] != Status.STARTED) & (rows["run_id"] == last)]
 
-    def _drawn(self) -> Any:
+    def _draw(self) -> Any:
         new = self._new()
         rows = new if len(new) else self._before
         if len(rows):
             return self._section.main_chart(rows)
-        return empty_chart("What was measured", "nothing was measured yet: press Measure")
+        return empty_chart("Measured", "not measured yet; select Measure")
 
     def _show(self) -> None:
         new = self._new()
         if new.empty:
             return
-        self.chart.chart = self._drawn()
+        self.chart.chart = self._draw()
         table = next(iter(self._section.tables.values())).readable(new)
         if len(table):
-            self.measured.value = "<i>Measured here</i>" + Table(table)._repr_html_()
+            self.measured.value = "<i>Measured</i>" + Table(table)._repr_html_()
 
     def _keep(self, _: Any) -> None:
         try:
             with Store() as store:
                 store.merge(self._path)
         except BadInput as error:
-            self.said.value = html.escape(error.lines[0])
+            self.status.value = html.escape(error.lines[0])
             return
-        self.said.value, self.keep.disabled = f"Kept in {html.escape(store.path.name)}.", True
+        self.status.value, self.keep.disabled = f"Kept in {html.escape(store.path.name)}.", True
 
 
 def command_of(params: shared.Params) -> str:
-    """The `nano run` of a notebook's parameters: those that differ from the suite's."""
+    """Return the `nano run` command of parameters, with those that differ from the suite's."""
     usual = _usual(params.NAME)
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():
@@ -217,12 +213,8 @@ def _usual(experiment: str) -> dict[str, Any]:
     return job.params.defining()
 
 
-def _section(experiment: str) -> Section:
-    return next(section for section in sections() if section.experiment == experiment)
-
-
 def _control(params: shared.Params, name: str) -> Any:
-    """What a parameter is changed by: a box, a list of its choices, or a line of text as `-p` takes it."""
+    """Return the control of a parameter: a checkbox, a dropdown, or text as `-p` takes it."""
     import ipywidgets as widgets
 
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation
@@ -232,6 +224,6 @@ def _control(params: shared.Params, name: str) -> Any:
     if get_origin(kind) is Literal:
         return widgets.Dropdown(value=value, options=get_args(kind), **look)
     text = value if isinstance(value, str) else json.dumps(value)
-    # a list gets a line of its own
+    # lists and mappings get a full row
     wide = {"grid_column": "1 / -1", "width": "98%"} if isinstance(value, list | dict) else {}
     return widgets.Text(value=text, continuous_update=False, layout=wide, **look)

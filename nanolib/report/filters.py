@@ -29,3 +29,9 @@ def followed(data: pd.DataFrame) -> pd.DataFrame:
     """Replace the columns of a chart's data by those of `links`."""
     known = [name for name in ("run_id", "name", "seq_len") if name in data]
     return data.assign(**links(data)).drop(columns=known)
+
+
+def point_columns(table: pd.DataFrame, column: str, axis: str = "x") -> dict[str, Any]:
+    """Return a column as the points of a chart, with its interval, and the columns of `links`."""
+    ends = {end: table[f"{column}_{end}"] for end in ("low", "high")}
+    return {axis: table[column]} | ends | links(table)

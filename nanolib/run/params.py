@@ -33,6 +33,9 @@ SMALL = {
 
 Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
+Count = Annotated[
+    int, pydantic.Field(gt=0, le=4096)
+]  # of heads, their dimensions, layers or threads
 
 
 class Params(StrictModel):
@@ -71,6 +74,9 @@ class Params(StrictModel):
     _collect: Collect | None = pydantic.PrivateAttr(None)
 
     _label = pydantic.field_validator("label")(free_label)
+    _distinct = pydantic.field_validator("*")(
+        lambda value: distinct(value) if isinstance(value, list) else value
+    )
 
     @pydantic.field_validator("device")
     @classmethod

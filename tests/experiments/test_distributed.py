@@ -25,9 +25,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
         memory_seq_lens=[],
         num_kv_heads=8,
         head_dim=64,
-        training_preset="",
         budget_s=0.02,
-        private_network=False,
     )
     started = ranks.run_ranks
 
@@ -44,30 +42,24 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
     assert list(ends["status"]) == ["error", "ok"]
     assert ends["message"].iloc[0] == "RankFailed: rank 1 of 2 raised ValueError: two lines"
     assert "ValueError: two\nlines" in ends["details"].iloc[0]["traceback"]
-    _rows_of_a_real_case_hold(rows[rows["status"] == "ok"])
-
-
-def _rows_of_a_real_case_hold(rows):
-    """Of two ranks over 32 keys in the form `gather`."""
-    shares = rows[rows["metric"] == "time_share"]
-    assert shares["estimate"].sum() == pytest.approx(1, abs=1e-9)
-    named = [
+    # two ranks over 32 keys
+    rows = rows[rows["status"] == "ok"]
+    names = [
         "comp_shard_kv",
         "comp_local_attention",
         "comp_num_den",
         "comm_gather",
         "comp_final_output",
     ]
-    scopes = {f"gather: {part}" for part in (*tables.KINDS, *named)}
+    scopes = {f"gather: {part}" for part in (*tables.KINDS, *names)}
     assert set(rows[rows["metric"] == "component_time"]["scope"]) == scopes
-    rounds = rows[rows["metric"] == "communication_steps"]
-    assert list(rounds["estimate"]) == [1]
+    assert list(rows[rows["metric"] == "communication_steps"]["estimate"]) == [1]
     sent = rows[(rows["metric"] == "wire_bytes") & (rows["method"] == "formula")]
     assert list(sent["estimate"]) == [8 * 65 * 4]
     assert rows[rows["metric"] == "relative_error"]["estimate"].max() < 1e-6
     modelled = rows[rows["provenance"] == "modelled"]
     assert [details["world_size"] for details in modelled["details"]] == [4, 8, 16]
-    assert {"link_latency"} <= set(rows["metric"])
+    assert "link_latency" in set(rows["metric"])
 
 
 def test_more_ranks_than_cores_are_flagged(monkeypatch):
@@ -95,26 +87,17 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     ("values", "said"),
     [
         ({"world_sizes": [0]}, "distributed.world_sizes[0]: Input should be greater than 0, got 0"),
-        ({"world_sizes": [2, 2]}, "distributed.world_sizes: 2 is given twice; leave one out"),
         (
             {"num_kv_heads": 3},
             "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor",
         ),
         (
             {"q_len": 9, "seq_lens": [8]},
-            "distributed.q_len: 9 new tokens do not fit into a sequence of 8; give fewer",
+            "distributed.q_len: must be at most 8, the shortest of seq_lens, got 9",
         ),
         (
             {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
-            "distributed.world_sizes: 8 and 2 heads do not share out over 3 ranks, as ulysses needs",
-        ),
-        (
-            {"training_preset": "decoder_tiny", "overrides": {"d_modl": 8}},
-            "distributed.overrides: decoder_tiny: config.d_modl: unknown name; did you mean d_model?",
-        ),
-        (
-            {"training_preset": "decoder_tiny", "train_seq_len": 9999},
-            "distributed.train_seq_len: 9999 exceeds the context_length 1024 of decoder_tiny; shorten it",
+            "distributed.world_sizes: ulysses cannot split 8 and 2 heads over 3 ranks; choose a",
         ),
     ],
 )
@@ -134,7 +117,7 @@ def _parts(*ranks, algorithm="f", flags=(), predicted=None):
     return list(Launch(answers, flags).algorithm(algorithm, None, predicted))
 
 
-def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
+def test_a_part_takes_as_long_as_on_its_slowest_rank():
     fast = {"comp_a": 1.0, "wait": 3.0, "comm_b": 1.0}
     slow = {"comp_a": 4.0, "wait": 0.1, "comm_b": 0.9}
     crowded = (Flag.OVERSUBSCRIBED,)
@@ -142,25 +125,12 @@ def test_a_call_takes_as_long_as_on_its_slowest_rank_and_parts_add_up():
     times = {row.scope: row for row in rows if row.metric == "component_time"}
     assert times["f: comp_a"].estimate == 4 and times["f: wait"].estimate == 3
     assert times["f: communication"].predicted == 0.8
-    shares = [row for row in rows if row.metric == "time_share"]
-    assert {row.scope for row in shares} == {f"f: {kind}" for kind in tables.KINDS}
-    assert sum(row.estimate for row in shares) == pytest.approx(1)
-    assert all(row.details == {"rank": 1} for row in shares)
     assert {(row.flags, row.confidence) for row in rows} == {(crowded, 0.95)}
     few = [row.confidence for row in _parts([fast] * 3) if row.metric == "component_time"]
     assert set(few) == {0.75}  # the confidence that the range of three calls has
 
 
-def test_the_interval_of_a_time_share_stays_between_nothing_and_all():
-    waits = [0.0, 0.0, 3.0, 0.0, 0.0, 0.0, 9.0, 0.0]
-    runs = [{"comp_local": 9.0, "wait": ms, "comm_sum": 0.0} for ms in waits]
-    found = [row for row in _parts(runs) if row.metric == "time_share"]
-    assert all(0 <= row.low <= row.estimate <= row.high <= 1 for row in found)
-    assert any(row.low == 0 < row.estimate for row in found)
-    assert any(row.high == 1 > row.estimate for row in found)
-
-
-def test_forms_are_compared_block_by_block():
+def test_algorithms_are_compared_block_by_block():
     rng = np.random.default_rng(0)
     base = rng.lognormal(0, 0.5, 40)
     ranks = [{"a": base, "b": base * 0.8}, {"a": base * 0.5, "b": base * 0.1}]
@@ -189,7 +159,7 @@ def test_the_cost_model_finds_what_sending_costs_and_says_how_far_off_it_is():
     assert max(map(abs, fitted.residuals)) < 1e-6
 
 
-def test_bytes_that_were_counted_stand_beside_the_formula():
+def test_counted_bytes_have_the_formula_as_their_prediction():
     runs = [{"comp_a": 1.0, "wait": 1.0}] * 6
     answer = {"parts": {"ring": runs}, "errors": {"ring": 1e-7}, "bytes": {"ring": 440.0}}
     rows = list(Launch([answer] * 2).algorithm("ring", Traffic(3, 3, (100.0, 300.0))))

@@ -28,7 +28,7 @@ WALKED = {
         {"presets": [], "overrides": {}, "numerics": []},
         {"parity_recipes": "[fp8_rowwise]", "parity_seeds": "3"},
     ),
-    "distributed": (TINY, {"world_sizes": "[2]", "algorithms": "[gather]"}),
+    "distributed": ({}, {"world_sizes": "[2]", "algorithms": "[gather]"}),
 }
 
 
@@ -52,9 +52,9 @@ def test_every_notebook_that_measures_is_walked():
 def test_a_live_notebook_has_controls_and_a_batch_run_has_none(name, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     experiment = importlib.import_module(f"nanolib.experiments.{name}.cases")
-    monkeypatch.setattr(sweep, "live_front_end", lambda: False)
+    monkeypatch.setattr(sweep, "is_interactive", lambda: False)
     assert explore(experiment, experiment.Params()) is None
-    monkeypatch.setattr(sweep, "live_front_end", lambda: True)
+    monkeypatch.setattr(sweep, "is_interactive", lambda: True)
     assert explore(experiment, experiment.Params()).children
 
 
@@ -104,13 +104,15 @@ def test_a_value_that_does_not_fit_is_a_line_and_cannot_be_measured(shown, contr
 def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for(shown, tmp_path):
     panel = shown("attention", **WALKED["attention"][0], backward=False, budget_s=0.05)
     panel.predict.click()
-    assert "keep a measurement, or run nano doctor" in panel.predicted.value
+    assert "first keep a measurement, or run nano doctor" in panel.predicted.value
     before = panel.chart.chart
-    assert "press Measure" in json.dumps(before.to_dict())
+    assert "select Measure" in json.dumps(before.to_dict())
     panel.measure.click()
-    assert panel.measure.disabled and not panel.cancel.disabled and panel.said.value == "Starting …"
+    assert (
+        panel.measure.disabled and not panel.cancel.disabled and panel.status.value == "Starting …"
+    )
     until(lambda: not panel.measure.disabled)
-    assert panel.said.value == "Measured; not kept yet." and panel.chart.chart is not before
+    assert panel.status.value == "Measured. Not kept yet." and panel.chart.chart is not before
     assert "dense" in panel.measured.value and "64" in panel.measured.value
     with Store() as store:
         assert store.runs().empty
@@ -124,10 +126,10 @@ def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for
 def test_cancel_ends_the_case_in_flight_and_nothing_is_kept(shown):
     panel = shown("attention", **WALKED["attention"][0] | {"seq_lens": [8192]})
     panel.measure.click()
-    until(lambda: "0 of" in panel.said.value)
+    until(lambda: "0 of" in panel.status.value)
     panel.cancel.click()
     until(lambda: not panel.measure.disabled)
-    assert panel.said.value == "Canceled." and panel.keep.disabled and panel.cancel.disabled
+    assert panel.status.value == "Canceled." and panel.keep.disabled and panel.cancel.disabled
     assert not [
         child
         for child in psutil.Process().children()

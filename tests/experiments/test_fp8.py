@@ -7,7 +7,7 @@ from nanolib.experiments.fp8 import parity as fp8_parity
 from nanolib.experiments.fp8 import view
 from nanolib.experiments.fp8.numerics import VARIANTS
 from nanolib.experiments.fp8.parity import ParityCase, parity_verdict
-from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table
+from nanolib.experiments.fp8.tables import numerics_table, parity_table, speed_table
 from nanolib.measurement import BadInput
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
@@ -66,24 +66,14 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
     assert refused["status"] == "unsupported" and math.isnan(refused["latency"])
     assert "no FP8 tensor cores" in refused["message"]
     assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
+    peaks = table["peak_memory"]
+    assert peaks["bfloat16"] == pytest.approx(peaks["float32"] / 2, rel=0.01)
     timed = rows[(rows.metric == "latency")]
     assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}
     measured = rows[rows.metric == "speed_up"]
     assert set(measured["factor.precision"]) == {"float32"} and set(measured.scope) == {
         "training_step over bfloat16"
     }
-
-
-def test_parts_of_memory_are_the_models_own(rows):
-    table = speed_table(rows).set_index("precision")
-    case = _speed_cases()[0]
-    weights = 4 * case.model_case.counted.parameters / 2**20
-    row = table.loc["float32"]
-    assert row["weights"] == pytest.approx(weights, rel=1e-3) and row["gradients"] == pytest.approx(
-        weights, rel=1e-3
-    )
-    assert row["optimizer"] == pytest.approx(2 * weights, rel=1e-2) and row["activations"] > 0
-    assert table.loc["bfloat16", "weights"] == pytest.approx(weights / 2, rel=1e-3)
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
@@ -94,8 +84,8 @@ def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
         True,
     ]
     words = list(map(str, view.verdict(rows)))
-    assert any(line.startswith("FP8 gains no time here") for line in words)
-    assert any("fp8 tensorwise" in line and "10 steps: a smoke test" in line for line in words)
+    assert any(line.startswith("FP8 speed was not measured") for line in words)
+    assert any("fp8 tensorwise" in line and "are a smoke test" in line for line in words)
 
 
 def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
@@ -110,14 +100,10 @@ def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
     ) == {"emulated"}
 
 
-def test_the_same_run_twice_differs_by_nothing_and_a_last_bit_by_little():
-    case = _parity("bf16", steps=40)
-    fp8_parity._last_loss.cache_clear()
-    first = fp8_parity._last_loss(case, 3, "")
-    fp8_parity._last_loss.cache_clear()
-    assert fp8_parity._last_loss(case, 3, "") == first
-    again = fp8_parity._last_loss(_parity("bf16_again", steps=40), 3, "")
-    assert again != first and again == pytest.approx(first, rel=1e-3)
+def test_a_last_bit_of_the_weights_changes_the_loss_little():
+    recipes = ("bf16", "bf16_again")
+    loss, again = (fp8_parity._last_loss(_parity(name, steps=40), 3, "") for name in recipes)
+    assert again != loss and again == pytest.approx(loss, rel=1e-3)
 
 
 def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
@@ -140,7 +126,7 @@ def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
     assert (
         row.estimate is None
         and row.details["verdict"] == "worse"
-        and "not finite any more in 2 of 2" in row.message
+        and "infinite or NaN in 2 of 2" in row.message
     )
 
 
@@ -162,11 +148,6 @@ def test_what_is_said_of_differences(mean, spread, verdict):
 D, N = 64, 16
 LINEAR = 2 * N * (4 * D * D + 2 * D * 4 * D)
 REST = 2 * N * D * 256 + 4 * 2 * (N * (N + 1) // 2) * 32  # the head, and attention
-
-
-def test_a_training_steps_flops_are_those_of_forward_and_backward(rows):
-    counted = rows[(rows["metric"] == "flops") & (rows["scope"] == "training_step")]["estimate"]
-    assert set(counted) == {3 * (LINEAR + REST)}
 
 
 def test_the_converted_share_is_of_all_flops():

@@ -58,7 +58,7 @@ def test_one_that_is_too_short_is_refused_before_anything_runs(tmp_path):
     file = _trace(tmp_path, "t_s,power_w\n0,5\n1,5\n")
     with pytest.raises(
         BadInput,
-        match=r"'trace.csv' lasts 1 s, and idle_s and window_s, with room for calls, need 2.55 s",
+        match=r"'trace.csv' lasts 1 s, and idle_s and window_s need 2.55 s",
     ):
         ALL["energy"]().Params(power_trace=str(file))
 
@@ -86,9 +86,7 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
         and set(energy.method) == {"replay"}
     )
     assert (energy[energy.metric == "power"].estimate.between(99, 103)).all()
-    assert "By a recording that was replayed, a token takes prefill" in "\n".join(
-        VERDICTS["energy"](rows)
-    )
+    assert " W (prefill) by a replayed recording." in "\n".join(VERDICTS["energy"](rows))
     for name in ("energy_per_token", "power_over_time"):
         text = str(CHARTS[name](rows).to_dict())
         assert "replayed from a recording" in text and "Read from a sensor" not in text
@@ -102,7 +100,7 @@ def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp
     params = ALL["energy"]().Params(**shape, power_trace=trace, idle_s=0.5, window_s=0.5)
     live = LivePower(params)
     live.start.click()
-    until(lambda: "no power: the recording has ended" in live.said.value)
+    until(lambda: "power not measured: the recording has ended" in live.said.value)
     live.stop.click()
     live._thread.join(timeout=60)
     points = [row for rows in live.chart.chart.to_dict()["datasets"].values() for row in rows]

@@ -1,12 +1,9 @@
-"""Tokens per second count every sequence, every token and every rank: sizes are all different, and a call takes 4 ms."""
+"""Tokens per second count every sequence and every token: sizes are all different, and a call takes 4 ms."""
 
 import contextlib
-import dataclasses
-import types
 
 import pytest
 
-from nanolib.experiments.distributed import training as sharded_training
 from nanolib.experiments.energy.cases import EnergyCase
 from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.model import cases as model
@@ -90,22 +87,3 @@ def test_of_a_window_they_are_of_all_sequences(phase, tokens):
     assert (
         EnergyCase("cpu", "tiny", "decoder_tiny", {}, phase, 16, 3, 5, "float32").tokens == tokens
     )
-
-
-def test_of_training_they_are_of_all_ranks_but_of_one_that_is_alone(monkeypatch):
-    case = sharded_training.ShardedTrainingCase(
-        "cpu", "tiny", 2, "decoder_tiny", {}, ("ddp",), 16, 3, 1
-    )
-    times = {"alone": 3.0, "local": 4.0, "ddp": 6.0}
-    blocks = {name: [ms] * 8 for name, ms in times.items()}
-    answers = [{"blocks": blocks, "busy": [False] * 8, "weights": {"ddp": 2**20}}] * 2
-    monkeypatch.setattr(sharded_training, "measure_on_ranks", lambda *_: (answers, ()))
-    rows = list(case.measure(types.SimpleNamespace(), {}))
-    found = {row.scope: row.estimate for row in rows if row.metric == "tokens_per_second"}
-    assert found == pytest.approx({"alone": 48 / 3e-3, "local": 96 / 4e-3, "ddp": 96 / 6e-3})
-    in_bf16 = dataclasses.replace(case, overrides={"dtype": "bfloat16"})
-    assert (
-        in_bf16.sent("ddp") == case.sent("ddp") / 2 and in_bf16.plan().most < 0.6 * case.plan().most
-    )
-    (exposed,) = (row for row in rows if row.metric == "exposed_communication")
-    assert (exposed.estimate, exposed.scope) == (2.0, "ddp")

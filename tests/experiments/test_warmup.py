@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nanolib.experiments.warmup.cases import _needed
+from nanolib.experiments.warmup.cases import _count_warmup
 
 N, DRAWS = 40, 100
 STEP = np.arange(N)
@@ -20,7 +20,7 @@ CLEAR = [
 def _answers(shape, noise, seed=0):
     rng = np.random.default_rng(seed)
     return [
-        _needed([*(10 * shape * (1 + noise * rng.normal(size=N)))], "forward").estimate
+        _count_warmup([*(10 * shape * (1 + noise * rng.normal(size=N)))], "forward").estimate
         for _ in range(DRAWS)
     ]
 
@@ -65,7 +65,7 @@ def test_a_curve_that_keeps_falling_gives_no_answer(noise):
     ],
 )
 def test_why_there_is_no_answer_is_told(shape, noise, why):
-    row = _needed(
+    row = _count_warmup(
         [*(10 * shape * (1 + noise * np.random.default_rng(0).normal(size=N)))], "forward"
     )
     assert row.estimate is None and why in row.message and row.details["steady_median"] is None

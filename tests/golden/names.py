@@ -26,7 +26,7 @@ NOTEBOOKS = _same("attention distributed energy fp8 model warmup")
 
 CASES = _same(
     "AttentionCase QualityCase CeilingCase ModelCase GenerationCase LossCase WarmupCase EnergyCase ProfileCase SpeedCase"
-    " ParityCase NumericsCase DecodeCase PrefillCase MemoryCase ShardedTrainingCase"
+    " ParityCase NumericsCase DecodeCase PrefillCase MemoryCase"
 )
 
 # Classes of which no row is the same everywhere, so that none is run for the sheet: their factors and plans are in it.
@@ -45,7 +45,7 @@ FACTORS = _same(
     " block_size seeds steps d_model num_layers ceiling budget_s preset overrides mode"
     " new_tokens learning_rate corpus direction process warmup_steps curve_steps phase look"
     " precision compiled keep first_seed margin variant seed"
-    " world_size q_len threads measured strategies"
+    " world_size q_len threads measured"
 ) | {
     "optimization": "optimisation",
     "finetune_steps": "tuning_steps",
@@ -95,10 +95,8 @@ LEFT_OUT = {
     "layer_energy": "power and times",
     "overhead": "times",
     "component_time": "a time",
-    "time_share": "times",
     "link_latency": "a time",
     "link_bandwidth": "a rate",
-    "exposed_communication": "a time",
 }
 EQUAL = {name for name, metric in DECLARED.items() if metric.direction is Direction.EQUAL}
 MIB = {name for name, metric in DECLARED.items() if metric.unit == "MiB"}  # written in bytes
@@ -115,7 +113,7 @@ NOT_PREDICTED = {
     "peak memory per rank": "a text; the plan says it",
     "bytes sent per rank": "a text; wire_bytes says it",
     "shard": "a text; footprint says it",
-    "rounds": "a text; the metric says it",
+    "communication steps": "a text; the metric says it",
 }
 
 # How rows were made: nanolib's word → the sheet's.
@@ -176,8 +174,7 @@ def rows_of(case: Any, params: Any, collect: Any) -> Iterator[Any]:
 MEMORY = ("nanolib.run.memory_plan.free_bytes",)
 TEXT = ("nanolib.models.text.load",)
 RANKS = tuple(
-    f"nanolib.experiments.distributed.{name}.measure_on_ranks"
-    for name in ("decode", "prefill", "training")
+    f"nanolib.experiments.distributed.{name}.measure_on_ranks" for name in ("decode", "prefill")
 )
-ON_RANKS = {"DecodeCase", "PrefillCase", "ShardedTrainingCase"}
+ON_RANKS = {"DecodeCase", "PrefillCase"}
 RESIDENT = ("nanolib.run.rows.resident_row", "nanolib.meters.memory.resident_row")

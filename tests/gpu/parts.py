@@ -238,7 +238,6 @@ def ranks(gpu: Hardware) -> Iterator[Check]:
         "backward": True,
         "world_sizes": sorted({1, gpu.count()}),
         "memory_seq_lens": [],
-        "training_preset": "",
     }
     rows = gpu.run("distributed", **params, **gpu.ranks)
     yield from every_case("distributed", rows)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanolib.experiments.energy.view import energy_table
+from nanolib.experiments.energy.tables import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
 from nanolib.store import Run, Store
 from tests.report.cases import layer_case
@@ -54,9 +54,9 @@ def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
         rows = store.measurements(samples=True)
     (line,) = energy_table(rows).to_dict("records")
     assert (line["power"], line["idle_power"], line["energy_per_token"]) == (25, 10, 0.25)
-    assert line["net_per_token"] == pytest.approx(0.15)
     text = "\n".join(VERDICTS["energy"](rows))
-    assert "a token takes decode 0.250" in text and "at 25 W" in text and "No sensor" not in text
+    assert "A token costs 250 mJ [227 … 275] at 25 W (decode) by rapl." in text
+    assert "not measured" not in text
     assert _sure(rows) == {True}
     assert "no energy run" in json.dumps(CHARTS["power_over_time"](rows[:0]).to_dict())
 
@@ -65,11 +65,10 @@ def test_an_estimate_is_a_range_and_its_marks_are_hollow(tmp_path):
     with _store(tmp_path, _rows(Provenance.ESTIMATED, "utilisation", 6)) as store:
         rows = store.measurements(samples=True)
     text = "\n".join(VERDICTS["energy"](rows))
-    assert "is estimated at decode 0.042 to 1.5 J" in text and "No sensor" in text
+    assert "A token costs an estimated 41.7 to 1,500 mJ (decode) by utilisation." in text
+    assert "This machine's power was not measured: no power sensor was found" in text
     assert _sure(rows) == {False}
-    assert "Hollow: a range that is estimated" in json.dumps(
-        CHARTS["energy_per_token"](rows).to_dict()
-    )
+    assert "Hollow: a range estimated" in json.dumps(CHARTS["energy_per_token"](rows).to_dict())
     assert "no sensor read this machine's power" in json.dumps(
         CHARTS["power_over_time"](rows).to_dict()
     )
@@ -95,10 +94,10 @@ def test_a_window_that_was_too_short_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("between", "said"),
     [
-        (60, "most of the time goes to gaps between operations 60%, gate 20%, up 15%: much lies between operations. "
-             "Next: larger batches or compiling would help, more than faster kernels."),
+        (60, "Most of the time goes to gaps between operations (60%), gate (20%) and up (15%): faster kernels would "
+             "change less than half of the time. Next: increase batch_size to shorten the gaps."),
 
-        (20, "most of the time goes to gate 40%, up 30%, gaps between operations 20%."),
+        (20, "Most of the time goes to gate (40%), up (30%) and gaps between operations (20%)."),
     ],
 )  # fmt: skip
 def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):

@@ -68,32 +68,33 @@ def _processes(direction, needed, ratios=(1.0,) * 5, message=""):
 @pytest.mark.parametrize(
     ("needed", "said"),
     [
-        ([0] * 5, "no warm-up was detected in any of 5 fresh processes: a step then takes 10.2 ms."),
+        ([0] * 5, "No warm-up step is needed for forward + backward: none of 5 fresh processes needs any. "
+                  "The steady step time is 10.2 ms."),
 
         ([1, 2, 1, 1, 2],
-         "2 warm-up steps are enough in all 5 fresh processes: they needed 1, 2, 1, 1, 2; a step then takes 10.2 ms."),
+         "2 warm-up steps are enough for forward + backward: 5 fresh processes need 1, 2, 1, 1, 2. "
+         "The steady step time is 10.2 ms."),
         ([1, None, 1, 1, None],
-         "no clear answer in 2 of 5 fresh processes: it never settles; the others needed 1, 1, 1. Next: raise curve_steps"),
+         "The warm-up of forward + backward is unclear in 2 of 5 fresh processes: it never settles. "
+         "The others need 1, 1, 1 steps. Next: increase curve_steps"),
 
     ],
 )  # fmt: skip
 def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
     line = say("warmup", _processes("forward_backward", needed, message="it never settles"))[0]
-    assert line.startswith(f"forward + backward: {said}")
+    assert line.startswith(said)
 
 
 @pytest.mark.parametrize(
     ("ratios", "said"),
     [
-        ((2.5, 2.4, 2.6, 2.2, 2.9), "+150% [+120% … +190%] against that after 5 steps"),
+        ((2.5, 2.4, 2.6, 2.2, 2.9), "The mean of forward is higher without warm-up than after 5 steps: +150% [+120% … +190%]"),
         ((1.1, 1.2, 0.99, 1.1, 1.1),
-         "+10% [-1% … +20%] against that after 5 steps, which cannot be told from that after 5"),
+         "No clear difference between the mean of forward without warm-up and after 5 steps: +10% [-1% … +20%] "
+         "(the intervals overlap)"),
 
     ],
 )  # fmt: skip
 def test_what_no_warm_up_does_to_the_mean_is_reported_over_all_processes(say, ratios, said):
     _, line = say("warmup", _processes("forward", [3] * 5, ratios))
-    assert (
-        line
-        == f"forward: without warm-up the mean is {said}: the range of 5 fresh processes, with a CV of 33%."
-    )
+    assert line == f"{said}, the range of 5 fresh processes, with a CV of 33%."

@@ -47,20 +47,3 @@ def call_then_wait(request):
     if dist.get_rank() == request["rank"]:
         exec(request["code"])
     spin(request)
-
-
-def train_without_pickle(request):
-    """A case of training in which whatever would unpickle fails."""
-    import pickle
-
-    from nanolib.experiments.distributed import training as sharded_training
-
-    def refuse(*_, **__):
-        raise AssertionError("something was unpickled")
-
-    class Refusing(pickle.Unpickler):
-        load = refuse
-
-    pickle.loads = pickle.load = refuse
-    pickle.Unpickler = dist.distributed_c10d._unpickler = Refusing
-    return sharded_training.rank(request)

@@ -15,7 +15,8 @@ SMALL = {"seq_lens": [16, 32, 48, 64], "attention_types": ["dense"], "quality_pa
 
 
 SCENARIOS = [
-    f"distributed-{name}" for name in ("memory", "training", "training-bf16", "which-algorithm")
+    f"distributed-{name}"
+    for name in ("long-prefill", "memory", "million-tokens", "which-algorithm")
 ]
 
 

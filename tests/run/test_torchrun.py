@@ -20,8 +20,6 @@ seq_lens: [64]
 algorithms: [gather]
 prefill_seq_lens: []
 memory_seq_lens: []
-training_preset: ""
-overrides: {}
 rank_timeout_s: 10
 """
 

@@ -1,1 +1,1 @@
-"""Attention kinds and sparse patterns: how fast, how much memory, how exact, and what the missing connections cost."""
+"""Speed, memory, error and loss of attention kinds and sparse patterns."""

@@ -1,4 +1,4 @@
-"""One attention kind on one shape: its name, its work, and how its time, memory and error are measured."""
+"""One attention kind on one shape: its work, and its measurement."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from nanolib.run.memory_plan import Workload, planned
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 from nanolib.run.rows import UNCOUNTED, compile_row, memory_rows, timed_call_ms, trace
 
-_ERROR_ROWS = 128  # queries compared with float64: a wrong tile is found, a long sequence soon done
-_KIND_FACTORS = ("name", "attention_type", "options")  # those of the kind, not of the shape
+_ERROR_ROWS = 128  # queries to compare with float64: enough to find a wrong tile
+_KIND_FACTORS = ("name", "attention_type", "options")  # the other factors are the shape
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """One attention kind on one shape; `name` is what charts call the kind."""
+    """One attention kind on one shape. Charts show `name`."""
 
     name: str
     attention_type: str
@@ -51,7 +51,7 @@ class AttentionCase(Case):
 
     @property
     def by_flex(self) -> bool:
-        """Whether FlexAttention computes it: always for `flex`, and for `sparse` on CUDA."""
+        """Whether FlexAttention computes it: always for `flex`, on CUDA also for `sparse`."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
         size = self._parsed.block_size
@@ -61,13 +61,13 @@ class AttentionCase(Case):
 
     @property
     def compiles(self) -> bool:
-        """Whether its first call compiles: FlexAttention, flash-attn 4, and perhaps a function of yours."""
+        """Whether its first call may compile: FlexAttention, flash-attn 4, user functions."""
         flash_4 = "FA4" in self.options.values() or self.options.get("version") == 4
         return self.by_flex or self.attention_type == "own" or flash_4
 
     @property
     def runs_code(self) -> bool:
-        """See `Case.runs_code`: a function or a mask of yours."""
+        """See `Case.runs_code`: a function or a mask of the user."""
         return bool(self.options.keys() & {"call", "mask_mod"})
 
     @property
@@ -80,13 +80,13 @@ class AttentionCase(Case):
 
     @property
     def moved(self) -> int:
-        """Bytes of q, k, v and the output, each once."""
+        """Bytes of q, k, v and the output."""
         row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
     @property
     def work(self) -> attention.Work | None:
-        """What the kind keeps; None where that depends on the input or on code of yours."""
+        """The kept connections, or None if they depend on the input or on code of the user."""
         if self.runs_code:
             return None
         n = self.seq_len
@@ -109,11 +109,11 @@ class AttentionCase(Case):
         return self.attention_type in ("dense", "flash_attn")
 
     def __str__(self) -> str:
-        """The kind and the shape."""
+        """Return the kind and the shape."""
         return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def inputs(self, seed: int) -> _Inputs:
-        """Random q, k, v, drawn afresh for the case."""
+        """Return random q, k and v of the case."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
         drawn = (
             torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
@@ -122,14 +122,14 @@ class AttentionCase(Case):
         return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
-        """One forward pass, by torch's own flash kernels unless the options say otherwise."""
+        """Run one forward pass, with torch's own flash kernels unless the options name others."""
         if self.attention_type != "dense":
             dense.activate("")
         kind, options = self.attention_type, self.options
         return attention.attend(kind, *inputs, causal=self.causal, options=options)
 
     def workloads(self, *inputs: Tensor) -> Iterator[Workload]:
-        """The forward pass without a graph; and forward with backward."""
+        """Yield the forward pass without a graph, and forward with backward."""
 
         def forward() -> Tensor:
             with torch.no_grad():
@@ -147,19 +147,19 @@ class AttentionCase(Case):
             yield Workload("forward_backward", both, lambda: (*inputs, gradient))
 
     def plan(self) -> Plan:
-        """The peak memory of a case, counted without running it, unless the input or your code decides or a CPU compiles."""
+        """Plan the peak memory, unless it depends on the input or on code of the user."""
         if self.attention_type == "flex" and not self.device.startswith("cuda"):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
-            return Plan(reason="how much is kept depends on the input, or on code of yours")
+            return Plan(reason="the memory depends on the input, or on code of yours")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs, without planning its memory; see `Case.formulas`.
+        """Predict the work by formulas, without planning memory.
 
         Returns:
-            `bytes` (q, k, v and out once); unless the input or your code decides, `flops` (FLOP,
-            forward), `sparsity`, `block_sparsity`, and `latency` (ms) if the ceilings are known.
+            `bytes` (q, k, v and the output). If the kept connections are known, `flops` (FLOP,
+            forward), `sparsity`, `block_sparsity`, and with peak rates `latency` (ms).
         """
         predicted: dict[str, float | str] = {"bytes": self.moved}
         if (work := self.work) is None:
@@ -174,7 +174,7 @@ class AttentionCase(Case):
         return work.flops(self.batch_size, self.num_heads, self.head_dim)
 
     def unsupported(self) -> str:
-        """Why this machine cannot run it, found by a call on a few tokens; FlexAttention is asked, and your code is left alone."""
+        """Return why this machine cannot run it, found by a call on a few tokens."""
         if self.attention_type == "flex":
             backend = self.options.get("backend", "auto")
             return flex.unsupported(self.device, self.backward, backend)
@@ -189,7 +189,7 @@ class AttentionCase(Case):
         return ""
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
-        """Its work, memory and error, and in turns with the other kinds on its shape its latency, with its rates."""
+        """Measure work, memory and error, and the latency in turns with the other kinds."""
         inputs = self.inputs(params.seed)
         forward, *_ = self.workloads(*inputs)
         work, mask = self.work, None
@@ -202,11 +202,15 @@ class AttentionCase(Case):
         if work is not None:
             yield from self._counts(work, forward)
         for workload in self.workloads(*inputs):
-            yield from self._peaks(workload, params)
+            if self.compiles:
+                workload.call()
+            trace(workload, self, params)
+            counted = not self.by_flex or self.device.startswith("cuda")
+            yield from memory_rows(workload, self.device, self.plan(), counted)
             scope, call, moved, factor = "forward", workload.call, self.moved, 1.0
-            if workload.scope != "forward":  # reads q, k, v, out, dout and writes dq, dk, dv
+            if workload.scope != "forward":  # reads q, k, v, out, dout, writes dq, dk, dv
                 scope, call, moved = "backward", self._backward_call(inputs), 2 * self.moved
-                # the math backend keeps the weights; all others compute the scores again
+                # only the math backend keeps the scores for its backward pass
                 keeps = self.options.get("backend") == "math"
                 factor = BACKWARD_FACTOR if keeps else RECOMPUTING_BACKWARD_FACTOR
             yield exact("bytes", moved, scope=scope)
@@ -226,7 +230,7 @@ class AttentionCase(Case):
                 yield measure(call, predicted=latency.predicted, **cold)
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
-        """How long making the mask takes; `kept` says whether it is made once, or anew in each forward pass."""
+        """Time building the mask. `kept` is false if each forward pass builds it again."""
         make = flex.mask_of if self.by_flex else choose_mask
 
         def build() -> None:
@@ -239,7 +243,7 @@ class AttentionCase(Case):
         return replace(built, details=built.details | {"kept": kept})
 
     def _counts(self, work: attention.Work, forward: Workload) -> Iterator[Measurement]:
-        """What the mask keeps, beside what was requested, and what torch's counter says of it."""
+        """Yield the sparsity with its target, and the FLOPs by torch's counter."""
         dense_mask = self.masked and not work.sparsity
         yield exact(
             "sparsity",
@@ -250,21 +254,13 @@ class AttentionCase(Case):
             message=FLAG_TEXT[Flag.MASK_IS_DENSE] if dense_mask else "",
         )
         yield exact("block_sparsity", work.block_sparsity, method="mask")
-        # the counter knows torch's own operations, not what others compile
+        # the counter covers only torch's own operations
         if not self.compiles and self.attention_type != "flash_attn":
             counted = {"method": "flop_counter", "predicted": self._flops(work)}
             yield exact("flops", count_flops(forward.call).full, scope="forward", **counted)
 
-    def _peaks(self, work: Workload, params: Any) -> Iterator[Measurement]:
-        """Its peak memory, after a first call of what compiles."""
-        if self.compiles:
-            work.call()
-        trace(work, self, params)
-        counted = not self.by_flex or self.device.startswith("cuda")
-        yield from memory_rows(work, self.device, self.plan(), counted)
-
     def _backward_call(self, inputs: _Inputs) -> Callable[[], tuple[Tensor, ...]]:
-        """The backward pass of one forward pass, over and over."""
+        """Return a call that repeats the backward pass of one forward pass."""
         if self.by_flex:
             flex.allow_repeated_backward()
         for x in inputs:
@@ -279,7 +275,7 @@ class AttentionCase(Case):
         return backward
 
     def _error(self, out: Tensor, inputs: _Inputs, block_mask: BlockMask | None) -> Measurement:
-        """The kernel against float64 with the same mask, on evenly spread queries of the first sequence."""
+        """Compare evenly spread queries of the first sequence with float64 and the same mask."""
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
         mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()

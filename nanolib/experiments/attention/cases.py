@@ -1,4 +1,4 @@
-"""When is sparse attention faster on this machine? Latency, memory, FLOPs and error of attention kinds over sequence lengths."""
+"""Parameters and cases of the attention notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanolib.models import attention, functions
 from nanolib.models.attention import flash_attn
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Length, distinct, known, known_dtypes
+from nanolib.run.params import Batch, Count, Length, known, known_dtypes
 from nanolib.run.peaks_case import ceiling_cases
 
 _Share = Annotated[float, pydantic.Field(gt=0, lt=1)]
@@ -28,24 +28,25 @@ class Params(shared.Params):
     Attributes:
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
-        attention_types: Attention kinds, each `{kind: dense, backend: flash}` or `{kind: sparse, pattern: window, ...}`; a
-            bare name stands for the kind with its defaults.
+        attention_types: Attention kinds, each `{kind: dense, backend: flash}` or
+            `{kind: sparse, pattern: window, ...}`. A bare name is the kind with its defaults.
         dtypes: Types of q, k and v.
         num_heads: Query heads.
-        num_kv_heads: Key and value heads; divides `num_heads`; 0 means as many.
+        num_kv_heads: Key and value heads, a divisor of `num_heads`. 0 means `num_heads`.
         head_dim: Width of a head.
-        causal: Whether the future is masked.
+        causal: Whether to mask the future.
         backward: Whether to measure the backward pass too.
-        cold_cache: Whether to time the forward pass with a cold cache too: what it holds is overwritten before each call.
-        quality_patterns: Sparse patterns that take the place of a trained decoder's dense attention; none for no such cases.
-        quality_sparsities: Shares of connections that they remove there.
-        quality_seq_len: Tokens that the decoder sees.
-        quality_block_size: Side of a tile there; small, since the sequences are short.
-        quality_seeds: Decoders trained, each from weights of its own; the interval is over them.
-        quality_steps: Steps of training before the attention is replaced.
-        quality_finetune_steps: Steps of training after it, of both.
+        cold_cache: Whether to time the forward pass with a cold cache too.
+        quality_patterns: Sparse patterns that replace dense attention in a trained decoder, or
+            empty for none.
+        quality_sparsities: Target sparsities of these patterns.
+        quality_seq_len: Sequence length of the decoder, tokens.
+        quality_block_size: Side of a tile of these patterns.
+        quality_seeds: Number of decoders to train, each from its own weights.
+        quality_steps: Training steps before the attention is replaced.
+        quality_finetune_steps: Training steps after it, of the dense and the sparse decoder.
         quality_d_model: Width of the decoder.
-        quality_layers: Its blocks.
+        quality_layers: Layers of the decoder.
     """
 
     NAME: ClassVar[str] = "attention"
@@ -78,32 +79,23 @@ class Params(shared.Params):
     )
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "attention_types"),)
-    num_heads: int = pydantic.Field(4, gt=0, le=4096)
+    num_heads: Count = 4
     num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
-    head_dim: int = pydantic.Field(32, gt=0, le=4096)
+    head_dim: Count = 32
     causal: bool = True
     backward: bool = True
     cold_cache: bool = False
-    quality_patterns: list[str] = pydantic.Field(["window"], max_length=64)
+    quality_patterns: list[str] = pydantic.Field(["window"])
     quality_sparsities: list[_Share] = pydantic.Field([0.5], min_length=1, max_length=64)
     quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)
-    quality_block_size: int = pydantic.Field(16, gt=0, le=4096)
+    quality_block_size: Count = 16
     quality_seeds: int = pydantic.Field(2, ge=2, le=1000)
     quality_steps: int = pydantic.Field(10, ge=1, le=1_000_000)
     quality_finetune_steps: int = pydantic.Field(5, ge=1, le=1_000_000)
     quality_d_model: int = pydantic.Field(32, ge=8, multiple_of=8, le=65_536)
-    quality_layers: int = pydantic.Field(1, gt=0, le=1000)
+    quality_layers: Count = 1
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
-    _distinct = pydantic.field_validator(
-        "seq_lens",
-        "batch_sizes",
-        "attention_types",
-        "dtypes",
-        "quality_patterns",
-        "quality_sparsities",
-    )(distinct)
-
     _patterns = pydantic.field_validator("quality_patterns")(
         lambda names: known(names, QUALITY_PATTERNS, "pattern")
     )
@@ -133,19 +125,20 @@ class Params(shared.Params):
     def _heads_divide(self) -> Self:
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; use a divisor"
+                f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
+                "choose a divisor"
             )
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
-        """Import the functions of yours that the parameters name; see the base class."""
+        """Import the functions of the user that the parameters name."""
         for value in self.attention_types:
             for field in value.keys() & {"call", "mask_mod"}:
                 functions.imported(f"attention_options.{field}", value[field])
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A kind and its options, of flash-attn with the version that is found, so that versions are never mixed."""
+    """Return a kind and its options. flash-attn gets the version that is installed."""
     options = {name: option for name, option in value.items() if name != "kind"}
     if value["kind"] == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()
@@ -154,7 +147,7 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def cases(params: Params) -> list[Case]:
-    """The ceilings, then every kind at every shape, short sequences first, then what patterns do to a trained model."""
+    """List the peak rates, every kind at every shape, and the loss of each pattern."""
     device = resolve_device(params.device)
     kv_heads = params.num_kv_heads or params.num_heads
     heads = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
@@ -184,11 +177,11 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-_UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")  # of patterns
+_UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")
 
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
-    """How charts and tables call a kind: `dense (flash)`, `window 256`, `local_global 256+32`, `flex window s=0.9`."""
+    """Return the name of a kind: `dense (flash)`, `window 256`, `flex window s=0.9`."""
     if attention_type not in ("sparse", "flex"):
         values = " ".join(map(str, options.values()))
         return f"{attention_type} ({values})" if values else attention_type

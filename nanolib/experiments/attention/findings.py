@@ -1,8 +1,8 @@
-"""The conclusions on attention, from the rows; the first sentence answers the notebook's question."""
+"""Findings on attention. The first one answers the question of the notebook."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
@@ -14,16 +14,17 @@ from nanolib.report.overview import cached, join_words
 from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import drop_missing, in_ms, times
 
-_ORDERS = {  # of several patterns at one length the first counts
+_ORDERS = {  # the first that any pattern reaches holds for a length
     "faster": "sparse attention is faster than every dense kernel",
-    "busy": "the machine was too busy to draw an order",
+    "busy": "a busy machine allows no comparison of sparse and dense attention",
     "unclear": "no clear difference between sparse and dense attention",
     "slower": "dense attention is faster than sparse",
 }
-_LONGER = "raise budget_s for narrower intervals"
+_OVERLAP = "(the intervals overlap)"
+_NARROWER = "increase budget_s"
 _NONE = Estimate.exact(0.0, "no difference")
-_MEANING = {
-    Order.ABOVE: "costs loss",
+_EFFECTS = {
+    Order.ABOVE: "increases the loss",
     Order.BELOW: "lowers the loss",
     Order.NO_DIFFERENCE: "makes no clear difference to the loss",
 }
@@ -31,24 +32,24 @@ _MEANING = {
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """At which lengths sparse attention is faster than dense, by how much, and what it costs in loss."""
+    """Return at which lengths sparse attention is faster than dense, and its effect on the loss."""
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
-        return [Finding("No attention case gave a time", next_step="nano run quick attention")]
-    groups = list(_groups(timed))
-    findings = [finding for about, group in groups for finding in _answer(group, about)]
-    if not _sparse_kinds(timed).any():
-        said = "Only dense kernels were measured, so nothing is known of sparse attention"
-        next_step = "add a kind such as {kind: sparse, pattern: window} to attention_types"
-        findings.append(Finding(said, next_step=next_step))
-    findings += _quality(quality_table(rows))
-    for further in (_of_yours, _removes_nothing, _fastest):
+        return [Finding("Attention was not measured", next_step="nano run quick attention")]
+    groups = list(_split_groups(timed))
+    findings = [finding for about, group in groups for finding in _compare_sparse(group, about)]
+    if not _has_mask(timed).any():
+        next_step = "add {kind: sparse, pattern: window} to attention_types"
+        text = "Sparse attention was not measured"
+        findings.append(Finding(text, "only dense kernels were", next_step))
+    findings += _compare_losses(quality_table(rows))
+    for further in (_compare_own, _find_dense_masks, _find_fastest):
         findings += [finding for about, group in groups for finding in further(group, about)]
     return [*findings, *roofline_words(rows, "attention")]
 
 
-def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """What is ranked together, and what it is called; times of two runs or devices are not."""
+def _split_groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield cases that may be ranked together. Those of two runs or devices may not."""
     places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]
     for _, group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
         first = group.iloc[0]
@@ -59,129 +60,149 @@ def _groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield ", ".join(about), group
 
 
-def _answer(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """Whether a pattern is faster than every dense kernel, at each length that was measured."""
-    sparse = group[_sparse_kinds(group) & ~group["mask_is_dense"]]
+def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+    """Yield whether a pattern is faster than every dense kernel, at each measured length."""
+    sparse = group[_has_mask(group) & ~group["mask_is_dense"]]
     lines = drop_missing(sparse, "speed_up")
     if len(sparse) and lines.empty:
-        answer = "Sparse attention was not timed in the same rounds as a dense kernel"
-        next_step = "add {kind: dense} to attention_types, or raise budget_s"
-        yield Finding(answer, next_step=next_step, about=about)
+        text = "Sparse attention was not compared with dense"
+        why = "no dense kernel was timed in the same rounds"
+        yield Finding(text, why, "add {kind: dense} to attention_types", about)
     if lines.empty:
         return
-    lines = lines.assign(order=[_order(row, group) for _, row in lines.iterrows()])
+    lines = lines.assign(order=[_find_order(row, group) for _, row in lines.iterrows()])
     lines["rank"] = lines["order"].map([*_ORDERS].index)
     best = lines.sort_values(["seq_len", "rank", "speed_up"], ascending=[True, True, False])
     best = best.drop_duplicates("seq_len")
-    said = {
-        order: f"{_ORDERS[order]} at {_tokens(part['seq_len'])}"
+    texts = {
+        order: f"{_ORDERS[order]} {_format_lengths(part['seq_len'])}"
         for order, part in best.groupby("order")
     }
-    shown = next(order for order in ("faster", "unclear", "slower", "busy") if order in said)
-    evidence = [_gain(best[best["order"] == shown].iloc[-1])]
-    evidence += [words for order, words in said.items() if order != shown]
-    told = lines.merge(best[["seq_len", "order"]])
-    told = told[(told["order"] != "busy") | (shown == "busy")]
-    compared = tuple(pair for _, row in told.iterrows() for pair in _over_dense(row))
-    next_step = _LONGER if shown == "unclear" else ""
-    yield Finding(said[shown].capitalize(), "; ".join(evidence), next_step, about, compared)
+    main = next(order for order in ("faster", "unclear", "slower", "busy") if order in texts)
+    longest = best[best["order"] == main].iloc[-1]
+    evidence = _format_gain(longest)
+    # without an overlap, a dense kernel is missing in the rounds
+    if (
+        main == "unclear"
+        and Estimate.of(longest, "speed_up").compare_to(ONE) is Order.NO_DIFFERENCE
+    ):
+        evidence += f" {_OVERLAP}"
+    others = [words.capitalize() for order, words in texts.items() if order != main]
+    used = lines.merge(best[["seq_len", "order"]])
+    used = used[(used["order"] != "busy") | (main == "busy")]
+    compared = tuple(pair for _, row in used.iterrows() for pair in _list_speed_ups(row))
+    next_step = _NARROWER if main == "unclear" else ""
+    text, evidence = texts[main].capitalize(), ". ".join([evidence, *others])
+    yield Finding(text, evidence, next_step, about, compared)
 
 
-def _order(row: pd.Series, group: pd.DataFrame) -> str:
-    """What one pattern is to all dense kernels of its shape."""
+def _find_order(row: pd.Series, group: pd.DataFrame) -> str:
+    """Return a key of `_ORDERS`: one pattern against all dense kernels of its shape."""
     dense = group[group["is_dense"] & (group["seq_len"] == row["seq_len"])]["name"]
-    figures = {figure.name: figure for figure in row["speed_up_over"]}
-    orders = {figure.compare_to(ONE) for figure in figures.values()}
-    if any(figure.busy for figure in figures.values()):
+    orders = {figure.compare_to(ONE) for figure in row["speed_up_over"]}
+    if any(figure.busy for figure in row["speed_up_over"]):
         return "busy"
-    if orders == {Order.ABOVE} and set(dense) <= set(figures):
+    if orders == {Order.ABOVE} and set(dense) <= {figure.name for figure in row["speed_up_over"]}:
         return "faster"
     return "slower" if Order.BELOW in orders else "unclear"
 
 
-def _gain(row: pd.Series) -> str:
-    """How much faster one pattern is than the dense kernel that is nearest to it, what it removes, and what its mask takes."""
-    text = f"at {_tokens([row['seq_len']])} {row['name']} (sparsity {row['sparsity']:.0%}) is "
-    text += f"{times(row, 'speed_up')} as fast as {row['speed_up_baseline']}"
+def _format_gain(row: pd.Series) -> str:
+    """Return a pattern's speed-up over the nearest dense kernel, without and with its mask."""
+    text = f"{row['name']} (sparsity {row['sparsity']:.0%}) is {times(row, 'speed_up')} as fast as "
+    text += f"{row['speed_up_baseline']} {_format_lengths([row['seq_len']])}"
     if row["mask_kept"] == 0:
-        return f"{text}, with choosing the mask in each call"
+        return f"{text}, including its mask, which each call chooses"
     if row["once"] > 0:
         also = " and compiling" if row["compile"] > 0 else ""
-        text += f", {times(row, 'speed_up_paid')} with building the mask{also} in the first call"
+        text += f", or {times(row, 'speed_up_paid')} in the first call, which includes building "
+        text += f"the mask{also}"
     return text
 
 
-def _of_yours(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """What each function of yours gains over the dense kernel that is nearest to it, at the longest length."""
+def _compare_own(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+    """Yield the speed-up of each function of the user over the nearest dense kernel."""
     lines = drop_missing(group[group["name"].str.startswith("own ")], "speed_up")
     for _, row in lines[lines["seq_len"] == lines["seq_len"].max()].iterrows():
-        answer = f"{row['name']} is {times(row, 'speed_up')} as fast as {row['speed_up_baseline']}"
-        answer += f" at {_tokens([row['seq_len']])}"
-        yield Finding(answer, about=about, compared=_over_dense(row))
+        name, dense = row["name"], row["speed_up_baseline"]
+        where = _format_lengths([row["seq_len"]])
+        evidence, order = times(row, "speed_up"), Estimate.of(row, "speed_up").compare_to(ONE)
+        text = f"{name} is {'faster' if order is Order.ABOVE else 'slower'} than {dense} {where}"
+        if order is Order.NO_DIFFERENCE:
+            text = f"No clear difference between {name} and {dense} {where}"
+            evidence += f" {_OVERLAP}"
+        compared = gains(row, f"{name} {where}", among={dense})
+        yield Finding(text, evidence, about=about, compared=compared)
 
 
-def _removes_nothing(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """Which kinds are dense at which lengths, since their masks remove nothing there, and what would change that."""
+def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+    """Yield the patterns whose masks remove nothing, and at which lengths."""
     nothing = group[group["mask_is_dense"]]
     if len(nothing):
-        names, lengths = join_words(nothing["name"]), _tokens(sorted(nothing["seq_len"].unique()))
-        answer = f"The mask of {names} removes nothing at {lengths}"
-        next_step = "smaller tiles (block_size) or longer sequences make it sparse"
-        yield Finding(answer, "it is dense there, and no gain is claimed", next_step, about)
+        where = _format_lengths(sorted(nothing["seq_len"].unique()))
+        text = f"The mask of {join_words(nothing['name'])} removes nothing {where}"
+        next_step = "reduce block_size, or use longer seq_lens"
+        yield Finding(text, "it is excluded from the comparison", next_step, about)
 
 
-def _fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """The fastest dense kernel at the longest length with two of them."""
+def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
+    """Yield the fastest dense kernel at the longest length with two of them."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return
     dense = dense[dense["seq_len"] == dense["seq_len"].max()]
-    best, where = dense.loc[dense["forward"].idxmin()], f"at {_tokens(dense['seq_len'])}"
-    answer, next_step = f"{best['name']} is the fastest dense kernel {where}", ""
-    if alike := not_slower(best, dense["name"]):
-        answer = f"No clear difference between {join_words([best['name'], *alike])} {where}"
-        next_step = _LONGER
-    evidence = f"{best['name']} takes {in_ms(best, 'forward')}"
-    yield Finding(answer, evidence, next_step, about, _over_dense(best))
+    best, where = dense.loc[dense["forward"].idxmin()], _format_lengths(dense["seq_len"])
+    text, next_step = f"{best['name']} is the fastest dense kernel {where}", ""
+    evidence = in_ms(best, "forward")
+    if ties := not_slower(best, dense["name"]):
+        tied = dense[dense["name"].isin([best["name"], *ties])].sort_values("forward")
+        text = f"No clear difference between {join_words(tied['name'])} {where}"
+        evidence = join_words(in_ms(row, "forward") for _, row in tied.iterrows())
+        evidence, next_step = f"{evidence} {_OVERLAP}", _NARROWER
+    yield Finding(text, evidence, next_step, about, _list_speed_ups(best))
 
 
-def _sparse_kinds(group: pd.DataFrame) -> pd.Series:
-    """Which lines are of a kind with a mask, whatever it removes."""
+def _has_mask(group: pd.DataFrame) -> pd.Series:
+    """Return which lines have a mask, whatever it removes."""
     return ~group["is_dense"] & group["sparsity"].notna()
 
 
-def _tokens(lengths: object) -> str:
-    return f"{join_words(f'{int(n):,}' for n in lengths)} tokens"
+def _format_lengths(lengths: Iterable[float]) -> str:
+    return f"at {join_words(f'{int(n):,}' for n in lengths)} tokens"
 
 
-def _over_dense(row: pd.Series) -> Pairs:
-    """What one line's forward gains over that of every dense kernel of its length."""
-    return gains(row, f"{row['name']} at {_tokens([row['seq_len']])}")
+def _list_speed_ups(row: pd.Series) -> Pairs:
+    """Return the speed-ups of a line over every dense kernel of its length."""
+    return gains(row, f"{row['name']} {_format_lengths([row['seq_len']])}")
 
 
-def _quality(table: pd.DataFrame) -> list[Finding]:
-    """What each pattern costs at its highest sparsity, and after the fine-tune."""
+def _compare_losses(table: pd.DataFrame) -> list[Finding]:
+    """Return the effect of each pattern on the loss at its highest sparsity."""
     short = table["steps"] < LEARNING_STEPS
     if len(table) and short.all():
-        tried = f"The loss of sparse patterns was tried over {int(table['steps'].max())} steps"
-        return [Finding(tried, SMOKE_TEST, f"quality_steps: {LEARNING_STEPS} or more")]
-    tried = drop_missing(table[~short], "replaced").sort_values("sparsity", kind="stable")
-    return [_cost(row) for _, row in tried.drop_duplicates("pattern", keep="last").iterrows()]
+        evidence = f"{int(table['steps'].max())} training steps are {SMOKE_TEST}"
+        next_step = f"set quality_steps to at least {LEARNING_STEPS}"
+        return [Finding("The loss of sparse attention was not measured", evidence, next_step)]
+    long = drop_missing(table[~short], "replaced").sort_values("sparsity", kind="stable")
+    return [
+        _compare_loss(row) for _, row in long.drop_duplicates("pattern", keep="last").iterrows()
+    ]
 
 
-def _cost(row: pd.Series) -> Finding:
-    """What one pattern does to the loss, when it replaces dense attention and after the fine-tune."""
-    who = f"In a trained decoder {row['pattern']}"
+def _compare_loss(row: pd.Series) -> Finding:
+    """Return the effect of one pattern on the loss, before and after the fine-tune."""
     if not row["sparsity"]:
-        return Finding(f"{who} removed nothing, so its loss says nothing of sparsity")
+        text = f"The loss of {row['pattern']} was not measured"
+        return Finding(text, "its mask removes nothing", "reduce quality_block_size")
     scopes = [scope for scope in ("replaced", "fine_tuned") if pd.notna(row[scope])]
     figures = [
         Estimate.of(row, scope, "loss_difference", scope, row["pattern"]) for scope in scopes
     ]
-    replaced, *tuned = (_MEANING[figure.compare_to(_NONE)] for figure in figures)
-    answer = f"{who}, which removes {row['sparsity']:.0%}, {replaced}"
-    answer += "".join(f", and after a fine-tune it {meaning}" for meaning in tuned)
-    ends = [f"{f.estimate:+.3f} [{f.low:+.3f} … {f.high:+.3f}] nats per byte" for f in figures]
-    evidence = f"{', then '.join(ends)} on a loss of {row['dense_loss']:.2f}"
+    replaced, *tuned = (_EFFECTS[figure.compare_to(_NONE)] for figure in figures)
+    text = f"In a trained decoder, {row['pattern']} ({row['sparsity']:.0%} sparse) {replaced}"
+    text += "".join(f", and after a fine-tune it {effect}" for effect in tuned)
+    ends = [f"{one.estimate:+.3f} [{one.low:+.3f} … {one.high:+.3f}]" for one in figures]
+    evidence = f"{' and '.join(ends)} nats/byte, {int(row['seeds'])} seeds, "
+    evidence += f"dense loss {row['dense_loss']:.2f}"
     compared = tuple(pair for figure in figures for pair in comparing(figure, _NONE))
-    return Finding(answer, f"{evidence}; {int(row['seeds'])} seeds", compared=compared)
+    return Finding(text, evidence, compared=compared)

@@ -1,7 +1,7 @@
-"""What sparsity does to a model: the loss of a trained decoder when its dense attention is replaced, and after a fine-tune with it.
+"""Measure the loss of a trained decoder after sparse attention replaces dense.
 
-Everything is paired by seed: the dense model and the sparse one start from the same weights and read the same text in the same
-order, so that they differ in attention only.
+Losses are paired by seed: the dense model and the sparse one start from the same weights and read
+the same text in the same order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from statistics import fmean  # unlike `sum`, the same to the last digit in every Python
+from statistics import fmean  # `sum` differs in its last digit between versions of Python
 from typing import Any, ClassVar
 
 import torch
@@ -24,13 +24,13 @@ from nanolib.models.training import train
 from nanolib.run.case import Case, Plan
 from nanolib.run.rows import over_seeds
 
-# Option, largest value (0: the length) and its type, of patterns that take no sparsity: it is searched for.
+# Patterns that take no sparsity: the option to search for, its largest value (0: the length), type.
 _SEARCHED: dict[str, tuple[str, float, type]] = {
     "threshold": ("mass", 1.0, float),
     "dca": ("window", 0.0, int),
 }
 QUALITY_PATTERNS = (*WINDOWED, *BY_TILE, *_SEARCHED)
-_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # streams of text that share nothing but the seed
+_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # separate streams of text
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
 _BISECTIONS = 8
 _Weights = dict[str, torch.Tensor]
@@ -38,7 +38,7 @@ _Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class QualityCase(Case):
-    """One pattern at one sparsity in a small decoder, over seeds; `name` is what charts call it."""
+    """One pattern at one sparsity in a small decoder, over seeds. Charts show `name`."""
 
     supports_ab: ClassVar[bool] = False  # nothing is timed
 
@@ -54,26 +54,26 @@ class QualityCase(Case):
     num_layers: int
 
     def __str__(self) -> str:
-        """Pattern, sparsity and length."""
+        """Return the pattern, sparsity, length and seeds."""
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
 
     @property
     def as_dense(self) -> QualityCase:
-        """The case without its pattern: the same for all patterns, so that its models are trained once."""
+        """The dense case that all patterns share, so that its models are trained once."""
         return replace(self, name="", pattern="dense", target=0.0, seeds=1)
 
     def plan(self) -> Plan:
-        """The peak memory of a training step of the dense model, which no pattern exceeds by much."""
+        """Plan a training step of the dense model, which no pattern exceeds by much."""
         return planned_training(self, self.config(), _BATCH, self.seq_len)
 
     def config(self, **changes: Any) -> NanoConfig:
-        """The decoder's."""
+        """Return the configuration of the decoder."""
         shape = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": 4}
         shape |= {"vocab_size": text.VOCAB_SIZE, "context_length": self.seq_len}
         return NanoConfig(**shape | changes)
 
     def batches(self, stream: int, count: int, seed: int = 0) -> list[torch.Tensor]:
-        """Windows of the text: its last tenth is for `_HELD_OUT` only."""
+        """Return batches of the text, whose last tenth is for `_HELD_OUT` only."""
         data = text.load("")
         cut = len(data) * 9 // 10
         part = data[cut:] if stream == _HELD_OUT else data[:cut]
@@ -82,20 +82,20 @@ class QualityCase(Case):
 
     @torch.no_grad()
     def loss(self, model: Transformer) -> float:
-        """On held-out text, nats per byte."""
+        """Return the loss on held-out text, nats per byte."""
         return fmean(float(model.loss(ids)) for ids in self.batches(_HELD_OUT, _HELD_OUT_BATCHES))
 
     def tuned_loss(self, model: Transformer, seed: int) -> float:
-        """After more training, on the same text for dense and sparse."""
+        """Train further, on the same text for dense and sparse, and return the loss."""
         train(model, self.batches(_TUNED, self.finetune_steps, seed), _RATE / 3)
         return self.loss(model)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Loss above the dense model's with the pattern in its place, and after both were trained on for the same steps.
+        """Measure the loss difference from the dense model, before and after the fine-tune of both.
 
         Yields:
-            `sparsity` as it came out, `loss` of the dense model, `loss_difference` in scope `replaced` and `fine_tuned`, nats per
-            byte, each a mean over seeds with its interval.
+            `sparsity` of the mask, `loss` of the dense model, and `loss_difference` with scopes
+            `replaced` and `fine_tuned`, nats per byte, means over seeds with intervals.
         """
         sparsities, losses, replaced, tuned = [], [], [], []
         for seed in range(self.seeds):
@@ -106,7 +106,7 @@ class QualityCase(Case):
             sparsities.append(fmean(work.sparsity for work in found))
             losses.append(dense_loss)
             tuned.append(self.tuned_loss(sparse, seed) - dense_tuned)
-        if self.pattern in DYNAMIC:  # every input has its own
+        if self.pattern in DYNAMIC:  # the sparsity depends on the input
             yield over_seeds("sparsity", sparsities)
         else:
             yield exact("sparsity", sparsities[0], method="mask")
@@ -118,12 +118,12 @@ class QualityCase(Case):
         options |= {"pattern": self.pattern, "block_size": self.block_size}
         config = self.config(attention_type="sparse", attention_options=options)
         model = create_model(config, self.device, seed=0)
-        # the score that dca chooses by is not in a dense model: it starts untrained
+        # the dense model lacks the score of dca, which starts untrained
         model.load_state_dict(weights, strict=False)
         return model
 
     def _options(self, weights: _Weights) -> dict[str, Any]:
-        """What makes the pattern remove the share asked for, on this text if the text decides."""
+        """Return the options for the target sparsity, on this text if the pattern depends on it."""
         count = max(1, round((1 - self.target) * self.seq_len / 8))
         options: dict[str, Any] = {"global_tokens": count, "random_tokens": self.block_size}
         if self.pattern not in _SEARCHED:
@@ -145,7 +145,7 @@ class QualityCase(Case):
 
 @functools.lru_cache(maxsize=64)
 def _dense(case: QualityCase, seed: int) -> tuple[_Weights, float, float]:
-    """A trained dense decoder: its weights, its loss, and that after it was trained on."""
+    """Train a dense decoder and return its weights, its loss, and the loss after the fine-tune."""
     model = create_model(case.config(), case.device, seed=seed)
     train(model, case.batches(_TRAINED, case.steps, seed), _RATE)
     weights = {name: x.detach().clone() for name, x in model.state_dict().items()}

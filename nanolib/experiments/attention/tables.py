@@ -1,4 +1,4 @@
-"""One line per attention case, and per sparse pattern in a trained model."""
+"""Tables of attention cases, and of sparse patterns in a trained model."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ QUALITY_COLUMNS = titles(_QUALITY)
 
 @cached
 def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per attention case.
+    """Return a line per attention case.
 
     Args:
         rows: Measurements of any experiments.
 
     Returns:
-        Columns: the factors, those of `_COLUMNS`, `speed_up` (the smallest over any dense kernel
-        timed in the same rounds, with what `with_speed_ups` adds), `once` (ms of a mask that is
-        built once, and of compiling), `speed_up_paid` (with `once` in it), `bound` (what a dense
-        kernel would gain by skipping the same tiles), `mask_is_dense` (its mask removes nothing),
-        `is_dense`, `unsteady` (a timing never settled), `message`.
+        Columns: the factors, those of `_COLUMNS`, `speed_up` (the smallest over a dense kernel
+        timed in the same rounds, with the columns of `with_speed_ups`), `once` (ms of building a
+        mask and of compiling), `speed_up_paid` (including `once`), `bound` (upper bound from
+        skipped tiles), `mask_is_dense` (the mask removes nothing), `is_dense`, `unsteady` (a timing
+        never settled), `message`.
     """
     rows = of_experiment(rows, "attention")
-    if "factor.pattern" in rows:  # what sparsity does to a model has a table of its own
+    if "factor.pattern" in rows:  # `quality_table` has these rows
         rows = rows[rows["factor.pattern"].isna()]
     table = case_rows(rows, ["name", *_SHAPE[1:]], "name")
     if table.empty:
@@ -77,7 +77,9 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         bound=(1 - dense_tiles) / (1 - table["block_sparsity"]),
         unsteady=[Flag.NO_STEADY_STATE in flags for flags in table["flags"]],
     )
-    once = table["mask_kept"].ne(False)  # otherwise the input decides, and it is in each forward
+    once = table["mask_kept"].ne(
+        False
+    )  # each forward pass includes a mask that depends on the input
     for end in ("", "_low", "_high"):
         table[f"once{end}"] = table[f"mask{end}"].where(once).fillna(0) + table["compile"].fillna(0)
     for end, other in (("", ""), ("_low", "_high"), ("_high", "_low")):
@@ -89,10 +91,10 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per pattern and sparsity.
+    """Return a line per pattern and target sparsity.
 
     Returns:
-        Columns: `run_id`, `case_id`, `seq_len`, `pattern`, `target`, `sparsity` (as it came out),
+        Columns: `run_id`, `case_id`, `seq_len`, `pattern`, `target`, `sparsity` (of the mask),
         `dense_loss`, `replaced` and `fine_tuned` (loss above dense, nats per byte) each with `_low`
         and `_high`, `seeds`, `steps` of training, `status`, `message`.
     """

@@ -1,4 +1,4 @@
-"""What a person sees of attention: how much faster sparse is than dense, where the time goes, and what sparsity costs in loss."""
+"""Charts of attention: speed-up of sparse over dense, parts of the time, and added loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nanolib.experiments.attention.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
-from nanolib.report.filters import link_columns, links
+from nanolib.report.filters import link_columns, links, point_columns
 from nanolib.report.overview import join_words, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.roofline import roofline_chart
@@ -26,43 +26,41 @@ from nanolib.report.theme import empty_chart
 _OTHERS = ["batch_size", "dtype", "causal"]
 _TIMED = {"forward": "forward", "backward": "backward"}
 _PARTS = ["forward", "backward", "mask"]
-_PANELS = {"replaced": "dense attention replaced", "fine_tuned": "and trained on with it"}
+_PANELS = {"replaced": "dense attention replaced", "fine_tuned": "after a fine-tune"}
 
 
 def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Smallest forward speed-up over any dense kernel, and what that one would gain by skipping the same tiles."""
+    """Draw the smallest forward speed-up over any dense kernel, and its upper bound."""
     timed = attention_table(rows)
     table = drop_missing(timed, "speed_up")
     table = table[~table["is_dense"] & ~table["mask_is_dense"]] if len(table) else table
-    title = "Speed-up of sparse attention over dense"
+    title = "Speed-up of sparse over dense attention"
     if table.empty:
         alone = "no sparse kind was measured with a dense one"
         reason = alone if len(drop_missing(timed, "forward")) else why_empty(rows, "attention")
         return empty_chart(title, reason)
     dense = join_words(figure.name for figures in table["speed_up_over"] for figure in figures)
-    removed = table["sparsity"].map(", removes {:.0%}".format)
+    sparsity = table["sparsity"].map(", sparsity {:.0%}".format)
     data = pd.DataFrame(
         {
             "series": table["name"],
             "x": table["seq_len"].astype(int),
-            "y": table["speed_up"],
-            "low": table["speed_up_low"],
-            "high": table["speed_up_high"],
             "pred": table["bound"],
             "sure": ~(table["unsteady"] | table["speed_up_busy"].astype(bool)),
             "text": table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
-            "note": "against "
+            "note": "over "
             + table["speed_up_baseline"]
-            + removed.where(table["sparsity"].notna(), ""),
-            **links(table),
+            + sparsity.where(table["sparsity"].notna(), ""),
+            **point_columns(table, "speed_up", "y"),
         }
     )
     return plot(
         data,
         title,
         subtitle=[
-            f"Forward, in turns with each dense kernel ({dense}), the smallest gain. Above the grey line sparse is faster.",
-            "Masks that are built once are not in it. Hollow: not settled. Dashed: what skipping the same tiles would allow.",
+            f"Forward, timed in turns with {dense}. The smallest speed-up counts.",
+            "Masks that are built once are excluded. Hollow: not settled.",
+            "Dashed: upper bound from skipped tiles.",
         ],
         unit="Speed-up (×)",
         xunit="Sequence length (tokens)",
@@ -73,7 +71,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Where the time of each kind goes at the longest length: forward, backward, and the mask if it is built."""
+    """Draw forward, backward and mask time of each kind at the longest length."""
     table = drop_missing(attention_table(rows), "forward")
     if len(table):
         table = table[table["seq_len"] == table["seq_len"].max()]
@@ -85,37 +83,36 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
         table = table[table["x"] > 0]
     return plot(
         table,
-        "Where the time goes at the longest sequence length",
+        "Time at the longest sequence length",
         "bars",
         unit="Median time (ms)",
-        empty="no attention case gave a time",
+        empty="attention was not measured",
     )
 
 
 def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Loss above dense over the share of connections removed, before and after a fine-tune."""
+    """Draw the loss difference over the sparsity, before and after a fine-tune."""
     table = drop_missing(quality_table(rows), "replaced")
     parts, subtitle = [], []
     for scope, panel in _PANELS.items() if len(table) else ():
-        ends = {"y": table[scope], "low": table[f"{scope}_low"], "high": table[f"{scope}_high"]}
-        part = {"panel": panel, "series": table["pattern"], "x": table["sparsity"], **ends}
+        part = {"panel": panel, "series": table["pattern"], "x": table["sparsity"]}
         part["sure"] = ~(table["steps"] < LEARNING_STEPS)
-        parts.append(pd.DataFrame(part | links(table)))
+        parts.append(pd.DataFrame(part | point_columns(table, scope, "y")))
     if parts:
         seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
         subtitle.append(
-            f"Small decoders, {seeds} seeds; differences paired by seed, with 95 % intervals."
+            f"Small decoders, {seeds} seeds. Differences paired by seed, with 95 % intervals."
         )
         subtitle += [f"{steps} steps: {SMOKE_TEST}."] * (steps < LEARNING_STEPS)
     return plot(
         pd.concat(parts) if parts else None,
-        "Loss that sparsity adds to a trained model",
+        "Added loss by sparsity",
         subtitle=subtitle,
-        unit="Loss above dense (nats per byte)",
-        xunit="Sparsity (share of connections removed)",
+        unit="Loss above dense (nats/byte)",
+        xunit="Sparsity",
         fmt="+.2~f",
         ref=0.0,
-        empty="no pattern was tried in a trained model; set quality_patterns",
+        empty="the loss was not measured; set quality_patterns",
     )
 
 
@@ -148,7 +145,7 @@ SECTION = Section(
             "attention",
             "mfu",
             "Attention efficiency",
-            ["Useful FLOP/s (of kept connections) as a share of the measured peak rate."],
+            ["FLOP/s of the kept connections as a share of the measured peak rate."],
             _TIMED,
             _OTHERS,
             share=True,

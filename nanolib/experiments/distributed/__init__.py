@@ -1,1 +1,1 @@
-"""Attention and training across ranks."""
+"""Attention across ranks."""

@@ -1,7 +1,4 @@
-"""Decoding over a cache that is sharded across ranks.
-
-Each algorithm's time, parts, bytes and error, and the cost model of sending.
-"""
+"""Measure decoding over a cache that is sharded across ranks, and fit the cost of sending."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from nanolib.experiments.distributed.launch import Launch, time_calls, traffic_words
-from nanolib.measurement import Flag, Measurement, Provenance, Status, exact
+from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
+from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
@@ -30,23 +27,19 @@ from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
 ONE_RANK = "one rank"  # attends to the whole sequence while the others wait
-_CHECKED_ELEMENTS = 2**25  # of the whole keys and values, up to which ranks compare with float64
-_NO_NETWORK = (
-    "the ranks have no network of their own, so an interface would count other traffic too; "
-    "see wire_bytes by formula"
-)
+_CHECKED_ELEMENTS = 2**25  # largest size of all keys and values to compare with float64
 
 
 @dataclass(frozen=True)
 class SequenceCase(RanksCase):
-    """Attention over a sequence that is sharded across ranks; subclasses add the shape."""
+    """Attention over a sequence that is sharded across ranks. Subclasses add the shape."""
 
     world_size: int
     seq_len: int
 
     @property
     def shape(self) -> dict[str, int]:
-        """What the formulas of traffic take."""
+        """Arguments of the traffic formulas."""
         return {
             "batch": self.batch_size,
             "heads": self.num_heads,
@@ -56,13 +49,13 @@ class SequenceCase(RanksCase):
         }
 
     def __str__(self) -> str:
-        """Ranks, length and type."""
+        """Return the ranks, length and dtype."""
         what = type(self).__name__.removesuffix("Case").lower()
         return f"{what} {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
 
 def random_heads(case: Any, generator: torch.Generator, heads: int, length: int) -> torch.Tensor:
-    """Draw a case's queries, keys or values, shape [batch, heads, length, head_dim]."""
+    """Return random queries, keys or values, shape [batch, heads, length, head_dim]."""
     like = {"dtype": getattr(torch, case.dtype), "device": generator.device}
     shape = (case.batch_size, heads, length, case.head_dim)
     return torch.randn(shape, generator=generator, **like)
@@ -70,7 +63,7 @@ def random_heads(case: Any, generator: torch.Generator, heads: int, length: int)
 
 @dataclass(frozen=True)
 class DecodeCase(SequenceCase):
-    """A few new tokens over a sequence, by every algorithm."""
+    """A few new tokens that attend to a sequence, with every algorithm."""
 
     algorithms: tuple[str, ...]
     batch_size: int
@@ -83,46 +76,48 @@ class DecodeCase(SequenceCase):
 
     @property
     def layout(self) -> Sharding:
-        """Which keys each rank holds."""
+        """The keys of each rank."""
         return Sharding.contiguous(self.seq_len, self.world_size)
 
     def shard_bytes(self, world_size: int) -> int:
-        """Bytes of keys and values on the rank that has most."""
+        """Return the bytes of keys and values on the rank with the most keys."""
         longest = -(-self.seq_len // world_size)
         per_key = 2 * self.batch_size * self.num_kv_heads * self.head_dim
         return per_key * self.shape["itemsize"] * longest
 
     def traffic(self, algorithm: str, world_size: int) -> Traffic:
-        """What the algorithm sends."""
+        """Return the traffic of an algorithm."""
         layout = Sharding.contiguous(self.seq_len, world_size)
         return decode_traffic(algorithm, layout, q_len=self.q_len, **self.shape)
 
     def plan(self) -> Plan:
-        """Keys and values of the ranks that share this device."""
+        """Return the keys and values of the ranks that share this device."""
         return Plan({"decode": self.shard_bytes(self.world_size) * self.sharing})
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """Rounds and bytes of each algorithm, and what each rank holds."""
+        """Return the communication steps and bytes of each algorithm, and the size of a shard."""
         sent = {
             algorithm: self.traffic(algorithm, self.world_size) for algorithm in self.algorithms
         }
-        return {"shard": f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"} | traffic_words(sent)
+        return {"shard": f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"} | format_traffic(
+            sent
+        )
 
     @property
     def _fits_one_rank(self) -> bool:
-        """Whether the first rank can hold the whole sequence, put together from its parts."""
+        """Whether the whole sequence fits in the memory of the first rank."""
         needed = self.plan().most + 2 * self.shard_bytes(1)
         return not shortage(Plan({"decode": needed}), self.device)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure times and speed-ups, parts, bytes, errors, and the cost model."""
+        """Measure times, speed-ups, parts, bytes and errors, and fit the cost model."""
         alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
         how = {"private_network": params.private_network, "more": {"alone": bool(alone)}}
         launch = Launch(*measure_on_ranks(rank, self, params, **how))
         link, rows = link_rows(launch, f"{self.world_size} ranks")
         yield from rows
         for scope in (*alone, *self.algorithms):
-            yield launch.latency(scope, threads=self.threads)
+            yield launch.latency(scope)
         for algorithm in self.algorithms:
             yield from launch.speed_ups(algorithm, (*self.algorithms, *alone))
             traffic = self.traffic(algorithm, self.world_size)
@@ -134,15 +129,11 @@ class DecodeCase(SequenceCase):
                     yield self._modelled(algorithm, world, compute, link, launch.flags)
         size = self.shard_bytes(self.world_size) / MIB
         yield exact("weight_memory", size, scope="keys and values of a rank")
-        if None in launch.answers[0]["bytes"].values():
-            yield Measurement(
-                "wire_bytes", status=Status.UNSUPPORTED, scope="interface", message=_NO_NETWORK
-            )
 
     def _modelled(
         self, algorithm: str, world: int, compute_ms: float, link: LinkCost, flags: tuple[Flag, ...]
     ) -> Measurement:
-        """Model the latency on more ranks: compute shared evenly, messages and bytes by formula."""
+        """Model the latency on more ranks: compute split evenly, messages and bytes by formula."""
         compute = compute_ms * self.world_size / world
         sending = _sending_ms(link, self.traffic(algorithm, world))
         return Measurement(
@@ -167,14 +158,14 @@ def _sending_ms(link: LinkCost, traffic: Traffic) -> float:
 
 
 def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measurement]]:
-    """Make rows of the collectives by size, and of the cost per message and per byte.
+    """Fit the cost per message and per byte to the times of collectives.
 
     Args:
-        launch: Whose answers have `links`: what each collective sends, and the `scope` of its time.
-        scope: Of the cost.
+        launch: Its answers have `links`: messages, bytes and the `scope` of each collective.
+        scope: Scope of the cost.
 
     Returns:
-        The cost; None if too few sizes were sent. The rows.
+        The cost (None if there are too few sizes), and rows of the collectives and of the cost.
     """
     rows = [launch.latency(**link) for link in launch.answers[0]["links"]]
     messages, sent = ([row.details[name] for row in rows] for name in ("messages", "sent"))
@@ -202,7 +193,7 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Measure on one rank; see the case's `measure`."""
+    """Measure on one rank."""
     alone = asked.pop("alone")
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
     me, several = dist.get_rank(), case.world_size > 1
@@ -244,7 +235,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Make the queries, the same on every rank, and a rank's keys and values."""
+    """Return the queries, the same on every rank, and a rank's keys and values."""
 
     def random(number: int, heads: int, length: int) -> torch.Tensor:
         generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
@@ -256,6 +247,6 @@ def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple
 
 
 def _whole(case: DecodeCase, seed: int, device: torch.device) -> list[torch.Tensor]:
-    """Make the keys and values of the whole sequence."""
+    """Return the keys and values of the whole sequence."""
     parts = [_inputs(case, rank, seed, device) for rank in range(case.world_size)]
     return [torch.cat([part[at] for part in parts], dim=2) for at in (1, 2)]

@@ -1,4 +1,4 @@
-"""Time calls on all ranks of a case, and make rows of their answers.
+"""Time calls on all ranks of a case, and turn the answers into rows.
 
 A call takes as long as on its slowest rank.
 """
@@ -21,12 +21,8 @@ from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.timer import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.traffic import Traffic
-from nanolib.stats.intervals import mean_interval
 
 _SLOWEST = "perf_counter, slowest rank"
-_PROTOCOL = (
-    "TCP/IP headers of 66 B per segment of up to 64 KiB, acknowledgements, gloo's own messages"
-)
 
 
 def time_calls(
@@ -37,17 +33,17 @@ def time_calls(
     device: torch.device,
     seed: int,
 ) -> dict[str, Any]:
-    """Time calls on a rank: as a whole, in turns, and then those of `parts` part by part.
+    """Time whole calls on a rank, in turns, and then the parts of calls.
 
     Args:
         calls: Scope → call.
         parts: Algorithm → call that takes a timer.
-        budget_s: For each of the two, s.
-        device: Where this rank computes.
-        seed: Of the order of the turns.
+        budget_s: Time limit of the whole calls, and of the parts, s.
+        device: Device of this rank.
+        seed: Seed of the order of the turns.
 
     Returns:
-        `blocks` (ms per scope and round), `busy` (of each round) and `parts` (ms per algorithm, run
+        `blocks` (ms per scope and round), `busy` (per round) and `parts` (ms per algorithm, run
         and part).
     """
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed)
@@ -55,31 +51,31 @@ def time_calls(
     return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 
 
-def traffic_words(sent: Mapping[str, Traffic]) -> dict[str, str]:
-    """Each algorithm's rounds, and the bytes of the rank that sends most."""
-    rounds = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
+def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
+    """Format each algorithm's communication steps, and the bytes of the rank that sends most."""
+    steps = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
     most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]
-    return {"rounds": ", ".join(rounds), "bytes sent per rank": ", ".join(most)}
+    return {"communication steps": ", ".join(steps), "bytes sent per rank": ", ".join(most)}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the ranks of a case answered, as `measure_on_ranks` gives it.
+    """The answers of the ranks of a case, and the rows made of them.
 
     Attributes:
-        answers: One per rank: what `time_calls` returned; of algorithms also `bytes` and `errors`.
-        flags: Of every row that was timed or counted.
+        answers: One per rank: the result of `time_calls`, with `bytes` and `errors` per algorithm.
+        flags: Flags of every timed or counted row.
     """
 
     answers: Sequence[Mapping[str, Any]]
     flags: tuple[Flag, ...] = ()
 
     def slowest(self, scope: str) -> np.ndarray:
-        """Take the longest time of any rank in each block, ms, shape [blocks]."""
+        """Return the longest time of any rank in each block, ms, shape [blocks]."""
         return np.max([answer["blocks"][scope] for answer in self.answers], axis=0)
 
     def latency(self, scope: str, **details: Any) -> Measurement:
-        """Make the `latency` of a call that all ranks make together."""
+        """Return the `latency` of a call that all ranks make together."""
         row = summarize(self.slowest(scope), scope=scope, method=_SLOWEST, details=details)
         return replace(row, flags=(*row.flags, *self.flags))
 
@@ -93,7 +89,7 @@ class Launch:
         ]
 
     def speed_ups(self, scope: str, others: Iterable[str]) -> Iterator[Measurement]:
-        """Compare a call with others of its rounds; too few rounds give no row."""
+        """Yield the speed-up of a call over others of its rounds. Too few rounds give no row."""
         for other in others:
             if other == scope:
                 continue
@@ -104,12 +100,12 @@ class Launch:
     def algorithm(
         self, algorithm: str, traffic: Traffic | None, predicted_ms: float | None = None
     ) -> Iterator[Measurement]:
-        """Make an algorithm's rows other than times of whole calls: traffic, parts and error.
+        """Yield an algorithm's traffic, parts and error.
 
         Args:
             algorithm: The algorithm.
-            traffic: What it sends by formula; None if it sends nothing.
-            predicted_ms: What the cost model predicts for the communication.
+            traffic: Its traffic by formula, or None if it sends nothing.
+            predicted_ms: Communication time by the cost model, ms.
         """
         if traffic:
             yield exact("communication_steps", traffic.rounds, scope=algorithm)
@@ -123,11 +119,9 @@ class Launch:
             yield Measurement("relative_error", error, n=n, method="float64", scope=algorithm)
 
     def _bytes(self, algorithm: str, sent: Sequence[float]) -> Iterator[Measurement]:
-        """Make `wire_bytes` per rank: by formula, and as the interface counted them if it could."""
+        """Yield `wire_bytes` per rank: by formula, and by the interface if it counted them."""
         mean = sum(sent) / len(sent)
-        yield exact(
-            "wire_bytes", mean, scope=algorithm, details={"most": max(sent), "all": sum(sent)}
-        )
+        yield exact("wire_bytes", mean, scope=algorithm, details={"most": max(sent)})
         counted = self.answers[0]["bytes"].get(algorithm)
         if counted is not None:
             yield Measurement(
@@ -138,15 +132,14 @@ class Launch:
                 method="interface",
                 scope=algorithm,
                 flags=self.flags,
-                details={"includes": _PROTOCOL},
             )
 
     def _parts(self, algorithm: str, predicted_ms: float | None) -> Iterator[Measurement]:
-        """Make `component_time` of each part and each kind of part, and `time_share` of each kind."""
+        """Yield `component_time` of each part, and of compute, wait and communication."""
         ranks = {
             rank: pd.DataFrame(one["parts"][algorithm]) for rank, one in enumerate(self.answers)
         }
-        parts = pd.concat(ranks).fillna(0.0)  # a line per rank and run
+        parts = pd.concat(ranks).fillna(0.0)  # one line per rank and run
         kinds = parts.T.groupby(lambda part: KINDS.get(part.split("_")[0])).sum().T
         kinds = kinds.reindex(columns=KINDS.values(), fill_value=0.0)
         for name, ms in parts.drop(columns="wait", errors="ignore").join(kinds).items():
@@ -167,21 +160,4 @@ class Launch:
                 scope=f"{algorithm}: {name}",
                 flags=self.flags,
                 details={"ranks": spread.to_dict("records")},
-            )
-        # The rank that the others wait for is the one whose time the call takes.
-        rank = int(kinds["wait"].groupby(level=0).sum().idxmin())
-        own = kinds.loc[rank]
-        for kind, share in own.div(own.sum(axis=1), axis=0).items():
-            low, estimate, high = mean_interval(share)
-            yield Measurement(
-                "time_share",
-                estimate,
-                max(low, 0.0),  # Student's interval does not know that it is of a share
-                min(high, 1.0),
-                0.95,
-                n=len(share),
-                method="one rank's own time",
-                scope=f"{algorithm}: {kind}",
-                flags=self.flags,
-                details={"rank": rank},
             )

@@ -1,4 +1,4 @@
-"""Attention over a whole sequence that is sharded across ranks: time, parts, bytes and memory."""
+"""Measure attention over a whole sequence that is sharded across ranks, and plan its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.experiments.distributed.decode import SequenceCase, random_heads
-from nanolib.experiments.distributed.launch import Launch, time_calls, traffic_words
+from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
 from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
@@ -29,12 +29,12 @@ from nanolib.run.ranks import asked_case, lacking, measure_on_ranks
 RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"
 ALGORITHMS = (RING, ZIGZAG, ULYSSES)
 MEMORY_ALGORITHMS = ("math", "flash", RING, ULYSSES)
-_CHECKED_SCORES = 2**25  # float64 scores up to which a rank compares its part
+_CHECKED_SCORES = 2**25  # largest number of scores per rank to compare with float64
 
 
 @dataclass(frozen=True)
 class PrefillCase(SequenceCase):
-    """Causal attention over a sequence, by every algorithm.
+    """Causal attention over a sequence, with every algorithm.
 
     `dense` is the baseline: the first rank attends to the whole sequence while the others wait.
     """
@@ -50,11 +50,11 @@ class PrefillCase(SequenceCase):
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """What is timed of each algorithm."""
+        """Passes that are timed."""
         return ("forward", "training") if self.backward else ("forward",)
 
     def layout(self, algorithm: str) -> Sharding:
-        """Which positions each rank holds."""
+        """Return the positions of each rank."""
         if algorithm == DENSE:
             return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
         split = Sharding.zigzag if algorithm == ZIGZAG else Sharding.contiguous
@@ -62,7 +62,7 @@ class PrefillCase(SequenceCase):
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What a forward pass of each algorithm sends."""
+        """Traffic of a forward pass of each algorithm."""
         return {
             algorithm: prefill_traffic(algorithm, self.layout(algorithm), **self.shape)
             for algorithm in self.prefill_algorithms
@@ -70,22 +70,22 @@ class PrefillCase(SequenceCase):
         }
 
     def plan(self) -> Plan:
-        """The peak memory of the ranks that share this device."""
+        """Return the peak memory of the ranks that share this device."""
         one = self.rank_plan()
         return Plan({scope: peak * self.sharing for scope, peak in one.peaks.items()}, one.reason)
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """Rounds, bytes and memory of each algorithm."""
+        """Return the communication steps, bytes and peak memory of each algorithm."""
         peaks = self.rank_plan().peaks
         words = (
             f"{algorithm} {peaks[f'{algorithm} forward'] / MIB:.4g} MiB"
             for algorithm in self.prefill_algorithms
         )
         found: dict[str, float | str] = {"peak memory per rank": ", ".join(words)}
-        return found | (traffic_words(self.traffic) if self.traffic else {})
+        return found | (format_traffic(self.traffic) if self.traffic else {})
 
     def rank_plan(self) -> Plan:
-        """Peak memory of one rank for each scope; the other ranks are simulated."""
+        """Plan the peak memory of one rank for each scope, with the other ranks simulated."""
 
         def workloads() -> Iterator[Workload]:
             for algorithm in self.prefill_algorithms:
@@ -97,14 +97,14 @@ class PrefillCase(SequenceCase):
             return planned(self, workloads)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure times, parts, bytes, errors, and memory next to its plan."""
+        """Measure times, parts, bytes, errors and peak memory."""
         planned = self.rank_plan().peaks
         network = params.private_network
         launch = Launch(*measure_on_ranks(rank, self, params, private_network=network))
         for algorithm in self.prefill_algorithms:
             for direction in self.directions:
                 scope = f"{algorithm} {direction}"
-                yield launch.latency(scope, threads=self.threads)
+                yield launch.latency(scope)
                 peaks = [answer["peaks"][scope] for answer in launch.answers]
                 method = f"{launch.answers[0]['peak method']}, largest rank"
                 plan = planned[scope] / MIB if scope in planned else None
@@ -117,7 +117,7 @@ class PrefillCase(SequenceCase):
 
 @dataclass(frozen=True)
 class MemoryCase(Case):
-    """The peak memory of attention over a sequence: planned, or measured on one rank."""
+    """Peak memory of attention over a sequence: planned, or measured on one rank."""
 
     supports_ab: ClassVar[bool] = False
 
@@ -132,11 +132,11 @@ class MemoryCase(Case):
     measured: bool
 
     def __str__(self) -> str:
-        """Algorithm, ranks and length."""
+        """Return the algorithm, ranks and length."""
         return f"memory {self.memory_algorithm} {self.world_size} rank(s) n={self.seq_len}"
 
     def unsupported(self) -> str:
-        """Why this machine cannot run it."""
+        """Return why this machine cannot run it."""
         return lacking(self.device, 1)
 
     @property
@@ -145,16 +145,16 @@ class MemoryCase(Case):
         return is_asked and not shortage(self._rank_plan(), self.device)
 
     def plan(self) -> Plan:
-        """What running it needs; most are only planned."""
-        return self._rank_plan() if self._is_run else Plan(reason="planned, and not run")
+        """Return the memory of running it. Most cases are only planned."""
+        return self._rank_plan() if self._is_run else Plan(reason="the case is planned, not run")
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """The peak memory of one rank, MiB."""
+        """Return the peak memory of one rank, MiB."""
         most = self._rank_plan().most
         return {} if most is None else {"peak_memory": most / MIB}
 
     def _rank_plan(self) -> Plan:
-        """The peak of a forward pass on one rank."""
+        """Plan a forward pass on one rank."""
         if self.memory_algorithm not in ALGORITHMS:
             return planned(self, lambda: [self._dense()])
         shape = self.factors
@@ -177,7 +177,7 @@ class MemoryCase(Case):
         return Workload(f"{self.memory_algorithm} forward", call, lambda: tensors)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure `peak_memory` if requested, on one rank and if it fits; otherwise plan it."""
+        """Yield `peak_memory`: measured if requested, on one rank and if it fits, else planned."""
         scope, predicted = f"{self.memory_algorithm} forward", self.predict().get("peak_memory")
         if self._is_run:
             work = self._dense()
@@ -193,13 +193,13 @@ class MemoryCase(Case):
 
 @contextlib.contextmanager
 def _pretended_ranks(world_size: int) -> Iterator[None]:
-    """Make a process group whose collectives do nothing: enough for tensors that have no data."""
+    """Create a process group whose collectives do nothing, which is enough for fake tensors."""
     if world_size == 1:
         yield
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    excepthook = sys.excepthook  # torch puts one there that names a rank, and leaves it
+    excepthook = sys.excepthook  # torch replaces it and never restores it
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         yield
@@ -212,7 +212,7 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Measure on one rank; see the case's `measure`."""
+    """Measure on one rank."""
     case, seed, budget_s, device = asked_case(PrefillCase, asked)
     scores = case.seq_len**2 * case.batch_size * case.num_heads
     is_checked = scores <= _CHECKED_SCORES * case.world_size
@@ -235,7 +235,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Share:
-    """What one algorithm does on a rank with its part of a sequence.
+    """One algorithm on a rank, with its part of a sequence.
 
     Attributes:
         tensors: q, k, v and a gradient of the output, shape [batch, heads, local_len, head_dim].
@@ -252,19 +252,19 @@ class _Share:
             x.requires_grad_(case.backward)
 
     def _whole(self) -> Iterator[torch.Tensor]:
-        """Make the tensors of the whole sequence, the same on every rank."""
+        """Return the tensors of the whole sequence, the same on every rank."""
         case, generator = self._case, torch.Generator(self._device).manual_seed(self._seed)
         heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads)
         return (random_heads(case, generator, count, case.seq_len) for count in heads)
 
     def calls(self) -> dict[str, Callable[[], object]]:
-        """Scope → call: without gradients, and with them."""
+        """Return scope → call, without gradients and with them."""
         calls = {"forward": torch.no_grad()(self._attend), "training": self._train}
         return {f"{self._algorithm} {name}": calls[name] for name in self._case.directions}
 
     def _attend(self, **more: Any) -> torch.Tensor:
         q, k, v, _ = self.tensors
-        if self._algorithm == DENSE:  # nothing on all ranks but the first
+        if self._algorithm == DENSE:  # only the first rank has tokens
             return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
         attend = ulysses_attention if self._algorithm == ULYSSES else ring_attention
         return attend(q, k, v, layout=self._layout, **more)
@@ -275,7 +275,7 @@ class _Share:
 
     @torch.no_grad()
     def in_parts(self, timer: Any) -> None:
-        """Attend part by part; hops that overlap with blocks could not be told apart."""
+        """Attend part by part, without overlap, so that each part has its own time."""
         if self._algorithm == DENSE:
             with timer.time_block("comp_attention"):
                 self._attend()
@@ -285,7 +285,7 @@ class _Share:
 
     @torch.no_grad()
     def error(self) -> float:
-        """Compare this rank's output with float64."""
+        """Return the error of this rank's output against float64."""
         out = self._attend()
         if not out.numel():
             return 0.0

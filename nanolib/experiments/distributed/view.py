@@ -1,4 +1,4 @@
-"""What a person sees of ranks: scaling, the parts of a token, memory, and the findings."""
+"""Charts and findings of attention across ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from nanolib.experiments.distributed.tables import (
     EXPERIMENT,
     KINDS,
     PREFILL_COLUMNS,
-    TRAINING_COLUMNS,
     UNCLEAR,
     component_table,
     decode_table,
-    limit_of,
+    drop_oversubscribed,
+    find_limit,
     prefill_table,
-    training_table,
-    with_cores,
 )
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
@@ -34,19 +32,18 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, in_ms, percent, times
 from nanolib.report.theme import empty_chart
 
-_SCALES = Estimate.exact(0.8)  # of perfect scaling: from here on one more rank is worth its cores
-# What limits a token -> the answer, and what to do.
+_SCALES = Estimate.exact(0.8)  # efficiency from which another rank is worth its cores
+# What limits a token -> the finding, and the next step.
 _LIMITS = {
-    "": ("Parts of a token: not measured", ""),
     UNCLEAR: (
-        "No clear difference between what limits a token (the intervals overlap)",
-        "raise budget_s",
+        "No clear difference between computing, waiting and communicating",
+        "increase budget_s",
     ),
-    "compute": ("Compute-bound", ""),
-    "wait": ("Limited by waiting", "give each rank a core and an equal shard"),
+    "compute": ("Decoding is compute-bound", ""),
+    "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to the free cores"),
     "communication": (
-        "Communication-bound",
-        "use longer sequences per rank, or fewer ranks",
+        "Decoding is communication-bound",
+        "use longer seq_lens or smaller world_sizes",
     ),
 }
 
@@ -61,9 +58,8 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
     measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
     modelled = pick(rows_with_factor(rows, EXPERIMENT, "algorithms"), "latency")
-    modelled = modelled[modelled["provenance"] == Provenance.MODELLED]
-    modelled = with_cores(modelled) if len(with_cores(modelled)) else modelled
-    # from the most ranks that were measured, where the dashed line begins
+    modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
+    # the dashed line starts at the largest number of ranks that was measured
     most = modelled["factor.world_size"].max()
     modelled = modelled[modelled["factor.world_size"] == most]
     measured["pred"] = measured["y"].where(measured["world_size"] == most)
@@ -74,16 +70,18 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     dashed = dashed.assign(**at, pred=modelled["estimate"], note="modelled", sure=True)
     both = pd.concat([measured, dashed], ignore_index=True)
     data = both.reindex(columns=["y", "low", "high", "pred", "note", "sure"]).assign(
-        panel=_shapes(both),
+        panel=_format_shapes(both),
         series=both["algorithm"].str.replace("_", " "),
         x=both["world_size"].astype(int),
         **links(both),
     )
-    note = "95 % intervals. Hollow: more ranks than cores, no claim of speed. Dashed: cost model."
     return plot(
         data if len(dashed) else data.drop(columns="pred"),
         title,
-        subtitle=[f"Slowest rank, {note}"],
+        subtitle=[
+            "Slowest rank, 95 % intervals. Dashed: cost model.",
+            "Hollow: more ranks than cores, so the speed is not valid.",
+        ],
         unit="Time per token (ms)",
         xunit="Ranks",
         log="xy",
@@ -91,7 +89,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def _shapes(table: pd.DataFrame) -> pd.Series:
+def _format_shapes(table: pd.DataFrame) -> pd.Series:
     return "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
 
 
@@ -116,9 +114,12 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
     return plot(
         data,
-        f"{title}: {_shapes(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
+        f"{title}: {_format_shapes(table).iloc[0]}, {table['ranks'].iloc[0]} ranks",
         "bars",
-        subtitle=["Ranks wait for each other before they communicate. Each part: slowest rank."],
+        subtitle=[
+            "Slowest rank. Ranks synchronize before each communication step, "
+            "so waiting does not count as communication."
+        ],
         unit="Median over calls (ms)",
     )
 
@@ -146,7 +147,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return plot(
         data[is_whole | (ranks == several)].sort_values(["series", "x"]),
         title,
-        subtitle=["Points: measured. Dashed: planned on tensors without data, at any length."],
+        subtitle=["Points: measured. Dashed: planned without allocating memory."],
         unit="Peak live memory (GiB)",
         xunit="Sequence length (tokens)",
         log="xy",
@@ -155,96 +156,91 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Say how attention scales, what limits it, and how much communication training exposes."""
+    """Return findings on how attention scales over ranks, and on what limits decoding."""
     decoded = drop_missing(decode_table(rows), "latency")
     scaling, limits = [], []
-    for about, group in _longest(decoded, "Decoding over {n} keys, {by}", "dtype"):
+    for dtype, n, group in _select_longest(decoded, ["dtype"]):
+        what = f"Decoding over {n} keys"
         several = group[group["world_size"] > 1]
-        fair = with_cores(several)
         if several.empty:
-            only = "Only one rank was measured"
-            scaling.append(Finding(only, next_step="set world_sizes: [1, 2]", about=about))
-        elif fair.empty:
-            answer = "No speed is claimed: the ranks need more cores than this machine has"
-            scaling.append(Finding(answer, "bytes and errors are valid", about=about))
+            why = "only one rank was used"
+            scaling.append(_report_missing(what, why, "set world_sizes to [1, 2]", dtype))
+        elif drop_oversubscribed(several).empty:
+            why = "the ranks need more cores than this machine has"
+            scaling.append(_report_missing(what, why, "reduce world_sizes or threads", dtype))
         else:
-            fastest = _fastest(fair)
-            scaling.append(_scaling(fastest, about))
-            limits.append(_limit(fastest.iloc[0], about))
+            fastest = _select_fastest(drop_oversubscribed(several))
+            scaling.append(_compare_scaling(fastest, what, dtype))
+            limits += _state_limit(fastest.iloc[0], f"at {n} keys", dtype)
     whole = drop_missing(prefill_table(rows), "latency")
-    whole = with_cores(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
+    whole = drop_oversubscribed(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
     prefill = [
-        _scaling(_fastest(group), about)
-        for about, group in _longest(whole, "Attention over {n} tokens, {by}", "direction")
+        _compare_scaling(_select_fastest(group), f"Prefill of {n} tokens ({direction})", dtype)
+        for dtype, direction, n, group in _select_longest(whole, ["dtype", "direction"])
     ]
-    found = [*scaling[:2], *limits[:1], *prefill[:1], *_training(rows)]
-    nothing = Finding(
-        "Attention across ranks: not measured", next_step="nano run quick distributed"
-    )
-    return found or [nothing]
+    found = [*scaling[:2], *limits[:1], *prefill[:2]]
+    nothing = "Attention across ranks was not measured"
+    return found or [Finding(nothing, next_step="nano run quick distributed")]
 
 
-def _longest(table: pd.DataFrame, about: str, by: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Give the longest sequence's lines for each value of a column, and what they are about."""
-    for value, group in table.groupby(by, sort=False) if len(table) else ():
+def _report_missing(what: str, why: str, next_step: str, about: str) -> Finding:
+    return Finding(f"The scaling of {what.lower()} was not measured", why, next_step, about)
+
+
+def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the values of some columns, the longest length, and the lines of both."""
+    for values, group in table.groupby(by, sort=False) if len(table) else ():
         n = int(group["seq_len"].max())
-        yield about.format(n=f"{n:,}", by=value), group[group["seq_len"] == n]
+        yield *values, f"{n:,}", group[group["seq_len"] == n]
 
 
-def _fastest(fair: pd.DataFrame) -> pd.DataFrame:
-    """Take the launch of the fastest call on the most ranks, the fastest first."""
-    most = fair[fair["world_size"] == fair["world_size"].max()]
+def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the launch of the fastest call on the most ranks, the fastest call first."""
+    most = table[table["world_size"] == table["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
     best = most.iloc[0]
     return most[(most["run_id"] == best["run_id"]) & (most["case_id"] == best["case_id"])]
 
 
-def _scaling(lines: pd.DataFrame, about: str) -> Finding:
-    """Compare the fastest algorithm with one rank and with the others of its launch."""
+def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
+    """Compare the fastest algorithm with one rank and with the other algorithms of its launch."""
     best = lines.iloc[0]
     algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
     rivals = {figure.name for figure in best["speed_up_over"]} - {best["gain_baseline"]}
-    which = f"{algorithm} is the {'fastest' if rivals else 'only'} algorithm"
+    which = f"The {'fastest' if rivals else 'only'} algorithm is {algorithm}, at "
+    which += in_ms(best, "latency")
     if ties := not_slower(best, lines["call"]):
-        names = lines.loc[lines["call"].isin([best["call"], *ties]), "algorithm"]
-        names = join_words(names.str.replace("_", " "))
-        which = f"no clear difference between {names} (the intervals overlap)"
+        tied = lines[lines["call"].isin([best["call"], *ties])]
+        ms = join_words(in_ms(line, "latency") for _, line in tied.iterrows())
+        names = join_words(tied["algorithm"].str.replace("_", " "))
+        which = f"No clear difference between {names}: {ms} (the intervals overlap)"
+    compared = gains(best, algorithm, "gain") + gains(best, algorithm, among=rivals)
+    gain, share = Estimate.of(best, "gain"), percent(best, "efficiency", math.inf)
     if pd.isna(best["gain"]):
-        answer, scale = f"On {ranks}, {which}", "one rank: not measured"
-    elif Estimate.of(best, "gain").compare_to(ONE) is Order.NO_DIFFERENCE:
-        answer = f"No clear difference between {ranks} and one rank (the intervals overlap)"
-        scale = f"{times(best, 'gain')} the speed of one rank; {which}"
-    else:
-        answer = f"{ranks} are {times(best, 'gain')} as fast as one rank"
-        scale = f"{percent(best, 'efficiency', math.inf)} of perfect scaling; {which}"
-    evidence = f"{algorithm} takes {in_ms(best, 'latency')}, {scale}"
-    return Finding(answer, evidence, about=about, compared=gains(best, algorithm))
+        text = f"{what} on {ranks} was not compared with one rank"
+        return Finding(text, which, about=about, compared=compared)
+    text = f"{what} is faster on {ranks} than on one"
+    evidence = f"{times(best, 'gain')}, {share} of perfect scaling. {which}"
+    if gain.compare_to(ONE) is Order.NO_DIFFERENCE:
+        text = f"No clear difference between {ranks} and one rank for {what.lower()}"
+        evidence = f"{times(best, 'gain')} (the intervals overlap). {which}"
+    elif gain.compare_to(ONE) is Order.BELOW:
+        text = f"{what} is slower on {ranks} than on one"
+    return Finding(text, evidence, about=about, compared=compared)
 
 
-def _limit(best: pd.Series, about: str) -> Finding:
-    """Say what limits a decoded token, if the intervals of its parts tell."""
-    kind, compared = limit_of(best)
-    answer, next_step = _LIMITS[kind]
-    ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS) if kind else ""
+def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
+    """Yield what limits a decoded token, if its parts were measured."""
+    kind, compared = find_limit(best)
+    if not kind:
+        return
+    text, next_step = _LIMITS[kind]
+    ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
     scales = comparing(Estimate.of(best, "efficiency"), _SCALES)
     if kind == "compute" and scales[0][1] is Order.ABOVE:
-        next_step, compared = "add ranks that have their own cores", compared + scales
-    return Finding(answer, ms, next_step, about, compared)
-
-
-def _training(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Say how much of a training step is communication that computing does not hide."""
-    table = drop_missing(training_table(rows), "exposed")
-    for _, row in with_cores(table).iterrows() if len(table) else ():
-        compared = comparing(Estimate.of(row, "exposed"), Estimate.exact(0.0))
-        share = min(max(row["exposed"] / row["latency"], 0.0), 1.0)  # a difference may be negative
-        answer = f"{in_ms(row, 'exposed')} of a step ({share:.0%}) is exposed communication"
-        if compared[0][1] is not Order.ABOVE:
-            answer += ": no clear difference from zero"
-        scale = f"{percent(row, 'efficiency', math.inf)} of perfect scaling"
-        evidence = scale if pd.notna(row["efficiency"]) else ""
-        about = f"Training {row['name']} on {row['ranks']} ranks with {row['strategy']}"
-        yield Finding(answer, evidence, about=about, compared=compared)
+        next_step, compared = "add a larger number to world_sizes", compared + scales
+    evidence = f"{ms}{' (the intervals overlap)' if kind == UNCLEAR else ''}"
+    yield Finding(f"{text} {where} on {best['ranks']} ranks", evidence, next_step, about, compared)
 
 
 SECTION = Section(
@@ -259,7 +255,6 @@ SECTION = Section(
         "Decoding": CaseTable(decode_table, DECODE_COLUMNS),
         "Components of a call": CaseTable(component_table, COMPONENT_COLUMNS),
         "Whole sequences": CaseTable(prefill_table, PREFILL_COLUMNS),
-        "Training": CaseTable(training_table, TRAINING_COLUMNS),
     },
     verdict,
 )

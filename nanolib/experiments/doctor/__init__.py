@@ -1,1 +1,1 @@
-"""What this machine can measure, and its ceilings."""
+"""What this machine can measure, and its peak rates."""

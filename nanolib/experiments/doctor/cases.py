@@ -1,4 +1,4 @@
-"""What can this machine reach at best? Its ceilings alone, by the same path as everything else; `nano doctor` runs it."""
+"""Parameters and cases of `nano doctor`: the peak rates of this machine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nanolib.meters.ceilings import PRODUCTS
 from nanolib.meters.machine import resolve_device
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import distinct, known_dtypes
+from nanolib.run.params import known_dtypes
 from nanolib.run.peaks_case import SustainedCase, ceiling_cases, no_product
 
 
 class Params(shared.Params):
-    """Parameters of the examination.
+    """Parameters of `nano doctor`.
 
     Attributes:
-        dtypes: For which dtypes to time a matrix product; tf32 and 8 bits are added where the device has them.
-        sustained_s: Time each product for so long too, and take the second half, s; 0 for not.
+        dtypes: Dtypes of the matrix products. tf32 and FP8 are added if the device has them.
+        sustained_s: Length of a sustained measurement of each product, s. 0 means none.
     """
 
     NAME: ClassVar[str] = "doctor"
@@ -29,11 +29,10 @@ class Params(shared.Params):
     sustained_s: float = pydantic.Field(0.0, ge=0, le=3600)
 
     _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
-    _distinct = pydantic.field_validator("dtypes")(distinct)
 
 
 def cases(params: Params) -> list[Case]:
-    """One ceiling per way to multiply, the copy, and what each product sustains where that is asked for."""
+    """List the peaks of each product and of the copy, and the sustained rates if requested."""
     device = resolve_device(params.device)
     kinds = [*params.dtypes, *(kind for kind in PRODUCTS if not no_product(kind, device))]
     long = (

@@ -1,4 +1,4 @@
-"""What this machine can measure, and its ceilings: `nano doctor`."""
+"""Report what this machine can measure, and its peak rates, for `nano doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nanolib.config import ATTENTION_KINDS
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import FLAG_TEXT, Flag, Unsupported
 from nanolib.meters.energy.power import find_sources
-from nanolib.meters.limits import limit_threads, memory_limits
+from nanolib.meters.limits import fitting_threads, memory_limits
 from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
 from nanolib.meters.memory import resident_peak
 from nanolib.models import attention
@@ -23,40 +23,40 @@ from nanolib.run.timeout import one_line
 
 
 def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
-    """Facts, capabilities and ceilings of this machine; the ceilings are stored as a run.
+    """Return facts, capabilities and peak rates of this machine. The rates are stored as a run.
 
     Args:
-        budget_s: Seconds for each ceiling.
-        sustained_s: Seconds for what each product sustains; 0 for not.
+        budget_s: Time limit of each peak rate, s.
+        sustained_s: Length of a sustained measurement of each product, s. 0 means none.
 
     Returns:
         Heading → name → text.
 
     Raises:
-        BadInput: A budget that is not positive, or no place for the results.
+        BadInput: A budget is not positive, or the output folder cannot be created.
     """
     params = doctor.Params(budget_s=budget_s, sustained_s=sustained_s)
-    make_folder(output_folder())  # if it cannot be made, that is said before all is measured
-    with limit_threads():  # as runs have them
+    make_folder(output_folder())  # fail before the measurements
+    with fitting_threads():  # the same threads as in a run
         machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),
         "what can be measured here": _capabilities(machine, device),
-        f"ceilings of {device}, measured now": _ceilings(params),
+        f"peak rates of {device}, measured now": _ceilings(params),
     }
 
 
 def _facts(machine: Machine) -> dict[str, str]:
     ram, folder = psutil.virtual_memory().total, output_folder()
     allowed = min([ram, *(limit for limit, _ in memory_limits())])
-    limit = f", of which its control groups allow this process {allowed / 2**30:.3g}"
+    limit = f", of which control groups allow {allowed / 2**30:.3g} GiB"
     facts = {
         "id": machine.machine_id,
         "system": machine.system,
         "cpu": f"{machine.cpu}, {machine.cores} cores",
         "memory": f"{machine.ram_gib} GiB" + (limit if allowed < ram else ""),
-        "frequency governor": machine.governor or "not told by this system",
-        "python, torch": f"{platform.python_version()}, {machine.torch} with {machine.threads} threads",
+        "frequency governor": machine.governor or "not reported by this system",
+        "python, torch": f"{platform.python_version()}, {machine.torch}, {machine.threads} threads",
         "output": f"{folder}, {free_disk_gib(folder):.0f} GiB free",
     }
     for index, gpu in enumerate(machine.gpus):
@@ -64,12 +64,12 @@ def _facts(machine: Machine) -> dict[str, str]:
             f"{gpu['name']}, {gpu['memory_gib']} GiB, "
             f"compute capability {gpu['compute_capability']}, driver {machine.driver}"
         )
-    return facts if machine.gpus else facts | {"gpu": "none that torch can use"}
+    return facts if machine.gpus else facts | {"gpu": "none that PyTorch can use"}
 
 
 def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     found = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
-    kinds = [kind for kind in ATTENTION_KINDS if kind != "own"]  # that is a function of yours
+    kinds = [kind for kind in ATTENTION_KINDS if kind != "own"]  # a function of the user
     found |= {f"attention {kind}": _attention_support(kind, device) for kind in kinds}
     sensors = find_sources()
     for source in sensors.sources:
@@ -89,7 +89,7 @@ def _attention_support(kind: str, device: str) -> str:
         attention.attend(kind, x, x, x, causal=True)
     except Unsupported as error:
         return f"unsupported: {error}"
-    except Exception as error:  # a compiler that does not work: telling so is what this is for
+    except Exception as error:  # for example, a compiler that does not work
         return f"fails: {one_line(error)}"
     return "runs"
 

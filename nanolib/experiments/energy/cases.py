@@ -1,4 +1,4 @@
-"""What does a token cost in joules, and where does its time go? Reading a prompt, generating, and training steps."""
+"""Parameters and cases of the energy notebook: prefill, decoding and training steps."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from nanolib.meters.energy.replay import ReplaySource, read_trace
 from nanolib.meters.layers.profiling import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
-from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import Workload
-from nanolib.run.params import distinct, fitting_config, known_presets
+from nanolib.run.params import SMALL, Batch, Count, Length, fitting_config, known_presets
 from nanolib.run.rows import trace
 from nanolib.store import traces
 
-_TRACE_ROOM = 1.5
+_TRACE_ROOM = 1.5  # a call runs between the windows, and the last call ends late
 PHASES = ("prefill", "decode", "training_step")
 Phase = Literal["prefill", "decode", "training_step"]
 
@@ -40,20 +39,22 @@ class Params(OwnModelParams):
     Attributes:
         presets: Names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        model: A model of your own in the presets' place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
-        model_options: What that function, or that class's configuration, takes.
-        seq_lens: Tokens of the prompt, and of a sequence in training.
+        model: Your own model instead of the presets: `package.module:build`, or
+            `hf:LlamaForCausalLM` (extra `hf`).
+        model_options: Arguments of that function, or of that class's configuration.
+        seq_lens: Tokens of the prompt, or of a training sequence.
         batch_size: Sequences.
-        new_tokens: Tokens generated before the cache starts over.
+        new_tokens: Tokens to generate before the cache starts again.
         dtype: Type of the weights.
         phases: `prefill`, `decode`, `training_step`.
-        window_s: The work is repeated for so long under one window; a sensor needs ten of its updates.
-        idle_s: How long the idle machine is watched first.
-        power_trace: A recording that is replayed in the place of a sensor: a CSV file with the columns `t_s` (s) and `power_w`
-            (W); empty for this machine's own power.
-        profiling: Modes whose cost is measured; the last looks into the layers; empty for none.
-        detail_every_n_calls: So often a call is looked at closely.
-        detail_every_n_layers: Of the blocks, only each n-th is looked into.
+        window_s: Length of a measurement window, s. A sensor needs ten of its updates.
+        idle_s: Length of the idle window before it, s.
+        power_trace: CSV file with the columns `t_s` (s) and `power_w` (W) to replay instead of a
+            sensor, or empty for this machine's own power.
+        profiling: Profiling modes to measure the overhead of, or empty for none. The last
+            one profiles the layers.
+        detail_every_n_calls: Interval between calls that are profiled in detail.
+        detail_every_n_layers: Interval between layers that are profiled in detail.
     """
 
     NAME: ClassVar[str] = "energy"
@@ -75,23 +76,22 @@ class Params(OwnModelParams):
     )
 
     presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
-    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    overrides: dict[str, Any] = SMALL
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    seq_lens: list[shared.Length] = pydantic.Field([64], min_length=1, max_length=64)
-    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
-    new_tokens: int = pydantic.Field(16, gt=0, le=1_000_000)
+    seq_lens: list[Length] = pydantic.Field([64], min_length=1, max_length=64)
+    batch_size: Batch = 1
+    new_tokens: Length = 16
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
     window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
     idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = pydantic.Field([*MODES])
-    detail_every_n_calls: int = pydantic.Field(4, gt=0, le=1_000_000)
-    detail_every_n_layers: int = pydantic.Field(1, gt=0, le=10_000)
+    detail_every_n_calls: Count = 4
+    detail_every_n_layers: Count = 1
 
     _presets = pydantic.field_validator("presets")(known_presets)
-    _distinct = pydantic.field_validator("presets", "seq_lens", "phases", "profiling")(distinct)
 
     @pydantic.field_validator("power_trace")
     @classmethod
@@ -103,12 +103,11 @@ class Params(OwnModelParams):
     def _fits(self) -> Params:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
-            # a call comes between the two, and the last one ends late
             needed = _TRACE_ROOM * (self.idle_s + self.window_s)
             if t_s[-1] < needed:
                 raise ValueError(
-                    f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and idle_s and window_s, with room for "
-                    f"calls, need {needed:g} s; give a longer one, or shorten them"
+                    f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
+                    f"idle_s and window_s need {needed:g} s; use a longer one, or shorten them"
                 )
         longest, field = self.reads
         if "decode" in self.phases:
@@ -119,7 +118,7 @@ class Params(OwnModelParams):
         return self
 
     def sources(self) -> list[ReplaySource] | None:
-        """What tells the power: the recording, from its beginning; None for what this machine has."""
+        """Return the recording as the source of power, or None for this machine's own sensors."""
         return [ReplaySource(*read_trace(Path(self.power_trace)))] if self.power_trace else None
 
 
@@ -127,7 +126,7 @@ class Params(OwnModelParams):
 class EnergyCase(Case):
     """One phase of one model on one shape."""
 
-    supports_ab: ClassVar[bool] = False  # a window of seconds is no block
+    supports_ab: ClassVar[bool] = False  # a window of seconds is not a block
 
     name: str
     preset: str
@@ -140,7 +139,7 @@ class EnergyCase(Case):
 
     @property
     def model_case(self) -> ModelCase:
-        """The same work as the model notebook knows it."""
+        """The same work as a case of the model notebook."""
         if self.phase == "training_step":
             return ModelCase(*self.shape, "training")
         return GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
@@ -154,11 +153,11 @@ class EnergyCase(Case):
 
     @property
     def tokens(self) -> int:
-        """Tokens of one call: those read, or those made."""
+        """Tokens that one call reads or makes."""
         return self.batch_size * (1 if self.phase == "decode" else self.seq_len)
 
     def __str__(self) -> str:
-        """The model, the phase and the shape."""
+        """Return the model, the phase and the shape."""
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     @property
@@ -167,11 +166,11 @@ class EnergyCase(Case):
         return self.model_case.runs_code
 
     def unsupported(self) -> str:
-        """Why the model notebook could not run it either."""
+        """Return why the model notebook cannot run it."""
         return self.model_case.unsupported()
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """`parameters`, `flops` of one call and `tokens`; what a joule buys here only a sensor tells."""
+        """Return `parameters`, `flops` of one call and `tokens`."""
         found = self._counted_as.predict(ceilings)
         return {name: found[name] for name in ("parameters", "flops") if name in found} | {
             "tokens": self.tokens
@@ -182,11 +181,11 @@ class EnergyCase(Case):
         return ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
 
     def plan(self) -> Plan:
-        """The peak memory of the same work in the model notebook."""
+        """Plan the same work as the model notebook."""
         return self.model_case.plan()
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """What the phase takes; every machine can: without a sensor energy is a labeled estimate."""
+        """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
         call: Callable[[], object] = step
@@ -202,7 +201,7 @@ class EnergyCase(Case):
     def _rows(
         self, params: Params, built: nn.Module, call: Callable[[], object]
     ) -> Iterator[Measurement]:
-        """FLOPs, time per call over the window, and energy and power of each source, estimated where none measures."""
+        """Yield FLOPs, time per call, and energy and power by each source."""
         yield exact("flops", int(self._counted_as.known({})["flops"]), scope=self.phase)
         with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
             idle = meter.idle(params.idle_s)
@@ -217,7 +216,7 @@ class EnergyCase(Case):
             rows += [row for row in meter.measurements(idle) if row.metric == "power"]
         details = {"calls": calls, "seconds": window.seconds}
         once = {"n": 1, "method": "window", "scope": self.phase, "details": details}
-        message = "mean over the window; one window"
+        message = "mean over one window"
         yield Measurement("latency", 1e3 * window.seconds / calls, message=message, **once)
         yield Measurement("tokens_per_second", calls * self.tokens / window.seconds, **once)
         yield from rows
@@ -225,24 +224,24 @@ class EnergyCase(Case):
 
 @dataclass(frozen=True)
 class ProfileCase(EnergyCase):
-    """The same work, looked into."""
+    """The same work, profiled layer by layer."""
 
     look: Literal["layers"] = "layers"
     detail_every_n_calls: int = 16
     detail_every_n_layers: int = 1
 
     def __str__(self) -> str:
-        """As of the energy, and that it is looked into."""
+        """Return the name of the energy case, and `layers`."""
         return f"{super().__str__()} layers"
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """Nothing: it is the same work once more."""
+        """Return nothing: the energy case predicts the same work."""
         return {}
 
     def _rows(
         self, params: Params, built: nn.Module, call: Callable[[], object]
     ) -> Iterator[Measurement]:
-        """The time of each layer, its share of the energy, and what profiling costs."""
+        """Yield the time and energy of each layer, and the overhead of each profiling mode."""
         often = {
             "every_kth_token": self.detail_every_n_calls,
             "every_nth_layer": self.detail_every_n_layers,
@@ -253,7 +252,7 @@ class ProfileCase(EnergyCase):
 
 
 def cases(params: Params) -> list[Case]:
-    """Every phase of every model at every length: its energy, and its layers."""
+    """List every phase of every model at every length, for energy and for layers."""
     device = resolve_device(params.device)
     work = (params.batch_size, params.new_tokens, params.dtype)
     shapes = [

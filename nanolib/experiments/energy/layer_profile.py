@@ -1,4 +1,4 @@
-"""Where a model's time goes, layer by layer and operation by operation, and what finding out costs."""
+"""Profile a model by layer and operation, and measure the overhead of profiling."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def profile(
     modes: dict[str, ProfilingConfig],
     params: Any,
 ) -> Iterator[Measurement]:
-    """Watch calls for a while; rows, samples and statistics go to the trace of the case as well.
+    """Profile calls in a window. Samples and statistics go to the trace of the case as well.
 
-    At least twelve calls are made, and two that are looked at closely.
+    The window has at least twelve calls, two of them in detail.
 
     Args:
-        phase: Scope of the rows begins with it.
-        model: What is called.
-        call: Calls it once.
-        modes: How closely to look; the last is the deepest, and taken.
-        params: Of the energy notebook: how long, and what tells the power.
+        phase: Start of the scope of the rows.
+        model: The model.
+        call: A function that calls it once.
+        modes: Profiling modes. The last one, the deepest, is used.
+        params: Parameters of the energy notebook.
 
     Returns:
-        Per layer a `layer_time` (ms per call, with operations and statistics in its details) and per source of power a
-        `layer_energy` (J per call), which is the window's by the layer's share of the time.
+        Per layer a `layer_time` (ms per call, with operations and statistics in its details), and
+        per source a `layer_energy` (J per call), the window's energy by the layer's share of time.
     """
     *_, config = modes.values()
     trace = traces.current()
@@ -59,7 +59,7 @@ def profile(
         while calls < least or time.monotonic() < window.start_s + params.window_s:
             begin = time.monotonic()
             call()
-            synchronize()  # or it is the time of launching the token, not of making it
+            synchronize()  # otherwise only the launches are timed
             trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
             calls += 1
     layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
@@ -81,7 +81,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     if activations := {name: means.pop(name) for name in STATISTICS if name in means}:
         details["activations"] = activations
     if layer.passes:
-        # of one pass, whose operations belong together; what they leave of a call is between them
+        # operations of one pass, whose rest of the call is the time between them
         middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
         between = max(0.0, median - sum(middle.operations.values()))
         details |= {
@@ -107,11 +107,11 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
 def _energy_rows(
     row: Measurement, meter: EnergyMeter, window: Window, calls: int
 ) -> Iterator[Measurement]:
-    """The window's energy by the layer's share of the time: no sensor sees a layer."""
+    """Yield the window's energy by the layer's share of the time, since no sensor reads a layer."""
     for track in meter.tracks:
         try:
             energy = track.energy(window)
-        except BadInput:  # too few readings: the window's own row says so
+        except BadInput:  # too few readings, which the energy case reports
             continue
         low, estimate, high = (end * row.details["share"] / calls for end in energy)
         yield Measurement(
@@ -124,7 +124,7 @@ def _energy_rows(
             provenance=Provenance.ESTIMATED,
             method=f"attributed:time_share {track.source.name}",
             scope=row.scope,
-            message="the window's energy by the layer's share of the forward pass; no sensor sees a layer",
+            message="the window's energy by the layer's share of the forward pass",
             details={"layer": row.details["layer"], "of": track.source.of},
         )
 
@@ -136,9 +136,9 @@ def overheads(
     modes: dict[str, ProfilingConfig],
     params: Any,
 ) -> Iterator[Measurement]:
-    """What each mode costs, and first what the bare call costs against itself; see `measure_overhead`.
+    """Measure the overhead of each mode, and of the baseline against itself.
 
-    Rows are written as they would be in earnest, to a database that is thrown away.
+    Rows are written to a temporary database, so that writing is part of the overhead.
     """
     limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
     folder = TemporaryDirectory(prefix="nanolib-overhead-")

@@ -1,4 +1,4 @@
-"""Show power and tokens per second while a model generates, in a live notebook; nothing is stored."""
+"""Show power and throughput while a model generates, in a live notebook."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _TICK_S, _MOST_POINTS = 0.5, 120
 
 
 class LivePower:
-    """A start and a stop button over a chart that follows a thread which generates.
+    """Buttons that start and stop generation in a thread, and a chart that follows it.
 
     Args:
-        params: The first preset and length are used.
+        params: Parameters of the notebook. Only the first preset and length are used.
 
     Attributes:
         widget: What a notebook shows.
@@ -45,7 +45,7 @@ class LivePower:
         self._points: deque[dict[str, Any]] = deque(maxlen=_MOST_POINTS)
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.said = widgets.HTML("Generates until it is stopped; nothing is stored.")
+        self.said = widgets.HTML("Generates until you stop it. Nothing is stored.")
         self.chart = renderer.live_chart(_chart(self._points))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
@@ -63,7 +63,7 @@ class LivePower:
         try:
             self._generate()
             self.said.value = "Stopped."
-        # shown where the person looks; a thread's traceback goes nowhere
+        # shown in the widget, since nobody sees the traceback of a thread
         except (BadInput, RuntimeError) as error:
             self.said.value = html.escape(str(error))
         finally:
@@ -72,11 +72,11 @@ class LivePower:
     def _generate(self) -> None:
         params = self._params.replace(phases=["decode"], profiling=[])
         case = energy.cases(params)[0]
-        self.said.value = "waiting for the device …"
+        self.said.value = "Waiting for the device …"
         meter = EnergyMeter(params.sources(), device=case.device)
         with device_lock(case.device, "live view"), meter:
             self._tick(meter, "idle", lambda: self._stop.wait(_TICK_S), 0)
-            self.said.value = "building the model …"
+            self.said.value = "Building the model …"
             built = case.model_case.build(params.seed)
             prompt = text_batch(case, "", params.seed)[:, :-1]
             generation = generation_of(built.eval(), prompt, case.new_tokens)
@@ -87,7 +87,7 @@ class LivePower:
     def _tick(
         self, meter: EnergyMeter, phase: str, call: Callable[[], object], tokens: int
     ) -> None:
-        """Add a point: the power of half a second of a phase, and the tokens it made."""
+        """Add a point: power and throughput of half a second of a phase."""
         calls, track = 0, meter.tracks[0]
         with meter.window(phase) as window:
             while not self._stop.is_set() and time.monotonic() < window.start_s + _TICK_S:
@@ -98,11 +98,13 @@ class LivePower:
             low, watts, high = (joules / window.seconds for joules in track.energy(window))
             power = f"{watts:.0f} W by {track.source.name}"
             if provenance is Provenance.ESTIMATED:
-                power = f"{low:.0f} to {high:.0f} W by the use of the cores: no sensor was found"
-        except BadInput as error:  # tokens are counted on
+                power = f"{low:.0f} to {high:.0f} W, estimated from CPU utilization"
+        except BadInput as error:  # throughput goes on without power
             low = watts = high = math.nan
             has_ended = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
-            power = f"no power: {'the recording has ended' if has_ended else error.lines[0]}"
+            power = (
+                f"power not measured: {'the recording has ended' if has_ended else error.lines[0]}"
+            )
         speed = f"{rate:,.1f} tokens/s, " if tokens else ""
         self.said.value = html.escape(f"{phase}: {speed}{power}")
         point = {"series": phase, "x": window.end_s, "low": low, "high": high, "y": watts}
@@ -114,9 +116,9 @@ class LivePower:
 
 
 def _chart(points: deque[dict[str, Any]]) -> alt.TopLevelMixin:
-    """Draw power and throughput of the last minute; power is hollow unless it is measured."""
+    """Draw power and throughput of the last minute, with estimated power hollow."""
     look = {"xunit": "Seconds", "join": False, "width": 320, "height": 150}
-    look["empty"] = "no call was made yet"
+    look["empty"] = "not measured yet"
     shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])
     shown["x"] -= shown["x"].min()
     made = shown[["series", "x"]].assign(y=[point["rate"] for point in points]).dropna()

@@ -1,8 +1,7 @@
-"""Is FP8 faster here, and does the loss match? Its speed where the hardware has it, its numerics and its loss everywhere."""
+"""Parameters and cases of the FP8 notebook."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, ClassVar, Literal
 
 import pydantic
@@ -13,13 +12,19 @@ from nanolib.experiments.fp8.parity import TRAINED, ParityCase, small_decoder
 from nanolib.experiments.fp8.speed import DTYPES, MODES, SpeedCase, product_of
 from nanolib.experiments.model.case import model_name
 from nanolib.experiments.model.own_model import OwnModelParams, check_own
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
-from nanolib.models.user import build_model
-from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import distinct, fitting_config, known_corpus, known_presets
+from nanolib.run.params import (
+    SMALL,
+    Batch,
+    Count,
+    Length,
+    fitting_config,
+    known_corpus,
+    known_presets,
+)
 from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
@@ -27,28 +32,28 @@ class Params(OwnModelParams):
     """Parameters of the FP8 notebook.
 
     Attributes:
-        presets: Models whose speed is measured; names in `nanolib.PRESETS`.
+        presets: Models to measure the speed of, names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        model: A model of your own in the presets' place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
-        model_options: What that function, or that class's configuration, takes.
-            Parity and numerics are of the small decoder all the same.
-        precisions: `float32`, `tf32`, `float16`, `bfloat16`, `fp8_tensorwise`, `fp8_rowwise`, `fp8_rowwise_with_gw_hp`.
+        model: Your own model instead of the presets: `package.module:build`, or
+            `hf:LlamaForCausalLM` (extra `hf`). Parity and numerics still use the small decoder.
+        model_options: Arguments of that function, or of that class's configuration.
+        precisions: `float32`, `tf32`, `float16`, `bfloat16`, `fp8_tensorwise`, `fp8_rowwise`,
+            `fp8_rowwise_with_gw_hp`.
         modes: `forward`, `training_step`.
         compiled: Whether to compile: `[false]`, `[true]` or both.
-        seq_len: Tokens per sequence of the models whose speed is measured.
-        batch_size: Their sequences.
-        excluded_modules: Linear layers that stay in high precision: names, `*` and `?` allowed.
-        parity_recipes: What is trained beside bf16, controls included; empty for none.
-        parity_seeds: Pairs of runs per recipe.
-        parity_first_seed: The first seed; other ones are other runs.
-        parity_steps: Training steps.
-        parity_margin: A difference of this share of the loss counts as none.
-        d_model: Width of the small decoder that is trained, for parity and numerics.
-        num_layers: Its layers.
-        train_seq_len: Its bytes per sequence.
-        train_batch_size: Its sequences.
-        numerics: Ways to cast whose error is measured.
-        numerics_steps: Training steps before.
+        seq_len: Tokens per sequence for speed.
+        batch_size: Sequences for speed.
+        excluded_modules: Linear layers to keep in high precision: names, `*` and `?` allowed.
+        parity_recipes: Recipes to train next to bf16, with known-bad controls, or empty for none.
+        parity_seeds: Pairs of training runs per recipe, from `seed` on.
+        parity_steps: Training steps of each run.
+        parity_margin: Largest difference that counts as none, as a share of the loss.
+        d_model: Width of the small decoder for parity and numerics.
+        num_layers: Layers of the small decoder.
+        train_seq_len: Bytes per sequence of the small decoder.
+        train_batch_size: Sequences of the small decoder.
+        numerics: Casts to measure the error of.
+        numerics_steps: Training steps before the error is measured.
         corpus: A text file or a folder instead of the standard library's sources.
     """
 
@@ -72,7 +77,7 @@ class Params(OwnModelParams):
     LENGTHS: ClassVar[str] = "seq_len"
 
     presets: list[str] = pydantic.Field(["gpt_125M"])
-    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    overrides: dict[str, Any] = SMALL
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(
@@ -80,20 +85,19 @@ class Params(OwnModelParams):
     )  # type: ignore[valid-type]
     modes: list[Literal[MODES]] = pydantic.Field(["training_step"])  # type: ignore[valid-type]
     compiled: list[bool] = pydantic.Field([False])
-    seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
-    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    seq_len: Length = 64
+    batch_size: Batch = 1
     excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
     parity_recipes: list[Literal[TRAINED]] = pydantic.Field(
         ["bf16_again", "fp8_tensorwise", "no_scaling"]
     )  # type: ignore[valid-type]
     parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
-    parity_first_seed: int = pydantic.Field(0, ge=0, lt=2**31)
     parity_steps: int = pydantic.Field(10, ge=10, le=10_000_000)
     parity_margin: float = pydantic.Field(0.0025, gt=0, lt=1)
     d_model: int = pydantic.Field(32, gt=0, multiple_of=32, le=16_384)
-    num_layers: int = pydantic.Field(1, gt=0, le=200)
-    train_seq_len: int = pydantic.Field(32, gt=0, le=65_536)
-    train_batch_size: int = pydantic.Field(4, gt=0, le=65_536)
+    num_layers: Count = 1
+    train_seq_len: Length = 32
+    train_batch_size: Batch = 4
     numerics: list[Literal[tuple(VARIANTS)]] = pydantic.Field(
         ["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor"]
     )  # type: ignore[valid-type]
@@ -101,16 +105,11 @@ class Params(OwnModelParams):
     corpus: str = pydantic.Field("", max_length=4096)
 
     _presets = pydantic.field_validator("presets")(known_presets)
-
-    _distinct = pydantic.field_validator(
-        "presets", "precisions", "modes", "compiled", "parity_recipes", "numerics"
-    )(distinct)
-
     _corpus = pydantic.field_validator("corpus")(known_corpus)
 
     @property
     def kept(self) -> list[str]:
-        """Layers that stay in high precision; transformers calls the head of a language model by another name."""
+        """Layers to keep in high precision. transformers calls the head of a model `lm_head`."""
         unset = "excluded_modules" not in self.model_fields_set
         return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
 
@@ -122,11 +121,11 @@ class Params(OwnModelParams):
 
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> Params:
-        """Patterns in `excluded_modules` must mean something in the small decoder, too."""
+        """Check the models, and that `excluded_modules` matches layers of the small decoder too."""
         default = type(self).model_fields["overrides"].default
         if not self.presets and self.overrides not in ({}, default):
             raise ValueError(
-                "overrides: there is no preset to change; name one in presets, or leave them out"
+                "overrides: there is no preset to change; set presets, or leave overrides out"
             )
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
@@ -135,12 +134,9 @@ class Params(OwnModelParams):
             recipe.startswith("fp8_") or recipe in fp8.CONTROLS for recipe in self.parity_recipes
         ):
             small = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
-            where = " (in the decoder that is trained for parity)"
+            where = " (in the small decoder)"
             self._check_kept(create_model(small, "meta"), where)
         casts = any(precision.startswith("fp8_") for precision in self.precisions)
-        if casts and self.model.startswith("hf:"):
-            with contextlib.suppress(Unsupported):
-                self._check_kept(build_model(self.model, self.model_options, "meta", "float32"))
         for preset in [] if self.model else self.presets:
             longest = ("seq_len", self.seq_len)
             config = fitting_config(preset, self.overrides, longest=longest, reads_text=True)
@@ -150,7 +146,7 @@ class Params(OwnModelParams):
 
 
 def cases(params: Params) -> list[Case]:
-    """Ceilings, models, products, training in pairs, and numerics."""
+    """List the peak rates, the models in each precision, the training pairs and the numerics."""
     device = resolve_device(params.device)
     keep = tuple(params.kept)
     speed = [
@@ -176,7 +172,7 @@ def cases(params: Params) -> list[Case]:
     types = [kind for kind in kinds if not no_product(kind, device)]
     ceilings = ceiling_cases(device, types, params.budget_s) if types else []
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
-    runs = (params.parity_seeds, params.parity_first_seed, params.parity_steps)
+    runs = (params.parity_seeds, params.seed, params.parity_steps)
     rest = (params.parity_margin, ("head",) if params.model else keep)
     parity = [ParityCase(device, recipe, *runs, *small, *rest) for recipe in params.parity_recipes]
     numerics = [

@@ -1,4 +1,4 @@
-"""What 8 bits do to the products of a model, layer by layer: error, underflow and overflow."""
+"""Measure the error, underflow and overflow of FP8 casts in each layer of a model."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class NumericsCase(SmallDecoderCase):
-    """One way to cast, on the operands of a small decoder that has been trained for a while.
+    """One cast of the operands of a small decoder after some training.
 
     Attributes:
         variant: A key of `VARIANTS`.
-        steps: Of training, in bf16.
+        steps: Training steps, in bf16.
     """
 
     variant: str
@@ -42,14 +42,14 @@ class NumericsCase(SmallDecoderCase):
     seed: int
 
     def __str__(self) -> str:
-        """What is cast how."""
+        """Return the name of the cast."""
         return f"numerics {self.variant}"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure each product's error in float32, and what the cast of each operand loses.
+        """Measure the error of each product against float32, and the loss of each operand.
 
-        Returns:
-            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`; `underflow` and `overflow`
+        Yields:
+            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`, `underflow` and `overflow`
             with scope `LAYER OPERAND`.
         """
         for name, seen in _trained(replace(self, variant=""), params.corpus).items():
@@ -58,7 +58,7 @@ class NumericsCase(SmallDecoderCase):
 
 def _error_rows(name: str, seen: dict[str, torch.Tensor], cast: fp8.Cast) -> Iterator[Measurement]:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
-    # operand, dimension that the product sums over; each product is a @ b
+    # operands with the dimension that the product sums over. Each product is a @ b
     products = {
         "output": ((x, -1), (weight.t(), 0)),
         "input_gradient": ((gradient, -1), (weight, 0)),
@@ -82,9 +82,9 @@ _emulated = functools.partial(exact, provenance=Provenance.EMULATED)
 
 @functools.lru_cache(maxsize=4)
 def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Train a decoder in bf16 and keep the operands of its linear layers at the last step.
+    """Train a decoder in bf16 and return the operands of its linear layers at the last step.
 
-    Kept, since every variant looks at the same.
+    The result is cached, since all variants share it.
     """
     model = create_model(case.config, case.device, seed=case.seed)
     seen: dict[str, dict[str, torch.Tensor]] = {}
@@ -102,7 +102,7 @@ def _note_operands(
     args: tuple[torch.Tensor, ...],
     out: torch.Tensor,
 ) -> None:
-    """Note the operands of a linear layer in a step, float32 [tokens, features]."""
+    """Store the operands of a linear layer in a step, float32 [tokens, features]."""
 
     def note(operand: str, x: torch.Tensor) -> None:
         seen[operand] = x.detach().flatten(0, -2).float()

@@ -1,4 +1,4 @@
-"""Does training in 8 bits reach the loss of bf16? Pairs of runs of one seed: the same weights, the same text in the same order."""
+"""Compare the training loss of recipes with bf16, in pairs with one seed, weights and text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nanolib.run.rows import over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
-# Recipe → the type of its products; the rest are recipes on top of bf16.
+# Recipe → dtype of its products. All other recipes use bf16.
 _TYPES = {
     BASE: torch.bfloat16,
     AGAIN: torch.bfloat16,
@@ -34,24 +34,24 @@ _RATE = 1e-3
 
 
 class SmallDecoderCase(Case):
-    """Training of the small decoder: its plan is that of one step, whatever else the case asks."""
+    """Training of the small decoder, planned as one training step."""
 
     supports_ab: ClassVar[bool] = False  # nothing is timed
 
     @property
     def config(self) -> NanoConfig:
-        """Of the decoder that is trained."""
+        """Configuration of the decoder."""
         return small_decoder(self.d_model, self.num_layers, self.seq_len)
 
     def plan(self) -> Plan:
-        """The peak memory of a training step in float32; casts need some more."""
+        """Plan a training step in float32, without the memory of casts."""
         shape = (self.seq_len, self.batch_size, self.d_model, self.num_layers)
-        # one step of bf16 stands for all cases of this shape
+        # all cases of this shape share the plan of bf16
         like = ParityCase(self.device, BASE, 1, 0, 1, *shape, 0.0, ())
         return planned_training(like, self.config, self.batch_size, self.seq_len)
 
     def batches(self, corpus: str, seed: int) -> Iterator[torch.Tensor]:
-        """What it is trained on, in order."""
+        """Return the batches of training, in order."""
         generator = torch.Generator().manual_seed(seed)
         shape = (self.steps, self.batch_size, self.seq_len + 1)
         return text.batches(text.load(corpus), *shape, generator, self.device)
@@ -62,8 +62,9 @@ class ParityCase(SmallDecoderCase):
     """One recipe against bf16, over seeds.
 
     Attributes:
-        recipe: `bf16_again` is bf16 with initial weights that differ in their last bit; the rest are types, recipes and controls.
-        margin: A difference of this share of the loss counts as none; declared beforehand.
+        recipe: A dtype, an FP8 recipe, a control, or `bf16_again`, whose initial weights differ
+            from bf16 in their last bit.
+        margin: Largest difference that counts as none, as a share of the loss.
     """
 
     recipe: str
@@ -78,37 +79,33 @@ class ParityCase(SmallDecoderCase):
     keep: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The recipe, seeds and steps."""
+        """Return the recipe, seeds and steps."""
         return f"parity {self.recipe.replace('_', ' ')} {self.seeds} seeds {self.steps} steps"
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the processor trains it."""
+        """Whether the CPU trains it."""
         return torch.device(self.device).type == "cpu"
 
     @property
     def emulated(self) -> bool:
-        """Whether its products are emulated.
-
-        8 bits and bf16 on a CPU are, which multiplies float32 faster, and every control.
-        """
+        """Whether its products are emulated: controls, FP8 without hardware, and bf16 on a CPU."""
         if self.recipe in _TYPES:
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The difference in loss from bf16 over the last tenth of the run, with its verdict.
+        """Measure the loss difference from bf16 over the last tenth of the run.
 
-        The loss is the mean over these steps, of the batches as they are trained on. Both runs of a seed see the same batches in
-        one order. The learning rate rises over the first tenth and falls to zero: at a constant rate, chance alone puts more
-        between two runs of one seed.
+        Both runs of a seed read the same batches in the same order. The learning rate rises over
+        the first tenth and then falls to zero, since a constant rate adds noise between the runs.
 
-        Returns:
-            `parity` (nats per byte) with the verdict in its details, and `loss` of both recipes. A run whose
-            loss is not finite makes the recipe worse, without a number.
+        Yields:
+            `loss_difference_from_bf16` (nats per byte) with the verdict in its details, and `loss`
+            of both recipes. A loss that is not finite makes the recipe worse, without a number.
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
-        base = [_last_loss(replace(self, recipe=BASE), seed, params.corpus) for seed in seeds]
+        case_rows = [_last_loss(replace(self, recipe=BASE), seed, params.corpus) for seed in seeds]
         recipe = [_last_loss(self, seed, params.corpus) for seed in seeds]
         provenance = Provenance.EMULATED if self.emulated else Provenance.MEASURED
         details = {
@@ -117,15 +114,15 @@ class ParityCase(SmallDecoderCase):
             "control": self.recipe in fp8.CONTROLS,
         }
         common = {"provenance": provenance}
-        yield over_seeds("loss", base, BASE, **common)
+        yield over_seeds("loss", case_rows, BASE, **common)
         if lost := sum(not math.isfinite(loss) for loss in recipe):
-            message = f"the loss was not finite any more in {lost} of {self.seeds} seeds"
+            message = f"the loss became infinite or NaN in {lost} of {self.seeds} seeds"
             common |= {"scope": self.recipe, "details": details | {"verdict": "worse"}}
             yield Measurement("loss_difference_from_bf16", message=message, **common)
             return
         yield over_seeds("loss", recipe, self.recipe, **common)
-        differences = [a - b for a, b in zip(recipe, base, strict=True)]
-        base_loss = sum(base) / len(base)
+        differences = [a - b for a, b in zip(recipe, case_rows, strict=True)]
+        base_loss = sum(case_rows) / len(case_rows)
         margin = self.margin * base_loss
         verdict = parity_verdict(differences, margin)
         details |= {"base_loss": base_loss, "margin_nats": margin, "verdict": verdict}
@@ -140,7 +137,7 @@ class ParityCase(SmallDecoderCase):
 
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
-    """What is trained, for parity and for numerics: a decoder over bytes."""
+    """Return the configuration of the decoder over bytes that parity and numerics train."""
     heads = max(1, d_model // 32)
     return NanoConfig(
         vocab_size=text.VOCAB_SIZE,
@@ -152,15 +149,15 @@ def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
 
 
 def parity_verdict(differences: list[float], margin: float) -> str:
-    """What is said of differences paired by seed.
+    """Return the verdict on differences paired by seed.
 
     Args:
-        differences: Recipe less base, one per seed.
-        margin: What counts as none, declared beforehand.
+        differences: Loss of the recipe minus loss of bf16, one per seed.
+        margin: Largest difference that counts as none, declared before the run.
 
     Returns:
-        `equivalent` (the 90 % interval lies within the margin: two one-sided tests at 5 %), `worse` or `better` (the 95 % interval
-        leaves zero out, and it is not equivalent), or `inconclusive`.
+        `equivalent` (the 90 % interval is within the margin: two one-sided tests at 5 %), `worse`
+        or `better` (the 95 % interval excludes zero), or `inconclusive`.
     """
     low, _, high = mean_interval(differences, 0.90)
     if -margin < low and high < margin:
@@ -171,7 +168,7 @@ def parity_verdict(differences: list[float], margin: float) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
-    """One training run: the mean loss of the last tenth of its steps. Kept: all recipes share the bf16 runs."""
+    """Train once and return the mean loss of the last tenth of the steps, cached."""
     dtype = _TYPES.get(case.recipe, torch.bfloat16)
     cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
     losses = train(
@@ -185,7 +182,7 @@ def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
 
 
 def rate_share(step: int, steps: int) -> float:
-    """The share of the highest learning rate in a step, from 0: it rises over the first tenth and falls to zero after the last."""
+    """Return the learning rate of a step as a share of the highest, with warm-up and decay."""
     warm = max(1, steps // TENTHS)
     return min((step + 1) / warm, (steps - step) / (steps - warm))
 

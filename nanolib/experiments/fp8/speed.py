@@ -1,4 +1,4 @@
-"""What 8 bits gain in time: training steps and forward passes of models, compared with the other precisions."""
+"""Measure forward passes and training steps of models in FP8 and other precisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nanolib.run.memory_plan import Workload
 from nanolib.run.peaks_case import no_product, rate_rows
 from nanolib.run.rows import timed_call_ms, trace
 
-# Precision → the type of the weights; `tf32` and the recipes change the products alone.
+# Precision → dtype of the weights. `tf32` and the recipes change only the products.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
     f"fp8_{recipe}": "bfloat16" for recipe in fp8.RECIPES
 }
@@ -55,7 +55,7 @@ class SpeedCase(Case):
 
     @property
     def recipe(self) -> str:
-        """Of fp8; empty for another precision."""
+        """The FP8 recipe, or empty for another precision."""
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
@@ -65,28 +65,28 @@ class SpeedCase(Case):
 
     @property
     def model_case(self) -> ModelCase:
-        """The same work as the model notebook knows it, for its FLOPs and its plan."""
+        """The same work as a case of the model notebook."""
         mode = "inference" if self.mode == "forward" else "training"
         shape = (self.seq_len, self.batch_size, DTYPES[self.precision])
         kind = "dense" if self.preset in PRESETS else "own"
         return ModelCase(self.device, self.name, self.preset, self.overrides, kind, *shape, mode)
 
     def __str__(self) -> str:
-        """The model, the precision and the shape."""
-        compiled = " compiled" if self.compiled else ""
-        return f"{self.name} {self.mode} {self.precision}{compiled} n={self.seq_len} batch={self.batch_size}"
+        """Return the model, the precision and the shape."""
+        precision = f"{self.precision}{' compiled' if self.compiled else ''}"
+        return f"{self.name} {self.mode} {precision} n={self.seq_len} batch={self.batch_size}"
 
     def unsupported(self) -> str:
-        """Why this machine cannot run it."""
+        """Return why this machine cannot run it."""
         return no_product(product_of(self.precision), self.device) or self.model_case.unsupported()
 
     def plan(self) -> Plan:
-        """The peak memory, as the model notebook plans it; 8 bits need some more for the casts."""
+        """Plan the same work as the model notebook, without the memory of casts."""
         return self.model_case.plan()
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """`flops` and `parameters`; for 8 bits the share of FLOPs that is converted and the bound that follows."""
-        predicted = self.model_case.predict()  # empty where an own model is missing
+        """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
+        predicted = self.model_case.predict()  # empty if the user's model is missing
         found = {name: predicted[name] for name in ("parameters", "flops")} if predicted else {}
         if self.recipe and found and not self.runs_code:
             built = dataclasses.replace(self.model_case, device="meta").build()
@@ -106,7 +106,7 @@ class SpeedCase(Case):
         return " ".join(map(str, (*model, self.seq_len, self.batch_size)))
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
-        """Time, rates, memory by what holds it, and for 8 bits which layers were converted and what Amdahl's law allows."""
+        """Measure time, rates and memory by part, and for FP8 the converted share."""
         model = self.model_case.build(params.seed)
         if self.recipe:
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
@@ -120,7 +120,7 @@ class SpeedCase(Case):
         )
         (work,) = step.workloads()
         if self.precision == "tf32":
-            # a setting of the process, in which others are timed too
+            # the setting belongs to the process, which times other cases too
             work = dataclasses.replace(work, call=tf32_products(True)(work.call))
         timed_call_ms(work.call)
         timed = yield params.timed(self.device, {self.mode: work.call})
@@ -129,14 +129,14 @@ class SpeedCase(Case):
             latency, details={**latency.details, "parameters": self.model_case.counted.parameters}
         )
         yield exact("flops", flops, scope=self.mode)
-        # of another type's ceiling a share would say nothing
+        # the share is of the peak rate of the same products
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
         trace(work, self, params)
         yield from self._memory(model, work)
 
     def converted_share(self, model: nn.Module) -> Measurement:
-        """The share of the model's FLOPs that is in 8 bits, the layers and the bound in its details."""
+        """Return the share of FLOPs in FP8, with kept layers and upper bound in its details."""
         layers = fp8.audit(model)
         forward = dataclasses.replace(self.model_case, mode="inference").counted.flops
         tokens = self.batch_size * self.seq_len
@@ -150,9 +150,9 @@ class SpeedCase(Case):
         return exact("converted_share", share, method="audit", details=details)
 
     def _memory(self, model: nn.Module, work: Workload) -> Iterator[Measurement]:
-        """Weights, gradients, the optimizer's states by their tensors; activations are what the peak has beyond them."""
+        """Measure the peak, and split it into weights, gradients, optimizer and activations."""
         if self.compiled and not self.device.startswith("cuda"):
-            return  # a compiled kernel allocates out of the counter's sight
+            return  # the counter cannot see allocations inside compiled kernels
         existing, weights = tuple(work.existing()), [*model.parameters()]
         trained = weights if self.mode == "training_step" else []
         tensors = {
@@ -170,5 +170,5 @@ class SpeedCase(Case):
 
 
 def product_of(precision: str) -> str:
-    """As what the products of a precision are rated: `fp8` for all recipes."""
+    """Return the name of the products of a precision: `fp8` for all recipes."""
     return "fp8" if precision.startswith("fp8") else precision

@@ -1,1 +1,1 @@
-"""What the database says: the notebook that reads what the others wrote."""
+"""Summary of all results in a database."""

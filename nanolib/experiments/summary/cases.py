@@ -1,4 +1,4 @@
-"""What does the database say? The summary notebook's parameters: which runs, from which database."""
+"""Parameters of the summary notebook, and the rows that it shows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Params(StrictModel):
     """Parameters of the summary notebook.
 
     Attributes:
-        runs: Which runs: ids, labels, experiments, `latest`, `latest~1`, `all`; `newest` means each experiment's newest.
-        database: Path of the database; empty means the one in the output folder.
-        suite: Which params set this is.
-        label: Part of every params set; the summary makes no run.
-        resume: Likewise.
+        runs: Runs to show: IDs, labels, experiments, `latest`, `latest~1`, `all`, or `newest` for
+            the newest run of each experiment.
+        database: Path of the database, or empty for the one in the output folder.
+        suite: Name of the params set.
+        label: Not used, since the summary stores no run.
+        resume: Not used, since the summary stores no run.
     """
 
     NAME: ClassVar[str] = "summary"
@@ -49,7 +50,9 @@ class Params(StrictModel):
     def _database_is_there(cls, value: str) -> str:
         try:
             if value and not Path(value).is_file():
-                raise ValueError(f"{shown(value)} is no file; name a database, or leave it empty")
+                raise ValueError(
+                    f"{shown(value)} is not a file; name a database, or leave it empty"
+                )
         except OSError as error:
             raise ValueError(
                 f"{shown(value)} cannot be read ({error.strerror}); name another"
@@ -58,10 +61,10 @@ class Params(StrictModel):
 
 
 def select_runs(store: Store, names: list[str]) -> list[str]:
-    """Run ids that the names stand for, oldest first; an empty database has none.
+    """Return the run IDs of names of runs, oldest first.
 
     Raises:
-        BadInput: A name that stands for no run.
+        BadInput: A name matches no run.
     """
     ids: list[str] = []
     for name in names:
@@ -74,20 +77,21 @@ def _opened(params: Params) -> Store:
 
 
 def changes(params: Params) -> regressions.Changes:
-    """The chosen runs against those before them, and every timing over all runs of their machines."""
+    """Compare the chosen runs with those before them, and find changes over all runs."""
     with _opened(params) as store:
         runs = store.runs_of(select_runs(store, params.runs))
         return regressions.changes(*what_changed(store, runs))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """The chosen runs, their machines, and their measurements: of each case the newest, of each experiment the newest cases.
+    """Read the chosen runs, with the newest measurement of each case.
 
     Returns:
-        The runs; all machines; the rows of each experiment on one machine, that of its newest run; the rows of all machines.
+        The runs, all machines, the rows of each experiment on the machine of its newest run, and
+        the rows of all machines.
 
     Raises:
-        BadInput: A name that stands for no run, or a database that cannot be read.
+        BadInput: A name matches no run, or the database cannot be read.
     """
     with _opened(params) as store:
         rows, runs = store.shown(select_runs(store, params.runs))

@@ -1,7 +1,7 @@
-"""How many warm-up steps are enough here? Several fresh processes, since in one process only the first step is cold.
+"""Parameters and cases of the warm-up notebook.
 
-Each process times every step from the very first. So each of them says what every setting would report, and a setting is compared
-with another within the same process.
+Each case is a fresh process that times every step from the first one. Settings are compared within
+the same process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from nanolib.meters.time.latency import summarize
 from nanolib.models import create_model, generate_random_batch, text
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
-from nanolib.run import params as shared
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import Workload
-from nanolib.run.params import distinct, fitting_config, known_presets
+from nanolib.run.params import SMALL, Batch, Length, fitting_config, known_presets
 from nanolib.run.rows import trace
 from nanolib.stats.steady import steady_state, warm_up
 
@@ -39,14 +38,15 @@ class Params(OwnModelParams):
     Attributes:
         preset: A name in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        model: A model of your own in the preset's place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
-        model_options: What that function, or that class's configuration, takes.
+        model: Your own model instead of the preset: `package.module:build`, or
+            `hf:LlamaForCausalLM` (extra `hf`).
+        model_options: Arguments of that function, or of that class's configuration.
         seq_len: Tokens per sequence.
         batch_size: Sequences.
-        warmup_steps: Settings: how many steps run before those that count.
-        steps: Steps that count.
-        curve_steps: Steps of the per-step curve, from the very first.
-        processes: Fresh processes of each direction, launched in random order.
+        warmup_steps: Numbers of warm-up steps to compare.
+        steps: Measured steps after the warm-up.
+        curve_steps: Steps of the per-step curve, from the first one.
+        processes: Fresh processes of each direction, in random order.
         directions: `forward`, `forward_backward`.
         isolation: Always `process`.
     """
@@ -69,11 +69,11 @@ class Params(OwnModelParams):
     LENGTHS: ClassVar[str] = "seq_len"
 
     preset: str = "decoder_tiny"
-    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    overrides: dict[str, Any] = SMALL
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    seq_len: int = pydantic.Field(64, gt=0, le=shared.MAX_SEQ_LEN)
-    batch_size: int = pydantic.Field(1, gt=0, le=65_536)
+    seq_len: Length = 64
+    batch_size: Batch = 1
     warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
         [0, 5], min_length=1, max_length=64
     )
@@ -84,8 +84,6 @@ class Params(OwnModelParams):
         ["forward"], min_length=1
     )
     isolation: Literal["process"] = "process"
-
-    _distinct = pydantic.field_validator("warmup_steps", "directions")(distinct)
 
     _preset = pydantic.field_validator("preset")(lambda name: known_presets([name])[0])
 
@@ -99,9 +97,9 @@ class Params(OwnModelParams):
 
 @dataclass(frozen=True)
 class WarmupCase(Case):
-    """One fresh process, in which every step is timed from the first."""
+    """One fresh process that times every step from the first one."""
 
-    supports_ab: ClassVar[bool] = False  # a process is the unit here
+    supports_ab: ClassVar[bool] = False  # the unit is a process
 
     preset: str
     overrides: dict[str, Any]
@@ -115,11 +113,11 @@ class WarmupCase(Case):
 
     @property
     def timed_steps(self) -> int:
-        """As many as the curve, or the longest setting, needs."""
+        """Number of steps for the curve and the longest setting."""
         return max(self.curve_steps, max(self.warmup_steps) + self.steps)
 
     def __str__(self) -> str:
-        """Direction and process."""
+        """Return the direction and the process."""
         return f"{self.direction} process {self.process}"
 
     @property
@@ -128,19 +126,19 @@ class WarmupCase(Case):
         return self.preset not in PRESETS and runs_code(self.preset)
 
     def unsupported(self) -> str:
-        """Why the user's own model cannot be looked up."""
+        """Return why the user's model cannot be found."""
         return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """The steps that run: what a cold process costs is in no formula."""
+        """Return the number of steps, since no formula predicts the time of a cold process."""
         return {"steps": self.timed_steps}
 
     def plan(self) -> Plan:
-        """None."""
-        return Plan(reason="to plan it would warm the process that must be cold")
+        """Return no plan."""
+        return Plan(reason="planning would warm up the process")
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """The curve, how many of its steps are slower than the steady state, and what each setting would report."""
+        """Measure the curve, its number of warm-up steps, and the latency of each setting."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
             model = create_model(config, self.device, seed=params.seed)
@@ -170,15 +168,15 @@ class WarmupCase(Case):
         details = {"threads": torch.get_num_threads()}
         curve = samples[: self.curve_steps]
         yield summarize(curve, scope=self.direction, method=clock.method, details=details)
-        yield _needed(curve, self.direction)
+        yield _count_warmup(curve, self.direction)
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
-            yield _uncut(counted, scope, clock.method, spent)
+            yield _summarize_all(counted, scope, clock.method, spent)
 
 
 def cases(params: Params) -> list[Case]:
-    """For each direction its processes, all of them in random order."""
+    """List the processes of all directions in random order."""
     device = resolve_device(params.device)
     ((preset, overrides),) = params.models([params.preset])
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
@@ -192,17 +190,19 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-def _uncut(samples: list[float], scope: str, method: str, details: dict[str, Any]) -> Measurement:
-    """The latency over all samples, warm or not: what someone who warms up this little would report."""
+def _summarize_all(
+    samples: list[float], scope: str, method: str, details: dict[str, Any]
+) -> Measurement:
+    """Return the latency over all samples, without discarding any."""
     whole = steady_state([])
     row = summarize(samples, scope=scope, method=method, details=details, steady=whole)
-    # there are as many as `steps`, by no budget
+    # `steps` sets the number of samples, not a time limit
     flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
-    return replace(row, flags=flags, message="no sample is cut: this is what the setting gives")
+    return replace(row, flags=flags, message="no samples are discarded")
 
 
-def _needed(samples: list[float], scope: str) -> Measurement:
-    """Steps at the head that are slower than the later ones; without a number where the curve gives no clear answer."""
+def _count_warmup(samples: list[float], scope: str) -> Measurement:
+    """Return the number of slow first steps, or no number if the curve is unclear."""
     found, reason = warm_up(samples)
     steps = steady = None
     if found is not None:

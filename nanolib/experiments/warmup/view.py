@@ -1,4 +1,4 @@
-"""Warm-up: the curves from the first step, what each setting would report, and how many steps are enough."""
+"""Charts, table and findings of warm-up."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from nanolib.report.tables import (
 from nanolib.report.theme import empty_chart
 from nanolib.stats.steady import MOVED
 
-_FEWEST = 5  # processes, whose range says something
-_REFERENCE = 5  # steps, after which others are looked at
-# Columns of a curve's row -> of its steps.
+_FEWEST = 5  # processes for a range
+_REFERENCE = 5  # warm-up steps to compare others with
+# Columns of a curve's row -> columns of its steps.
 _CURVE = {
     "scope": "direction",
     "factor.process": "process",
@@ -35,7 +35,7 @@ _CURVE = {
     "samples": "ms",
 }
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
-# What each process says of a setting.
+# Columns of each process and setting.
 _OF_PROCESS = (
     Column("mean", metric="latency", detail="mean"),
     Column("sd", metric="latency", detail="sd"),
@@ -46,13 +46,13 @@ _OF_PROCESS = (
 
 @cached
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per direction and warm-up setting, of all its fresh processes.
+    """Return a line per direction and number of warm-up steps, over all fresh processes.
 
     Returns:
-        Columns: `run_id`, `seq_len`, `direction`, `warmup_steps`, `processes`; `mean`, `sd`, `cv`,
-        `median` (ms; the median of the processes, of `mean` and `median` with the range as `_low`
-        and `_high`); `difference` of the mean to that after five steps of the same process (a
-        share, with its range; missing where 5 was not asked for); `busy`, `status`, `message`.
+        Columns: `run_id`, `seq_len`, `direction`, `warmup_steps`, `processes`, `mean`, `sd`, `cv`,
+        `median` (ms, medians over processes), `difference` (the mean over the mean after five steps
+        of the same process, minus 1), `busy`, `status`, `message`. `mean`, `median` and
+        `difference` have the range of the processes as `_low` and `_high`.
     """
     rows = rows_with_factor(rows, "warmup", "process")
     if rows.empty:
@@ -80,10 +80,11 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The per-step curves; needs samples.
+    """Return a line per step of the curves, from rows with samples.
 
     Returns:
-        Columns: `direction`, `process`, `step`, `ms`, `phase` (`warm-up`, `steady` or `not settled`), `run_id`, `seq_len`.
+        Columns: `direction`, `process`, `step`, `ms`, `phase` (`warm-up`, `steady` or
+        `not settled`), `run_id`, `seq_len`.
     """
     found = rows_with_factor(rows, "warmup", "process")
     curves = pick(found, "latency")
@@ -100,8 +101,8 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Each step's time from the first one of each fresh process, warm-up and steady state told apart; needs samples."""
-    title = "Each step from the first, of fresh processes"
+    """Draw the time of each step of each fresh process, with the warm-up hollow."""
+    title = "Step time from the first step of fresh processes"
     data = curve_table(rows)
     if data.empty:
         return empty_chart(title, why_empty(rows, "warmup"))
@@ -122,9 +123,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return plot(
         points,
         title,
-        subtitle=[
-            "In % of the steady time: the median of each process's second half. Hollow: warm-up, or not settled."
-        ],
+        subtitle=["In % of the median of the second half. Hollow: warm-up, or not settled."],
         unit="% of the steady time",
         xunit="Step",
         ref=100.0,
@@ -133,8 +132,8 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """What each warm-up setting does to the mean: the median of the fresh processes and their range."""
-    title = "What skipping the warm-up does to the mean"
+    """Draw the mean after each number of warm-up steps: median and range of the processes."""
+    title = "Reported mean by number of warm-up steps"
     table = drop_missing(warmup_table(rows), "difference")
     if len(table):
         table = table[table["warmup_steps"] != _REFERENCE]
@@ -158,7 +157,8 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
         title,
         "rows",
         subtitle=[
-            f"Against the mean after {_REFERENCE} steps of the same process. Bars: the range of the processes."
+            f"Compared with the mean after {_REFERENCE} steps of the same process.",
+            "Bars: the range of the processes.",
         ],
         unit="Difference of the mean (%)",
         ref=0.0,
@@ -169,71 +169,69 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """How many warm-up steps are enough on this machine."""
+    """Return how many warm-up steps are enough, and the error of the mean without warm-up."""
     found = of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
-        nothing = "No warm-up curve was measured, so there is no verdict"
-        return [Finding(nothing, next_step="nano run quick warmup")]
+        return [Finding("Warm-up was not measured", next_step="nano run quick warmup")]
     cold = drop_missing(warmup_table(rows), "difference")
     if len(cold):
         cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]
-    without = cold.to_dict("records")
-    slower = {(line["run_id"], line["direction"]): line["difference"] for line in without}
-    return [
-        *(
-            _enough(part, slower.get(key, 0.0))
-            for key, part in curves.groupby(["run_id", "scope"], sort=False)
-        ),
-        *(_without(line) for line in without),
+    lines = cold.to_dict("records")
+    slower = {(line["run_id"], line["direction"]): line["difference"] for line in lines}
+    steps = [
+        _count_steps(part, slower.get(key, 0.0))
+        for key, part in curves.groupby(["run_id", "scope"], sort=False)
     ]
+    return [*steps, *map(_compare_without, lines)]
 
 
-def _enough(curves: pd.DataFrame, slower: float) -> Finding:
-    """What the curves of all fresh processes of one direction say.
+def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
+    """Return the number of warm-up steps that is enough for one direction.
 
     Args:
-        curves: Their `warmup_needed` rows.
-        slower: The share by which the mean without warm-up is above that after five steps.
+        curves: The `warmup_needed` rows of its fresh processes.
+        slower: Difference of the mean without warm-up from the mean after five steps, a share.
     """
     needed = curves["estimate"].dropna().astype(int)
-    about, count = curves["scope"].iloc[0].replace("_", " + "), len(curves)
-    of_each = ", ".join(map(str, needed))
+    direction, count = curves["scope"].iloc[0].replace("_", " + "), len(curves)
+    each = ", ".join(map(str, needed))
     if unclear := count - len(needed):
+        text = f"The warm-up of {direction} is unclear in {unclear} of {count} fresh processes"
         why = curves.loc[curves["estimate"].isna(), "message"].iloc[0]
-        why += f"; the others needed {of_each}" if of_each else ""
-        next_step = "raise curve_steps, or repeat it on a quieter machine"
-        return Finding(
-            f"no clear answer in {unclear} of {count} fresh processes", why, next_step, about
-        )
+        why += f". The others need {each} steps" if each else ""
+        return Finding(text, why, "increase curve_steps, or use an idle machine")
     steady = pd.Series([details["steady_median"] for details in curves["details"]]).median()
-    evidence, next_step, most = f"a step then takes {steady:.3g} ms", "", int(needed.max())
+    most, next_step = int(needed.max()), ""
     if most:
         steps = "1 warm-up step is" if most == 1 else f"{most} warm-up steps are"
-        answer = f"{steps} enough in all {count} fresh processes"
-        evidence = f"they needed {of_each}; {evidence}" if needed.nunique() > 1 else evidence
+        text, evidence = f"{steps} enough for {direction}", f"{count} fresh processes need {each}"
     elif slower > MOVED:
-        answer, next_step = "no clear answer", "use 5 steps, or measure again"
-        evidence = (
-            f"the curves show no warm-up, but without it the mean was {slower:+.0%}; {evidence}"
-        )
+        text, next_step = f"Use {_REFERENCE} warm-up steps for {direction}", "repeat the run"
+        evidence = f"the curves show no warm-up, but without it the mean is {slower:+.0%}"
     else:
-        answer = f"no warm-up was detected in any of {count} fresh processes"
-    return Finding(answer, evidence, next_step, about, figures=(Estimate.exact(float(most)),))
+        text = f"No warm-up step is needed for {direction}"
+        evidence = f"none of {count} fresh processes needs any"
+    evidence += f". The steady step time is {steady:.3g} ms"
+    return Finding(text, evidence, next_step)
 
 
-def _without(line: dict[str, Any]) -> Finding:
-    """What no warm-up does to the mean, within each process."""
+def _compare_without(line: dict[str, Any]) -> Finding:
+    """Return the difference of the mean without warm-up, over the processes."""
     ends = [line[f"difference{end}"] for end in ("_low", "", "_high")]
-    name = "the mean without warm-up over that after 5 steps"
+    name = f"the mean without warm-up over the mean after {_REFERENCE} steps"
     ratio = Estimate(*(end + 1 for end in ends), name=name, busy=line["busy"])
-    compared = comparing(ratio, ONE)
+    order, direction = ratio.compare_to(ONE), line["direction"].replace("_", " + ")
+    higher = "higher" if order is Order.ABOVE else "lower"
+    text = f"The mean of {direction} is {higher} without warm-up than after {_REFERENCE} steps"
     low, share, high = (f"{end:+.0%}" for end in ends)
-    answer = f"without warm-up the mean is {share} [{low} … {high}] against that after {_REFERENCE} steps"
-    if compared[0][1] is Order.NO_DIFFERENCE:
-        answer += ", which cannot be told from that after 5"
-    evidence = f"the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
-    return Finding(answer, evidence, about=line["direction"].replace("_", " + "), compared=compared)
+    evidence = f"{share} [{low} … {high}]"
+    if order is Order.NO_DIFFERENCE:
+        text = f"No clear difference between the mean of {direction} without warm-up and "
+        text += f"after {_REFERENCE} steps"
+        evidence += " (the intervals overlap)"
+    evidence += f", the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
+    return Finding(text, evidence, compared=comparing(ratio, ONE))
 
 
 SECTION = Section(
@@ -251,7 +249,7 @@ SECTION = Section(
                 "sd": "SD, ms",
                 "cv": "CV",
                 "median": "Median, ms [range]",
-                "difference": "Mean over that after 5 steps, less 1 [range]",
+                "difference": "Difference of the mean from 5 steps [range]",
                 "status": "Status",
             },
         )

@@ -57,8 +57,6 @@ def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
     ("kind", "said"),
     [
         ({"kind": "own"}, "attention_options.call: is missing; give a value"),
-        ({"kind": "own", "call": "attend"}, "call: 'attend' names no function"),
-        ({"kind": "sparse", "pattern": "own"}, "mask_mod: '' names no function"),
         ({"kind": "own", "call": "not.there:f"}, "call: 'not.there:f': there is no module 'not'"),
         ({"kind": "own", "call": "tests.models.inputs:f"}, "inputs has no function 'f'; name one"),
     ],
