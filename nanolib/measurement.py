@@ -1,4 +1,4 @@
-"""The vocabulary: every metric, status, flag and provenance, and the row that everything exchanges."""
+"""The vocabulary: metrics, statuses, flags and provenance, and the row that all code exchanges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """What memory is used for, in the order of charts and tables; `GATHERED` is what FSDP gathers."""
+    """The use of memory, in the order of charts and tables; `GATHERED` is of FSDP."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -47,7 +47,7 @@ class MemoryKind(enum.StrEnum):
 
 
 RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
-MOST_LABEL = 200  # characters of what people call a run
+MOST_LABEL = 200  # characters of a run's label
 
 
 class RunStatus(enum.StrEnum):
@@ -60,7 +60,7 @@ class RunStatus(enum.StrEnum):
 
 
 class Provenance(enum.StrEnum):
-    """Where a number comes from. Numbers of different provenance are never drawn alike nor mixed in a sum."""
+    """The source of a number; charts and sums never mix numbers of different provenance."""
 
     MEASURED = "measured"
     EMULATED = "emulated"
@@ -70,7 +70,7 @@ class Provenance(enum.StrEnum):
 
 
 class Flag(enum.StrEnum):
-    """A label that a reader should see next to the number, with its explanation; it never changes the number."""
+    """A label that is shown next to a number, with its explanation; it never changes the number."""
 
     def __new__(cls, name: str, text: str) -> Flag:
         """Make a flag that `text` explains."""
@@ -264,7 +264,7 @@ def exact(
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes, as in `repr`, for characters that act on a terminal or are invisible."""
+    """Escape characters that act on a terminal or are invisible, as `repr` does."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -57,10 +57,6 @@ def _messages():
     return [(file.relative_to(PACKAGE).as_posix(), text) for file, text in strings]
 
 
-# Where errors are raised that several notebooks show: they name the notebook beside what it alone has.
-MODELS = sorted((PACKAGE / "models").rglob("*.py"))
-
-
 def test_commands_in_messages_are_there_with_their_options():
     commands = cli.main.commands
     seen = set()

@@ -28,7 +28,7 @@ WITHOUT_DATABASE = [
     ),
     (
         "run attention -p seq_lens=[1",
-        "attention.seq_lens: '[1' is not YAML (while parsing a flow sequence in \"<unicode string>\",",
+        "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in \"<unicode string>\",",
     ),
     (
         "runs --output ~nobody-of-that-name/x",
@@ -39,14 +39,14 @@ WITHOUT_DATABASE = [
         "model.corpus: '~nobody-of-that-name/x' does not exist",
     ),
     ("run attention -p attention_types=[fast]", "attention.attention_types"),
-    ("run attention -p dtypes=[int8]", "'int8' is no dtype; use "),
+    ("run attention -p dtypes=[int8]", "'int8' is not a known dtype; use "),
     ("run attention -p device=tpu", "attention.device: 'tpu' is not here; use auto or one of"),
     ("run attention -p budget_s=0", "attention.budget_s: Input should be greater than 0, got 0"),
     (
         "run attention -p isolation=yes",
         "attention.isolation: Input should be 'none' or 'process', got 'yes'",
     ),
-    ("run model -p presets=[tiny]", "'tiny' is no preset; use "),
+    ("run model -p presets=[tiny]", "'tiny' is not a known preset; use "),
     ("run model -p model=mine", "model.model"),
     (
         "run model -p model=no.such:thing",
@@ -79,7 +79,7 @@ WITHOUT_DATABASE = [
     ("run attention -p seed=1 -p seed=2", "-p: 'seed' is given twice; give it once"),
     (
         "run attention -p quality_patterns=[spiral]",
-        "attention.quality_patterns: 'spiral' is no pattern; use window",
+        "attention.quality_patterns: 'spiral' is not a known pattern; use window",
     ),
     ("run attention attention", "run: 'attention' is named twice; name it once"),
     (
@@ -88,7 +88,7 @@ WITHOUT_DATABASE = [
     ),
     (
         "run attention --label 'a\nb'",
-        "attention.label: 'a\\nb' will not do; leave out the unprintable character '\\n'",
+        "attention.label: 'a\\nb' is not valid; leave out the unprintable character '\\n'",
     ),
     ("run attention --output HERE/text.txt", "text.txt is not a folder; name another one"),
     ("run model -p 'model=no such:thing'", "model.model: 'no such:thing' names no function"),
@@ -133,7 +133,7 @@ WITHOUT_DATABASE = [
         "twice.yml is not valid YAML ('seed' is given twice; leave one out",
     ),
     ("ab HERE/latin.yml HERE/latin.yml attention", "latin.yml: cannot be read ('utf-8' codec"),
-    ("ab . . --call a:b --label all", "--label: 'all' names runs already; choose another"),
+    ("ab . . --call a:b --label all", "label: 'all' names runs already; choose another"),
     ("ab . . --call a:b --json /", "/: is a folder; name a file"),
     (
         "ab . . --call json:dumps --threshold nan",
@@ -193,7 +193,7 @@ WITH_DATABASE = [
     (f"export HERE/x.json --run {LONG}", "xxx' is not in the database"),
     (
         f"clean --run latest~{LONG}",
-        "xxx' is not there; the database holds 1 launch(es) of attention",
+        "xxx' is not there; the database contains 1 launch(es) of attention",
     ),
     (f"{LONG}", "No such command"),
     (f"report --to HERE/{LONG}", "cannot be made (File name too long); name another folder"),

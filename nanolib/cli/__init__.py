@@ -1,6 +1,7 @@
 """The `nano` command: run, inspect, compare, share and delete measurements.
 
-A command imports what it needs when it is called, so that `nano --help` is fast. Nothing in nanolib imports from here.
+A command imports what it needs when it is called, so that `nano --help` is fast. No other folder
+imports from here.
 """
 
 from __future__ import annotations

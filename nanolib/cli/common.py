@@ -80,7 +80,7 @@ DAYS = Amount("d", 1e6, "days, such as 30d", zero=True)
 
 
 def echo(*lines: Any, err: bool = False) -> None:
-    """Print lines. All commands print with this, because stored or typed text must not act on the terminal.
+    """Print lines; all commands use this, so that no text acts on the terminal.
 
     Args:
         lines: What to print.

@@ -27,7 +27,7 @@ from nanolib.report.section import Section
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
-from nanolib.run.dry_run import predictions, table_of
+from nanolib.run.dry_run import prediction_table
 from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks_case import ceilings_of
 from nanolib.run.worker import Canceled
@@ -124,7 +124,7 @@ class Explore:
         with Store() as store:
             ceilings = ceilings_of(store, this_machine().machine_id)
         lacking = "; times need this machine's ceilings: keep a measurement, or run nano doctor"
-        known = table_of(predictions(self._experiment, self.params(), ceilings))
+        known = prediction_table(self._experiment, self.params(), ceilings)
         self.predicted.value = "<i>No formula predicts these cases</i>"
         if len(known):
             title = f"<i>Predicted{'' if ceilings else lacking}</i>"

@@ -1,4 +1,4 @@
-"""Look at a user's code in a process of its own, which a time limit really ends."""
+"""Run a user's code in a process of its own, which a time limit really ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from nanolib.measurement import BadInput
 from nanolib.models.functions import cause
-from nanolib.run.process import Died, Late, describe_exit, received
+from nanolib.run.process import Died, Late, call_in_process
 
 
 def answers_of(
@@ -18,8 +18,8 @@ def answers_of(
 
     Args:
         function: Of a module; yields its answers one by one, which pickle can send.
-        arguments: What it takes.
-        limit_s: How long each answer may take, s.
+        arguments: Its arguments.
+        limit_s: Time limit of each answer, s.
 
     Returns:
         The answers, and why there are no more; empty if the function came to its end.
@@ -29,17 +29,19 @@ def answers_of(
     """
     answers: list[Any] = []
     try:
-        for answer, refused, reason in received(_answer, function, arguments, limit_s=limit_s):
+        for answer, refused, reason in call_in_process(
+            _answer, function, arguments, limit_s=limit_s
+        ):
             if refused:
                 raise BadInput(*refused)
-            if reason is not None:
+            if reason:
                 return answers, reason
             answers.append(answer)
     except Late:
         return answers, f"it takes over {limit_s:g} s"
     except Died as error:
         return answers, str(error)
-    return answers, describe_exit(0)  # it ended without a word
+    return answers, ""
 
 
 def _answer(
@@ -53,9 +55,8 @@ def _answer(
         os.dup2(nowhere, stream)
     try:
         for answer in function(*arguments):
-            send((answer, (), None))
-        send((None, (), ""))
+            send((answer, (), ""))
     except BadInput as error:
-        send((None, error.lines, None))
-    except BaseException as error:  # code of the user's may end itself
+        send((None, error.lines, ""))
+    except BaseException as error:  # the user's code may call sys.exit
         send((None, (), cause(error)))

@@ -1,4 +1,4 @@
-"""Rows that several experiments make: memory, compiling, a mean over seeds; and a profiler's trace."""
+"""Rows of several experiments: memory, compiling, a mean over seeds; and a profiler's trace."""
 
 from __future__ import annotations
 
@@ -158,15 +158,12 @@ def over_seeds(
 
 
 def trace(work: Workload, case: Case, params: Params) -> None:
-    """Write the profiler's trace and table of one call, if the parameters ask for them.
-
-    They are in the folder `traces` of the output.
-    """
+    """Write the profiler's trace of one call into the folder `traces`, if `params.trace` is set."""
     if not params.trace:
         return
     name, scope = (
         re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in (f"{params.NAME} {case}", work.scope)
     )
     folder = make_folder(output_folder() / "traces")
-    path = folder / f"{name[:100].strip('-')}-{scope}-{case.case_id[:6]}"
-    write_trace(work.call, path, sort=params.trace_sort, top=params.trace_top, device=case.device)
+    file = f"{name[:100].strip('-')}-{scope}-{case.case_id[:6]}.json"
+    write_trace(work.call, folder / file, case.device)
