@@ -254,40 +254,27 @@ def _files(folder):
     }
 
 
-def _tell(arguments, tmp_path, here):
-    named = [
-        word.replace("HERE", str(here)).replace("OUT", str(tmp_path / "out"))
-        for word in shlex.split(arguments)
-    ]
-    takes_output = named and named[0] != "nope" and "--output" not in named
-    ended = CliRunner().invoke(
-        main, [*named, *(["--output", str(tmp_path / "out")] if takes_output else [])]
-    )
-    return ended
+CASES = [
+    *((False, *line) for line in WITHOUT_DATABASE),
+    *((True, *line) for line in WITH_DATABASE),
+]
 
 
-@pytest.mark.parametrize(("arguments", "said"), WITHOUT_DATABASE)
-def test_it_is_told_in_one_line_and_nothing_is_written(tmp_path, here, arguments, said):
-    before = _files(tmp_path)
-    ended = _tell(arguments, tmp_path, here)
-    assert ended.exit_code == 2, ended.output
-    assert said in ended.output, ended.output
-    assert "Traceback" not in ended.output and (
-        not arguments or len(ended.output.strip().splitlines()) == 1
-    )
-    assert _files(tmp_path) == before and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("arguments", "said"), WITH_DATABASE)
-def test_it_is_told_in_one_line_and_the_database_stays_as_it_is(
-    tmp_path, here, measured, arguments, said
+@pytest.mark.parametrize(("has_database", "arguments", "said"), CASES)
+def test_it_is_one_line_and_nothing_is_written(
+    tmp_path, here, measured, has_database, arguments, said
 ):
-    (tmp_path / "out").mkdir()
-    shutil.copy(measured, tmp_path / "out" / "results.sqlite")
+    out = tmp_path / "out"
+    if has_database:
+        out.mkdir()
+        shutil.copy(measured, out / "results.sqlite")
     before = _files(tmp_path)
-    ended = _tell(arguments, tmp_path, here)
+    named = arguments.replace("HERE", str(here)).replace("OUT", str(out))
+    words = shlex.split(named)
+    takes_output = words and words[0] != "nope" and "--output" not in words
+    ended = CliRunner().invoke(main, [*words, *(["--output", str(out)] if takes_output else [])])
     assert ended.exit_code == 2, ended.output
     assert said in ended.output, ended.output
-    assert len(ended.output.strip().splitlines()) == 1 and "Traceback" not in ended.output
-    assert LONG not in ended.output
-    assert _files(tmp_path) == before
+    assert "Traceback" not in ended.output and LONG not in ended.output
+    assert not arguments or len(ended.output.strip().splitlines()) == 1
+    assert _files(tmp_path) == before and out.exists() == has_database

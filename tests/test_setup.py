@@ -50,15 +50,6 @@ def test_importing_what_comes_first_imports_nothing_heavy(module):
     )
 
 
-def test_public_names_exist():
-    import nanolib
-
-    for name in nanolib.__all__:
-        assert getattr(nanolib, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Modle'"):
-        _ = nanolib.Modle
-
-
 def test_the_citation_and_the_project_name_one_version_and_one_licence():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())

@@ -1,16 +1,18 @@
-"""Measure cases here, or in a fresh process that sends each row as it is made."""
+"""Run code in a fresh process: cases, which send each row as it is made, and a user's functions."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from nanolib.measurement import Status
+from nanolib.measurement import BadInput, Status
 from nanolib.meters.limits import fitting_threads
+from nanolib.models.functions import cause
 from nanolib.run.case import Case
 from nanolib.run.group import measure_group
 from nanolib.run.params import Params
@@ -107,3 +109,54 @@ def _serve(
         outcomes = run_here(params, cases, ceilings, store, run_id, report)
     for case_id, outcome in outcomes.items():
         report(case_id, outcome)
+
+
+def answers_of(
+    function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
+) -> tuple[list[Any], str]:
+    """Run a user's function in a fresh process, which its time limit really ends; drop its output.
+
+    Args:
+        function: Of a module; yields its answers one by one, which pickle can send.
+        arguments: Its arguments.
+        limit_s: Time limit of each answer, s.
+
+    Returns:
+        The answers, and why there are no more; empty if the function came to its end.
+
+    Raises:
+        BadInput: The function did.
+    """
+    answers: list[Any] = []
+    try:
+        for answer, refused, reason in call_in_process(
+            _answer, function, arguments, limit_s=limit_s
+        ):
+            if refused:
+                raise BadInput(*refused)
+            if reason:
+                return answers, reason
+            answers.append(answer)
+    except Late:
+        return answers, f"it takes over {limit_s:g} s"
+    except Died as error:
+        return answers, str(error)
+    return answers, ""
+
+
+def _answer(
+    send: Callable[[Any], None],
+    function: Callable[..., Iterable[Any]],
+    arguments: tuple[Any, ...],
+) -> None:
+    """In that process: send each answer, and then the lines of `BadInput` or why it ended."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    try:
+        for answer in function(*arguments):
+            send((answer, (), ""))
+    except BadInput as error:
+        send((None, error.lines, ""))
+    except BaseException as error:  # the user's code may call sys.exit
+        send((None, (), cause(error)))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.run import provenance, sweep
 from nanolib.run.dry_run import expected_s
 from nanolib.run.provenance import new_run
 from nanolib.run.timeout import Outcome
 from nanolib.run.worker import Canceled
-from nanolib.store import Run, Store
+from nanolib.store import Store
 from nanolib.store.identity import host, process_name
 from tests.run import sample_experiment as sample
 
@@ -59,6 +59,7 @@ def test_every_way_to_fail_is_a_row_and_the_sweep_goes_on(store):
     assert ends["unsupported"][1] == "no such device here"
     assert ends["error"][1] == "ValueError: two lines"
     assert "case_timeout_s 0.3; raise it" in ends["slow"][1]
+    assert ends["nan"][1].startswith("its rows cannot be stored: Out of range float values")
     assert all("\n" not in message for _, message in ends.values())
 
 
@@ -182,17 +183,6 @@ def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
 
 
 # the parts, one by one
-
-
-def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
-    run_id = store.add(Run("sample", {"machine_id": "m"}))
-    case = sample.SampleCase("cpu", "ok")
-    rows = [exact("flops", 1.0), exact("flops", 2.0)]  # twice the same key
-    sweep.store_outcome(store, run_id, case, Outcome(rows, seconds=2.5, details={"rank": 1}))
-    (row,) = store.measurements().to_dict("records")
-    assert (row["metric"], row["status"], row["estimate"]) == ("case_duration", "error", 2.5)
-    assert row["message"].startswith("its rows cannot be stored: UNIQUE")
-    assert row["details"] == {"rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
 
 
 def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
