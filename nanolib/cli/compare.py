@@ -192,8 +192,8 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     stepped = [one for one in found if one.latest]
     shown = found if everything else stepped
     if as_json:
-        told = [one.to_dict() for one in shown]
-        echo_json({"metric": metric, "figures": len(found), "shown": told})
+        lines = [one.to_dict() for one in shown]
+        echo_json({"metric": metric, "figures": len(found), "shown": lines})
     elif shown:
         shared, lines = compact(table(shown), terminal_width())
         if shared:

@@ -20,18 +20,6 @@ from nanolib.store.traces import Trace, TraceWriter
 
 __all__ = ["Run", "Store"]
 
-_SETTABLE = {
-    "status",
-    "message",
-    "duration_s",
-    "process",
-    "launch",
-    "cases",
-    "label",
-    "suite",
-    "interference",
-}
-
 
 class Store(Reader):
     """The results in one file.
@@ -121,11 +109,6 @@ class Store(Reader):
 
     def update_run(self, run_id: str, **values: Any) -> None:
         """Set columns of a run by name, such as `status` and `message`."""
-        if unknown := set(values) - _SETTABLE:
-            raise BadInput(
-                f"run: {', '.join(sorted(unknown))} cannot be set; "
-                f"only {', '.join(sorted(_SETTABLE))} can"
-            )
         settings = ", ".join(f"{name} = ?" for name in values)
         encoded = [encode(name, value) for name, value in values.items()]
         with self.transaction() as db:
