@@ -112,12 +112,12 @@ class Metric:
 
     name: str  # in the database
     unit: str  # of `estimate`, `low`, `high`, `samples` and `predicted`
-    direction: Direction  # which way is better
+    direction: Direction  # the better one
     title: str  # of a chart's axis, without the unit
 
     @property
     def is_timed(self) -> bool:
-        """Whether what else runs on the machine changes it."""
+        """Whether other processes on the machine change it."""
         return self.unit in _TIMED_UNITS or self.name in _TIMED
 
 
@@ -175,7 +175,7 @@ METRICS: dict[str, Metric] = {
 
 
 class BadInput(ValueError):
-    """Input that cannot be used; each line names a field, its value and what would be right."""
+    """Input that is not valid; each line names a field, its value and what to do."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = tuple(" ".join(line.split()) for line in lines)
@@ -187,7 +187,7 @@ class BadInput(ValueError):
 
 
 class Unsupported(RuntimeError):
-    """This machine or build cannot run the case; the message says why, and what would be needed."""
+    """This machine or build cannot run the case; the message says why and what it needs."""
 
 
 @dataclass(frozen=True)
@@ -200,16 +200,16 @@ class Measurement:
         low: Lower end of the interval; equal to `estimate` for a deterministic metric.
         high: Upper end of the interval.
         confidence: Coverage of the interval in (0, 1); 1 for a deterministic metric.
-        n: How many independent pieces of evidence (for latency: blocks) the interval rests on.
+        n: Number of independent samples of the interval; for latency, blocks.
         samples: Every sample, in the order taken and in the metric's unit.
-        predicted: What a formula said beforehand.
+        predicted: The prediction of a formula.
         provenance: Where the number comes from.
-        method: How it was made: `perf_counter`, `cuda_event`, `formula`, `live_tensor_bytes`, ...
+        method: How it was measured: `perf_counter`, `cuda_event`, `formula`, ...
         scope: Of what: `forward`, `backward`, `optimizer_step`, ...
         status: How it ended.
         message: Why, in one line.
-        flags: What a reader should know before believing it.
-        details: What only this metric needs (mean, percentiles, stop reason, ...); JSON types.
+        flags: Labels that a reader should see.
+        details: Of this metric only (mean, percentiles, stop reason, ...); JSON types.
     """
 
     metric: str
@@ -283,7 +283,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 
-# The factors by which people tell cases apart, in their order.
+# The factors in the name of a case, in their order.
 _NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
 _NAMING += ("precision", "recipe", "variant")
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
