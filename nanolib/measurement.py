@@ -112,8 +112,8 @@ class Metric:
 
     name: str  # in the database
     unit: str  # of `estimate`, `low`, `high`, `samples` and `predicted`
-    direction: Direction  # the better one
     title: str  # of a chart's axis, without the unit
+    direction: Direction = Direction.LOWER  # the better one
 
     @property
     def is_timed(self) -> bool:
@@ -123,53 +123,52 @@ class Metric:
 
 _TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
 _TIMED = {"mfu", "speed_up", "ratio", "overhead", "time_share", "warmup_needed"}
-_LOWER, _HIGHER, _EQUAL = Direction
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("case_duration", "s", _LOWER, "Wall time"),
-        Metric("latency", "ms", _LOWER, "Latency"),
-        Metric("peak_memory", "MiB", _LOWER, "Peak live memory"),
-        Metric("reserved_memory", "MiB", _LOWER, "Peak reserved memory"),
-        Metric("resident_memory", "MiB", _LOWER, "Peak resident set above the start"),
-        Metric("weight_memory", "MiB", _EQUAL, "Weight memory"),
-        Metric("parameters", "1", _EQUAL, "Parameters"),
-        Metric("flops", "FLOP", _EQUAL, "Work"),
-        Metric("bytes", "B", _EQUAL, "Bytes that must move"),
-        Metric("flops_per_second", "FLOP/s", _HIGHER, "Achieved rate"),
-        Metric("mfu", "1", _HIGHER, "Share of the measured peak (MFU)"),
-        Metric("ceiling_flops", "FLOP/s", _HIGHER, "Matrix-product ceiling"),
-        Metric("ceiling_bytes", "B/s", _HIGHER, "Copy-bandwidth ceiling"),
-        Metric("tokens_per_second", "1/s", _HIGHER, "Throughput"),
-        Metric("sparsity", "1", _EQUAL, "Sparsity"),
-        Metric("block_sparsity", "1", _EQUAL, "Block sparsity"),
-        Metric("relative_error", "1", _LOWER, "Relative error"),
-        Metric("loss", "nats", _LOWER, "Loss"),
-        Metric("loss_difference", "nats", _LOWER, "Loss above dense"),
-        Metric("loss_difference_from_bf16", "nats", _LOWER, "Loss above bf16"),
-        Metric("sqnr", "dB", _HIGHER, "Signal to quantization noise"),
-        Metric("underflow", "1", _LOWER, "Underflow"),
-        Metric("overflow", "1", _LOWER, "Overflow"),
-        Metric("memory_part", "MiB", _LOWER, "Memory by kind"),
-        Metric("converted_share", "1", _EQUAL, "FLOPs in FP8"),
-        Metric("speed_up", "1", _HIGHER, "Speed-up"),
-        Metric("ratio", "1", _LOWER, "Time of B over time of A"),
-        Metric("warmup_needed", "1", _LOWER, "Steps until steady"),
-        Metric("energy", "J", _LOWER, "Energy"),
-        Metric("net_energy", "J", _LOWER, "Energy above idle"),
-        Metric("energy_per_token", "J", _LOWER, "Energy per token"),
-        Metric("energy_delay", "J·s", _LOWER, "Energy–delay product"),
-        Metric("power", "W", _LOWER, "Power"),
-        Metric("layer_time", "ms", _LOWER, "Layer time"),
-        Metric("layer_energy", "J", _LOWER, "Layer energy, by its share of the time"),
-        Metric("overhead", "1", _LOWER, "Profiling overhead"),
-        Metric("component_time", "ms", _LOWER, "Component time"),
-        Metric("time_share", "1", _LOWER, "Share of a rank's own time"),
-        Metric("communication_steps", "1", _EQUAL, "Communication steps"),
-        Metric("wire_bytes", "B", _LOWER, "Bytes sent"),
-        Metric("link_latency", "ms", _LOWER, "Message latency"),
-        Metric("link_bandwidth", "B/s", _HIGHER, "Bandwidth of a rank's link"),
-        Metric("exposed_communication", "ms", _LOWER, "Communication that computing does not hide"),
+        Metric("case_duration", "s", "Wall time"),
+        Metric("latency", "ms", "Latency"),
+        Metric("peak_memory", "MiB", "Peak live memory"),
+        Metric("reserved_memory", "MiB", "Peak reserved memory"),
+        Metric("resident_memory", "MiB", "Peak resident set above the start"),
+        Metric("weight_memory", "MiB", "Weight memory", Direction.EQUAL),
+        Metric("parameters", "1", "Parameters", Direction.EQUAL),
+        Metric("flops", "FLOP", "Work", Direction.EQUAL),
+        Metric("bytes", "B", "Minimum traffic", Direction.EQUAL),
+        Metric("flops_per_second", "FLOP/s", "Achieved rate", Direction.HIGHER),
+        Metric("mfu", "1", "Share of the measured peak (MFU)", Direction.HIGHER),
+        Metric("ceiling_flops", "FLOP/s", "Peak matrix-product rate", Direction.HIGHER),
+        Metric("ceiling_bytes", "B/s", "Peak copy bandwidth", Direction.HIGHER),
+        Metric("tokens_per_second", "1/s", "Throughput", Direction.HIGHER),
+        Metric("sparsity", "1", "Sparsity", Direction.EQUAL),
+        Metric("block_sparsity", "1", "Block sparsity", Direction.EQUAL),
+        Metric("relative_error", "1", "Relative error"),
+        Metric("loss", "nats", "Loss"),
+        Metric("loss_difference", "nats", "Loss above dense"),
+        Metric("loss_difference_from_bf16", "nats", "Loss above bf16"),
+        Metric("sqnr", "dB", "Signal to quantization noise", Direction.HIGHER),
+        Metric("underflow", "1", "Underflow"),
+        Metric("overflow", "1", "Overflow"),
+        Metric("memory_part", "MiB", "Memory by kind"),
+        Metric("converted_share", "1", "FLOPs in FP8", Direction.EQUAL),
+        Metric("speed_up", "1", "Speed-up", Direction.HIGHER),
+        Metric("ratio", "1", "Time of B over time of A"),
+        Metric("warmup_needed", "1", "Steps until steady"),
+        Metric("energy", "J", "Energy"),
+        Metric("net_energy", "J", "Energy above idle"),
+        Metric("energy_per_token", "J", "Energy per token"),
+        Metric("energy_delay", "J·s", "Energy–delay product"),
+        Metric("power", "W", "Power"),
+        Metric("layer_time", "ms", "Layer time"),
+        Metric("layer_energy", "J", "Layer energy, by its share of the time"),
+        Metric("overhead", "1", "Profiling overhead"),
+        Metric("component_time", "ms", "Component time"),
+        Metric("time_share", "1", "Share of a rank's own time"),
+        Metric("communication_steps", "1", "Communication steps", Direction.EQUAL),
+        Metric("wire_bytes", "B", "Bytes sent"),
+        Metric("link_latency", "ms", "Message latency"),
+        Metric("link_bandwidth", "B/s", "Bandwidth of a rank's link", Direction.HIGHER),
+        Metric("exposed_communication", "ms", "Exposed communication"),
     )
 }
 
