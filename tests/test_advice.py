@@ -1,4 +1,4 @@
-"""Advice that can be followed: each parameter, command and package that a sentence names is there, for its notebook."""
+"""Each parameter, command and package that a sentence names exists, for its notebook."""
 
 import ast
 import functools

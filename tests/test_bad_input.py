@@ -1,4 +1,4 @@
-"""Bad input over all commands: one line that names the field, the value and the remedy, exit code 2, nothing written."""
+"""Bad input gets one line with field, value and remedy, exit code 2, and nothing is written."""
 
 import contextlib
 import shlex

@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its commands print what stands there, but for figures and the answers that rest on them."""
+"""The commands of docs/tutorial.md print its output, except for figures and their conclusions."""
 
 import doctest
 import os

@@ -16,7 +16,7 @@ from nanolib.cli.common import Commands
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(nanolib.__version__, prog_name="nano")
 def main() -> None:
-    """Measure transformers on this machine. Every number shows how it was measured and how sure it is."""
+    """Measure transformers on this machine. Every number shows its method and its interval."""
 
 
 for command in (

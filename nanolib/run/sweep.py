@@ -274,7 +274,7 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 
 
 def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome) -> None:
-    """Store the rows of a case, `case_duration` first; a case with rows that are not valid fails."""
+    """Store the rows of a case, `case_duration` first; a case with invalid rows fails."""
     rows = [outcome.ending, *outcome.rows]
     try:
         store.write_case(run_id, case.case_id, case.factors, rows)

@@ -169,7 +169,8 @@ class Reader(Connection):
             " row_number() OVER (PARTITION BY machine_id, experiment ORDER BY rowid DESC) AS place"
             f" FROM runs WHERE machine_id IN {LISTED})"
             " SELECT run_id, started, git_revision, machine_id, experiment, case_id, factors,"
-            " scope, method, estimate, low, high, confidence FROM chosen JOIN measurements USING (run_id)"
+            " scope, method, estimate, low, high, confidence"
+            " FROM chosen JOIN measurements USING (run_id)"
             " WHERE place <= ? AND metric = ? AND estimate IS NOT NULL ORDER BY started, id"
         )
         return self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])

@@ -53,7 +53,7 @@ def test_every_checked_cell_has_an_output(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_parameters_are_those_of_the_experiment(name):
-    """Declared once, in `Params`: `python -m tests.notebooks.parameters` writes the cell, and nobody else does."""
+    """Declared once, in `Params`; `python -m tests.notebooks.parameters` writes the cell."""
     cell, values = _parameters(name)
     assert cell.source == cell_of(_params(name))
     assert _params(name)(**values) == _params(name)()
@@ -83,7 +83,7 @@ def test_every_suite_has_a_params_file_that_fits(suite, name):
     ids=lambda file: f"{file.parent.name}-{file.stem}",
 )
 def test_a_params_file_means_the_same_to_papermill_and_to_nano(file):
-    """What a file does not name, papermill leaves to the notebook's cell and nano to `Params`: no file relies on small defaults."""
+    """Other parameters have papermill's value from the cell, and nano's from `Params`."""
     name, values = file.stem.split("-")[0], read_yaml(file)
     assert _params(name).collect(_parameters(name)[1] | values) == _params(name)(**values)
 

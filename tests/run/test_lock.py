@@ -1,4 +1,4 @@
-"""The lock of a device: it waits, says for whom, survives a crash, and touches nothing but its own files."""
+"""The lock of a device waits, names its owner, survives a crash, and touches only its own files."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""What a Ray task takes and brings back; tests/benchmarks/ray_nodes.py kills a node of a cluster."""
+"""The resources and results of a Ray task; tests/benchmarks/ray_nodes.py kills a node."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A command has one yardstick: its notebooks share the ceilings, and a share of one carries its interval too."""
+"""The notebooks of a command share peak rates, and a share of one contains its interval."""
 
 import itertools
 

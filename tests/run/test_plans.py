@@ -1,4 +1,4 @@
-"""A plan counts a few blocks of a stack, and a few turns of a loop: what it says is what counting all of them says."""
+"""A plan counts a few blocks of a stack, and gives the same peak as counting all of them."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What is started ends with the process that started it, whichever system reports that end and however."""
+"""A process ends with the process that started it, on each system."""
 
 import os
 import subprocess

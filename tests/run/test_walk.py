@@ -1,6 +1,6 @@
-"""What the full parameters and the scenarios can ask for, small and on this CPU: it runs, or says why it cannot.
+"""Every value of the full parameters and the scenarios runs here, small, or says why it cannot.
 
-No value of a kind, pattern, type, optimization, precision or algorithm is left out: a new one fails here until it is walked.
+A new attention, pattern, dtype, optimization, precision or algorithm fails here until it is walked.
 """
 
 import re
