@@ -1,6 +1,6 @@
 """Names that users of other suites know, thin over the one path; no measuring happens here.
 
-What they leave out (intervals, labels, every sample) is in the `Measurement` that `nanolib.measure` returns.
+Intervals, labels and every sample are in the `Measurement` that `nanolib.measure` returns.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def create_model(
     """Build a transformer with random weights, of a config or of `MODEL_CONFIGS`.
 
     Args:
-        config: What to build; sizes alone are those of the preset `small`'s kind of model.
+        config: What to build; sizes only give a model like the preset `small`.
         context_length: The longest sequence, tokens; the config's by default.
         device: Where; `meta` builds shapes only.
         seed: As in `nanolib.create_model`.
@@ -70,29 +70,28 @@ def create_model(
     Raises:
         BadInput: An unknown field, or a value that does not fit.
     """
-    more = fields if context_length is None else fields | {"context_length": context_length}
-    if isinstance(config, NanoConfig):
-        return _create_model(NanoConfig(**config.model_dump() | more), device, seed)
-    return _create_model(NanoConfig.from_preset("small", **dict(config) | more), device, seed)
+    if context_length is not None:
+        fields["context_length"] = context_length
+    known = config.model_dump() if isinstance(config, NanoConfig) else PRESETS["small"] | {**config}
+    return _create_model(NanoConfig(**known | fields), device, seed)
 
 
-def _series(
-    step: Callable[[], object],
-    device: torch.device | str,
-    warmup_steps: int,
-    measure_steps: int,
-    names: tuple[str, str] = ("warmup_steps", "measure_steps"),
-) -> list[float]:
-    """Milliseconds of each of `measure_steps` calls after `warmup_steps` more; `names` are what the caller calls them."""
-    for name, value, least in zip(names, (warmup_steps, measure_steps), (0, 1), strict=True):
+def _series(step: Callable[[], object], device: torch.device | str, **counts: int) -> list[float]:
+    """Time calls one by one, ms.
+
+    Args:
+        step: What to call.
+        device: Where it computes.
+        counts: The calls before timing and the timed calls, by the names of the caller.
+    """
+    for (name, value), least in zip(counts.items(), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise BadInput(
-                f"{name}: {value!r} will not do; give a whole number of at least {least}"
+                f"{name}: {value!r} is not valid; give a whole number of at least {least}"
             )
-    clock, steps = (
-        clock_for(device),
-        itertools.chain([CallCheck(step, "func", BadInput)], itertools.repeat(step)),
-    )
+    warmup_steps, measure_steps = counts.values()
+    clock = clock_for(device)
+    steps = itertools.chain([CallCheck(step, "func", BadInput)], itertools.repeat(step))
     for _ in range(warmup_steps):
         next(steps)()
     return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(measure_steps)]
@@ -112,13 +111,14 @@ def benchmark_with_statistics(
         func: What to call; it takes no arguments.
         trials: Timed calls.
         warmup: Calls before them.
-        remove_outliers: Drop those beyond Tukey's inner fences, and say so; by default they are labeled and kept.
+        remove_outliers: Drop those beyond Tukey's inner fences, and say so; by default they are
+            labeled and kept.
 
     Returns:
         A `latency`, ms; mean, sd and percentiles are in its details.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    samples = _series(func, device, warmup, trials, ("warmup", "trials"))
+    samples = _series(func, device, warmup=warmup, trials=trials)
     return summarize(samples, drop_outliers=remove_outliers)
 
 
@@ -138,7 +138,8 @@ def benchmark_forward(
         with torch.no_grad():
             model(ids)
 
-    return _mean_and_sd_s(_series(forward, ids.device, warmup_steps, measure_steps))
+    counts = {"warmup_steps": warmup_steps, "measure_steps": measure_steps}
+    return _mean_and_sd_s(_series(forward, ids.device, **counts))
 
 
 def benchmark_forward_backward(
@@ -150,7 +151,8 @@ def benchmark_forward_backward(
         model(ids).float().mean().backward()
         model.zero_grad()
 
-    return _mean_and_sd_s(_series(forward_backward, ids.device, warmup_steps, measure_steps))
+    counts = {"warmup_steps": warmup_steps, "measure_steps": measure_steps}
+    return _mean_and_sd_s(_series(forward_backward, ids.device, **counts))
 
 
 def profiled_tree_attn_decode(
@@ -163,15 +165,17 @@ def profiled_tree_attn_decode(
 ) -> torch.Tensor:
     """Decode by tree attention in its three all-reduces, each part timed.
 
-    The parts: `comp_shard_kv`, `comp_local_attention`, `comm_max_lse`, `comp_num_den`, `comm_sum_den`, `comm_sum_num`,
-    `comp_final_output`, and `wait` before what is communicated.
+    The parts are `comp_shard_kv`, `comp_local_attention`, `comm_max_lse`, `comp_num_den`,
+    `comm_sum_den`, `comm_sum_num`, `comp_final_output`, and `wait` before each communication.
 
     Args:
-        q: Queries of the newest tokens, the same on every rank, shape [batch, heads, q_len, head_dim].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim]: the whole sequence, the same on every rank.
+        q: Queries of the newest tokens, the same on every rank, shape
+            [batch, heads, q_len, head_dim].
+        k: Keys of the whole sequence, the same on every rank, shape
+            [batch, kv_heads, kv_len, head_dim].
         v: Shape as `k`.
         timer: Where the times go; `timer.print_stats()` shows them.
-        shard_kv_seq: False where k and v are this rank's part already.
+        shard_kv_seq: False if k and v are this rank's part already.
         group: The process group; None means all ranks.
 
     Returns:
@@ -186,11 +190,11 @@ def profiled_tree_attn_decode(
 
 
 class MemoryProfiler:
-    """Context that records peak memory; read it when the block has ended.
+    """Context that records peak memory; read it after the block.
 
     Args:
-        device: `cpu` or a CUDA device; by default the GPU where there is one.
-        existing: On CPU, tensors from before that count too (weights, inputs).
+        device: `cpu` or a CUDA device; by default the GPU if there is one.
+        existing: On a CPU, earlier tensors that count too (weights, inputs).
     """
 
     def __init__(
@@ -218,29 +222,31 @@ class MemoryProfiler:
         return self._peak.live
 
     def peak_memory_gpu(self) -> float:
-        """Give the peak allocated on the GPU, GiB; 0 on the CPU."""
+        """Return the peak allocated on the GPU, GiB; 0 on the CPU."""
         return self._live() / _GIB if self._device.startswith("cuda") else 0.0
 
     def peak_memory_cpu(self) -> float:
-        """Give the peak of live tensors on the CPU, GiB.
+        """Return the peak of live tensors on the CPU, GiB.
 
-        Of a block that ran on the GPU: the rise of the resident set.
+        For a block that ran on the GPU it is the rise of the resident set.
         """
         if not self._device.startswith("cuda"):
             return self._live() / _GIB
         return (self._resident.resident or 0) / _GIB if self._resident else 0.0
 
     def efficiency_score(self) -> float:
-        """Give peak live / peak reserved, in [0, 1].
+        """Return peak live / peak reserved, in [0, 1].
 
-        Reserved by CUDA's allocator; on a CPU the resident rise plus what was alive before.
+        Reserved is what CUDA's allocator reserved; on a CPU the resident rise plus the earlier
+        tensors.
         """
         live = self._live()
         reserved = self._peak.reserved
         if reserved is None:
             if self._resident.resident is None:
                 raise BadInput(
-                    "MemoryProfiler: this system does not tell the resident peak, so there is no efficiency score"
+                    "MemoryProfiler: this system does not report the resident peak, "
+                    "so there is no efficiency score"
                 )
             reserved = self._resident.resident + self._peak.before
         return min(1.0, live / reserved) if reserved else 1.0

@@ -1,4 +1,4 @@
-"""What a model is: `NanoConfig`, the presets, and the names of the attention kinds it may use."""
+"""The config of a model, the presets, and the names of attention kinds and patterns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]
 class NanoConfig(StrictModel):
     """A transformer.
 
-    Assignment is validated: `config.attention_type = "sparse"` works, a bad value raises `BadInput` and changes nothing.
+    Assignment is validated: `config.attention_type = "sparse"` works, a bad value raises `BadInput`
+    and changes nothing.
 
     Attributes:
         vocab_size: Rows of the embedding.
@@ -53,7 +54,7 @@ class NanoConfig(StrictModel):
         positional: `rope`, or `none`.
         tie_embeddings: Whether the output head shares the embedding's weights.
         attention_type: One of `ATTENTION_KINDS`.
-        attention_options: What that kind accepts (see its module).
+        attention_options: The options of that kind; see its module.
         dtype: Type of the weights.
 
     Example:
@@ -62,7 +63,7 @@ class NanoConfig(StrictModel):
         (512, 2)
         >>> config.attention_type = "spares"
         Traceback (most recent call last):
-        nanolib.measurement.BadInput: config.attention_type: 'spares' is no attention kind; use one of ...
+        nanolib.measurement.BadInput: config.attention_type: 'spares' is not a known ...
     """
 
     NAME: ClassVar[str] = "config"
@@ -87,7 +88,7 @@ class NanoConfig(StrictModel):
     def _known_kind(cls, value: str) -> str:
         if value not in ATTENTION_KINDS:
             raise ValueError(
-                f"{value!r} is no attention kind; use one of {', '.join(ATTENTION_KINDS)}"
+                f"{value!r} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
             )
         return value
 
@@ -95,12 +96,13 @@ class NanoConfig(StrictModel):
     def _fits_together(self) -> Self:
         if self.d_model % self.num_heads:
             raise ValueError(
-                f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; choose heads that divide it"
+                f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; "
+                "choose heads that divide it"
             )
         if self.positional == "rope" and self.head_dim % 2:
             raise ValueError(
-                f"num_heads: {self.num_heads} gives an odd head_dim {self.head_dim}, which RoPE cannot turn; "
-                "choose heads that give an even one"
+                f"num_heads: {self.num_heads} gives an odd head_dim {self.head_dim}, "
+                "which RoPE cannot turn; choose heads that give an even one"
             )
         if self.num_heads % self.kv_heads:
             raise ValueError(
@@ -126,7 +128,7 @@ class NanoConfig(StrictModel):
 
     @property
     def parameter_count(self) -> int:
-        """How many weights `create_model` makes, counted from the shapes."""
+        """The number of weights that `create_model` makes, from the shapes."""
         d, kv = self.d_model, self.kv_heads * self.head_dim
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
         mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
@@ -136,9 +138,9 @@ class NanoConfig(StrictModel):
         return embeddings + self.num_layers * block + d
 
     def decoded_parameters(self, batch_size: int) -> int:
-        """How many weights are read for one token of each sequence, after the prompt.
+        """Count the weights that are read for one token of each sequence, after the prompt.
 
-        Of an untied embedding these are the rows of the tokens.
+        Of an untied embedding only the rows of the tokens are read.
         """
         unread = 0 if self.tie_embeddings else max(0, self.vocab_size - batch_size) * self.d_model
         return self.parameter_count - unread
@@ -169,7 +171,7 @@ def _preset(
 
 
 def _sparse(window: int, global_tokens: int, random_tokens: int) -> dict[str, Any]:
-    """Return the keys that `dca` and `bigbird` take from a preset; `window` and `local_global` use the first two."""
+    """Return the sizes of a preset's patterns, of which each pattern takes those that it has."""
     options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
     return {"attention_options": options}
 
@@ -181,7 +183,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "decoder_tiny": _preset(512, 6, 8, 1024, 50257, **_sparse(256, 32, 16)),
     "decoder_small": _preset(768, 12, 12, 2048, 50257, **_sparse(512, 64, 32)),
     "decoder_medium": _preset(1024, 24, 16, 4096, 50257, **_sparse(1024, 128, 64)),
-    # The next five are the sizes of assignment 2 of Stanford's CS336 in 2025; its later handout gives the name `xl` to 2.7B's size.
+    # The next five are the sizes of assignment 2 of Stanford's CS336 in 2025. Its later handout
+    # gives the name `xl` to 2.7B's size.
     "small": _preset(768, 12, 12, 512, 10000, d_ff=3072, **_UNTIED),
     "medium": _preset(1024, 24, 16, 512, 10000, d_ff=4096, **_UNTIED),
     "large": _preset(1280, 36, 20, 512, 10000, d_ff=5120, **_UNTIED),

@@ -1,6 +1,6 @@
-"""Which of the packages that nanolib needs are not installed, and what goes without each.
+"""Find the packages that nanolib needs and that are not installed.
 
-It imports nothing that could be missing, so that it can be asked first.
+This module imports only the standard library, so that a command can call it first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"
-# package, as it is imported → what needs it
+# Package, by its name in an import → the part that needs it.
 NEEDED_BY = {
     **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "ruptures", "pydantic"), EVERYTHING),
     **dict.fromkeys(("yaml", "psutil", "filelock", "tqdm", "click"), EVERYTHING),
@@ -22,7 +22,7 @@ NEEDED_BY = {
 
 
 def missing() -> dict[str, list[str]]:
-    """What goes without → the packages that it would need."""
+    """Return each part of nanolib that cannot run → the packages that it needs."""
     found: dict[str, list[str]] = {}
     for package, part in NEEDED_BY.items():
         if find_spec(package) is None:
@@ -31,11 +31,11 @@ def missing() -> dict[str, list[str]]:
 
 
 def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
-    """What is missing and what to do, for a reader; empty where nothing is.
+    """Return a line about missing packages and what to do; empty if none is missing.
 
     Args:
         found: As `missing` gives it.
-        stops: Whether nothing can be done without it.
+        stops: Whether the command cannot go on.
     """
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""The vocabulary: every metric, status, flag and provenance, and the row that everything exchanges."""
+"""The vocabulary: metrics, statuses, flags and provenance, and the row that all code exchanges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """What memory is used for, in the order of charts and tables; `GATHERED` is what FSDP gathers."""
+    """The use of memory, in the order of charts and tables; `GATHERED` is of FSDP."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -47,7 +47,7 @@ class MemoryKind(enum.StrEnum):
 
 
 RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
-MOST_LABEL = 200  # characters of what people call a run
+MOST_LABEL = 200  # characters of a run's label
 
 
 class RunStatus(enum.StrEnum):
@@ -60,7 +60,7 @@ class RunStatus(enum.StrEnum):
 
 
 class Provenance(enum.StrEnum):
-    """Where a number comes from. Numbers of different provenance are never drawn alike nor mixed in a sum."""
+    """The source of a number; charts and sums never mix numbers of different provenance."""
 
     MEASURED = "measured"
     EMULATED = "emulated"
@@ -70,7 +70,7 @@ class Provenance(enum.StrEnum):
 
 
 class Flag(enum.StrEnum):
-    """A label that a reader should see next to the number, with its explanation; it never changes the number."""
+    """A label that is shown next to a number, with its explanation; it never changes the number."""
 
     def __new__(cls, name: str, text: str) -> Flag:
         """Make a flag that `text` explains."""
@@ -112,68 +112,67 @@ class Metric:
 
     name: str  # in the database
     unit: str  # of `estimate`, `low`, `high`, `samples` and `predicted`
-    direction: Direction  # which way is better
     title: str  # of a chart's axis, without the unit
+    direction: Direction = Direction.LOWER  # the better one
 
     @property
     def is_timed(self) -> bool:
-        """Whether what else runs on the machine changes it."""
+        """Whether other processes on the machine change it."""
         return self.unit in _TIMED_UNITS or self.name in _TIMED
 
 
 _TIMED_UNITS = {"ms", "s", "1/s", "FLOP/s", "B/s", "J", "J·s", "W"}
 _TIMED = {"mfu", "speed_up", "ratio", "overhead", "warmup_needed"}
-_LOWER, _HIGHER, _EQUAL = Direction
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("case_duration", "s", _LOWER, "Wall time"),
-        Metric("latency", "ms", _LOWER, "Latency"),
-        Metric("peak_memory", "MiB", _LOWER, "Peak live memory"),
-        Metric("reserved_memory", "MiB", _LOWER, "Peak reserved memory"),
-        Metric("resident_memory", "MiB", _LOWER, "Peak resident set above the start"),
-        Metric("weight_memory", "MiB", _EQUAL, "Weight memory"),
-        Metric("parameters", "1", _EQUAL, "Parameters"),
-        Metric("flops", "FLOP", _EQUAL, "Work"),
-        Metric("bytes", "B", _EQUAL, "Bytes that must move"),
-        Metric("flops_per_second", "FLOP/s", _HIGHER, "Achieved rate"),
-        Metric("mfu", "1", _HIGHER, "Share of the measured peak (MFU)"),
-        Metric("ceiling_flops", "FLOP/s", _HIGHER, "Matrix-product ceiling"),
-        Metric("ceiling_bytes", "B/s", _HIGHER, "Copy-bandwidth ceiling"),
-        Metric("tokens_per_second", "1/s", _HIGHER, "Throughput"),
-        Metric("sparsity", "1", _EQUAL, "Sparsity"),
-        Metric("block_sparsity", "1", _EQUAL, "Block sparsity"),
-        Metric("relative_error", "1", _LOWER, "Relative error"),
-        Metric("loss", "nats", _LOWER, "Loss"),
-        Metric("loss_difference", "nats", _LOWER, "Loss above dense"),
-        Metric("loss_difference_from_bf16", "nats", _LOWER, "Loss above bf16"),
-        Metric("sqnr", "dB", _HIGHER, "Signal to quantization noise"),
-        Metric("underflow", "1", _LOWER, "Elements that vanish"),
-        Metric("overflow", "1", _LOWER, "Elements that saturate"),
-        Metric("memory_part", "MiB", _LOWER, "Memory by what holds it"),
-        Metric("converted_share", "1", _EQUAL, "FLOPs in FP8"),
-        Metric("speed_up", "1", _HIGHER, "Speed-up"),
-        Metric("ratio", "1", _LOWER, "Time of B over time of A"),
-        Metric("warmup_needed", "1", _LOWER, "Steps until steady"),
-        Metric("energy", "J", _LOWER, "Energy"),
-        Metric("net_energy", "J", _LOWER, "Energy above idle"),
-        Metric("energy_per_token", "J", _LOWER, "Energy per token"),
-        Metric("energy_delay", "J·s", _LOWER, "Energy–delay product"),
-        Metric("power", "W", _LOWER, "Power"),
-        Metric("layer_time", "ms", _LOWER, "Time of a layer"),
-        Metric("layer_energy", "J", _LOWER, "Energy of a layer, by its share of the time"),
-        Metric("overhead", "1", _LOWER, "Cost of profiling"),
-        Metric("component_time", "ms", _LOWER, "Time of a part"),
-        Metric("communication_steps", "1", _EQUAL, "Communication steps"),
-        Metric("wire_bytes", "B", _LOWER, "Bytes sent"),
-        Metric("link_latency", "ms", _LOWER, "Cost of a message"),
-        Metric("link_bandwidth", "B/s", _HIGHER, "Bandwidth of a rank's link"),
+        Metric("case_duration", "s", "Wall time"),
+        Metric("latency", "ms", "Latency"),
+        Metric("peak_memory", "MiB", "Peak live memory"),
+        Metric("reserved_memory", "MiB", "Peak reserved memory"),
+        Metric("resident_memory", "MiB", "Peak resident set above the start"),
+        Metric("weight_memory", "MiB", "Weight memory", Direction.EQUAL),
+        Metric("parameters", "1", "Parameters", Direction.EQUAL),
+        Metric("flops", "FLOP", "Work", Direction.EQUAL),
+        Metric("bytes", "B", "Minimum traffic", Direction.EQUAL),
+        Metric("flops_per_second", "FLOP/s", "Achieved rate", Direction.HIGHER),
+        Metric("mfu", "1", "Share of the measured peak (MFU)", Direction.HIGHER),
+        Metric("ceiling_flops", "FLOP/s", "Peak matrix-product rate", Direction.HIGHER),
+        Metric("ceiling_bytes", "B/s", "Peak copy bandwidth", Direction.HIGHER),
+        Metric("tokens_per_second", "1/s", "Throughput", Direction.HIGHER),
+        Metric("sparsity", "1", "Sparsity", Direction.EQUAL),
+        Metric("block_sparsity", "1", "Block sparsity", Direction.EQUAL),
+        Metric("relative_error", "1", "Relative error"),
+        Metric("loss", "nats", "Loss"),
+        Metric("loss_difference", "nats", "Loss above dense"),
+        Metric("loss_difference_from_bf16", "nats", "Loss above bf16"),
+        Metric("sqnr", "dB", "Signal to quantization noise", Direction.HIGHER),
+        Metric("underflow", "1", "Underflow"),
+        Metric("overflow", "1", "Overflow"),
+        Metric("memory_part", "MiB", "Memory by kind"),
+        Metric("converted_share", "1", "FLOPs in FP8", Direction.EQUAL),
+        Metric("speed_up", "1", "Speed-up", Direction.HIGHER),
+        Metric("ratio", "1", "Time of B over time of A"),
+        Metric("warmup_needed", "1", "Steps until steady"),
+        Metric("energy", "J", "Energy"),
+        Metric("net_energy", "J", "Energy above idle"),
+        Metric("energy_per_token", "J", "Energy per token"),
+        Metric("energy_delay", "J·s", "Energy–delay product"),
+        Metric("power", "W", "Power"),
+        Metric("layer_time", "ms", "Layer time"),
+        Metric("layer_energy", "J", "Layer energy, by its share of the time"),
+        Metric("overhead", "1", "Profiling overhead"),
+        Metric("component_time", "ms", "Component time"),
+        Metric("communication_steps", "1", "Communication steps", Direction.EQUAL),
+        Metric("wire_bytes", "B", "Bytes sent"),
+        Metric("link_latency", "ms", "Message latency"),
+        Metric("link_bandwidth", "B/s", "Bandwidth of a rank's link", Direction.HIGHER),
     )
 }
 
 
 class BadInput(ValueError):
-    """Input that cannot be used; each line names a field, its value and what would be right."""
+    """Input that is not valid; each line names a field, its value and what to do."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = tuple(" ".join(line.split()) for line in lines)
@@ -185,7 +184,7 @@ class BadInput(ValueError):
 
 
 class Unsupported(RuntimeError):
-    """This machine or build cannot run the case; the message says why, and what would be needed."""
+    """This machine or build cannot run the case; the message says why and what it needs."""
 
 
 @dataclass(frozen=True)
@@ -198,16 +197,16 @@ class Measurement:
         low: Lower end of the interval; equal to `estimate` for a deterministic metric.
         high: Upper end of the interval.
         confidence: Coverage of the interval in (0, 1); 1 for a deterministic metric.
-        n: How many independent pieces of evidence (for latency: blocks) the interval rests on.
+        n: Number of independent samples of the interval; for latency, blocks.
         samples: Every sample, in the order taken and in the metric's unit.
-        predicted: What a formula said beforehand.
+        predicted: The prediction of a formula.
         provenance: Where the number comes from.
-        method: How it was made: `perf_counter`, `cuda_event`, `formula`, `live_tensor_bytes`, ...
+        method: How it was measured: `perf_counter`, `cuda_event`, `formula`, ...
         scope: Of what: `forward`, `backward`, `optimizer_step`, ...
         status: How it ended.
         message: Why, in one line.
-        flags: What a reader should know before believing it.
-        details: What only this metric needs (mean, percentiles, stop reason, ...); JSON types.
+        flags: Labels that a reader should see.
+        details: Of this metric only (mean, percentiles, stop reason, ...); JSON types.
     """
 
     metric: str
@@ -262,7 +261,7 @@ def exact(
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes, as in `repr`, for characters that act on a terminal or are invisible."""
+    """Escape characters that act on a terminal or are invisible, as `repr` does."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -281,7 +280,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 
-# The factors by which people tell cases apart, in their order.
+# The factors in the name of a case, in their order.
 _NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
 _NAMING += ("precision", "recipe", "variant")
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")

@@ -1,4 +1,4 @@
-"""Numbers as people read them: as many digits as an interval supports, and scaled units."""
+"""Format numbers for people: as many digits as an interval supports, and scaled units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
-    """`value` in as many digits as the width of its interval supports (3 to 6 significant ones).
+    """Format `value` with the 3 to 6 significant digits that its interval supports.
 
     Args:
         value: The number.
@@ -27,7 +27,7 @@ def format_number(value: float, low: float | None = None, high: float | None = N
 
 
 def scaled(value: float, unit: str) -> str:
-    """A rate or a size in the prefix that leaves one to three digits before the point.
+    """Format a rate or a size with the prefix that leaves one to three digits before the point.
 
     Example:
         >>> scaled(2.04e11, "FLOP/s"), scaled(999.0, "B/s")
@@ -38,7 +38,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def format_with_interval(value: float, low: float | None, high: float | None) -> str:
-    """`12.3 [12.1 … 12.5]`; the value alone where an end is missing (None or NaN)."""
+    """Format `12.3 [12.1 … 12.5]`; only the value if an end is missing (None or NaN)."""
     if low is None or high is None or math.isnan(low) or math.isnan(high):
         return format_number(value)
     ends = " … ".join(format_number(end, low, high) for end in (low, high))

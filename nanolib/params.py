@@ -1,4 +1,4 @@
-"""Checked parameters: pydantic models, and YAML; bad input is one line that names the field, the value and what would be right."""
+"""Checked parameters: pydantic models and YAML, with one line per bad field."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from typing import Any, ClassVar, Self
 import pydantic
 import yaml
 
-from nanolib.measurement import MOST_LABEL, RUN_ID, BadInput, did_you_mean, shown
+from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 
 _MOST_LINES = 20  # of complaints
-_MOST_INT = 2**63 - 1  # what a database can hold
-_UNPRINTABLE = (
-    "Cc",
-    "Cf",
-    "Cs",
-    "Zl",
-    "Zp",
-)  # control characters, those that turn text around, half characters, line ends
+_MOST_INT = 2**63 - 1  # of a database
+# Unicode's control characters, those that turn text around, half characters, and line ends.
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class StrictModel(pydantic.BaseModel):
     """A pydantic model that refuses unknown names, NaN and booleans in place of numbers.
 
-    Every way of building one raises `BadInput`, one line per bad field. Assignment is validated as a whole, and a refused
-    assignment leaves the object as it was.
+    Every way of building one raises `BadInput`, one line per bad field. Assignment validates the
+    whole object, and a refused assignment changes nothing.
 
     Attributes:
-        NAME: What stands before a field's name in a complaint; an experiment's parameters are stored under theirs.
-        MAIN: The fields that a notebook's parameters cell declares each by itself. The others are in its `settings`, a
-            mapping, and each is accepted by its own name too. Empty for one whose cell declares all, without `settings`.
+        NAME: The prefix of a field's name in a complaint; an experiment's parameters are stored
+            under theirs.
+        MAIN: The fields that a notebook's parameters cell declares each by itself. The others are
+            in its `settings`, a mapping, and each is accepted by its own name too. Empty for a
+            notebook without `settings`, whose cell declares all.
     """
 
     NAME: ClassVar[str] = ""
@@ -52,26 +49,21 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
         prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        first: dict[
-            Any, Any
-        ] = {}  # of each field: a list of a thousand wrong values is one mistake
+        first: dict[Any, Any] = {}  # of each field: a list of wrong values is one mistake
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
-        return BadInput(
-            *dict.fromkeys(
-                prefix + _complaint(one, known) for one in [*first.values()][:_MOST_LINES]
-            )
-        )
+        complaints = [_complaint(one, known) for one in first.values()][:_MOST_LINES]
+        return BadInput(*dict.fromkeys(prefix + complaint for complaint in complaints))
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _read_texts(cls, values: Mapping[str, Any]) -> Any:
-        """Parse what papermill's -p, -y and YAML 1.1 hand over as text: `1e-3`, `[3, 4]`, `null`."""
+        """Parse values that papermill's -p, -y and YAML 1.1 pass as text: `1e-3`, `[3, 4]`."""
         return {name: cls._read(name, value) for name, value in cls.flat(values).items()}
 
     @classmethod
     def flat(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` with those of its `settings` each by its own name; a name that is given by itself wins.
+        """Return `values` with each of its `settings` by its own name; the own name wins.
 
         Raises:
             BadInput: `settings` is not a mapping.
@@ -80,17 +72,18 @@ class StrictModel(pydantic.BaseModel):
         if not cls.MAIN or "settings" not in rest:
             return rest
         settings = rest.pop("settings")
-        if isinstance(settings, str):  # of papermill's -p
+        if isinstance(settings, str):  # from papermill's -p
             settings = _load(f"settings: {shown(settings)}", settings)
         if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             raise BadInput(
-                f"settings: must be a mapping of names, got {shown(settings)}; write {{name: value}}"
+                f"settings: must be a mapping of names, got {shown(settings)}; "
+                "write {name: value}"
             )
         return {**settings, **rest}
 
     @classmethod
     def nested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """`values` as a notebook's cell declares them: what is not in `MAIN` is in `settings`."""
+        """Return `values` as a notebook's cell declares them: those not in `MAIN` in `settings`."""
         if not cls.MAIN:
             return dict(values)
         settings = {name: value for name, value in values.items() if name not in cls.MAIN}
@@ -103,26 +96,22 @@ class StrictModel(pydantic.BaseModel):
             return value
         kinds = _kinds(field.annotation)
         if isinstance(value, str) and str not in kinds:
-            try:
-                value = yaml.load(value, _Loader)  # noqa: S506  a safe loader
-            except (yaml.YAMLError, ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"{name}: {shown(value)} is not YAML ({' '.join(str(error).split())[:100]})"
-                ) from None
+            value = _load(f"{name}: {shown(value)}", value)
         if list in kinds and value is not None and not isinstance(value, list | tuple | Mapping):
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
             raise ValueError(
-                f"{name}: {shown(value)} is true or false where something else belongs; give a value"
+                f"{name}: {shown(value)} is true or false where something else belongs; "
+                "give a value"
             )
         if complaint := _not_plain(value):
-            raise ValueError(f"{name}: {shown(value)} will not do; {complaint}")
+            raise ValueError(f"{name}: {shown(value)} is not valid; {complaint}")
         return value
 
     @classmethod
     def collect(cls, namespace: Mapping[str, Any]) -> Self:
-        """One out of a notebook's `globals()`.
+        """Make one from a notebook's `globals()`.
 
         Raises:
             BadInput: One line per field that is not valid.
@@ -137,12 +126,12 @@ class StrictModel(pydantic.BaseModel):
         super().__setattr__(name, value)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with `changes`, validated."""
+        """Return a copy with `changes`, validated."""
         return type(self)(**self.model_dump() | self.flat(changes))
 
 
 def _complaint(error: Mapping[str, Any], known: list[str]) -> str:
-    """Pydantic's message with the field and the value; our own validators name both themselves."""
+    """Return pydantic's message with the field and the value; our validators name both."""
     where = "".join(
         f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]
     ).lstrip(".")
@@ -158,7 +147,7 @@ def _complaint(error: Mapping[str, Any], known: list[str]) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """The types that a field takes, those within its list too; a literal is text."""
+    """Return the types that a field takes, those within its list too; a literal is text."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return {str}
@@ -172,7 +161,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def _not_plain(value: Any) -> str:
-    """Why JSON, a database or a line of text cannot hold a value; empty where they can."""
+    """Return why JSON, a database or a line of text cannot hold a value; empty if they can."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -180,12 +169,9 @@ def _not_plain(value: Any) -> str:
     for leaf in _leaves(value):
         if isinstance(leaf, int) and abs(leaf) > _MOST_INT:
             return f"give a number up to {_MOST_INT}"
-        if (
-            odd := [char for char in leaf if unicodedata.category(char) in _UNPRINTABLE]
-            if isinstance(leaf, str)
-            else []
-        ):
-            return f"leave out the unprintable character {odd[0]!a}"
+        for char in leaf if isinstance(leaf, str) else "":
+            if unicodedata.category(char) in _UNPRINTABLE:
+                return f"leave out the unprintable character {char!a}"
     return ""
 
 
@@ -198,7 +184,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def free_label(text: str) -> str:
-    """`text`, when it does not name runs already.
+    """Return `text` if it does not name runs already.
 
     Raises:
         ValueError: It does.
@@ -208,26 +194,8 @@ def free_label(text: str) -> str:
     return text
 
 
-def label_of(name: str, text: str) -> str:
-    """`text`, when it can stand in a line, is no longer than a name and names no runs already.
-
-    Raises:
-        BadInput: It cannot, or is longer.
-    """
-    if (
-        complaint := f"give at most {MOST_LABEL} characters"
-        if len(text) > MOST_LABEL
-        else _not_plain(text)
-    ):
-        raise BadInput(f"{name}: {shown(text)} will not do; {complaint}")
-    try:
-        return free_label(text)
-    except ValueError as error:
-        raise BadInput(f"{name}: {error}") from None
-
-
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which refuses a name that is given twice."""
+    """The safe loader, which refuses a repeated name."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -237,7 +205,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_value(name: str, text: str) -> Any:
-    """A value of a command line as YAML has it: `16` is a number.
+    """Read a value of a command line as YAML: `16` is a number.
 
     Raises:
         BadInput: It is not YAML.
@@ -246,23 +214,24 @@ def read_value(name: str, text: str) -> Any:
 
 
 def read_yaml(path: Any) -> dict[str, Any]:
-    """The mapping in a YAML file, by the safe loader.
+    """Read the mapping in a YAML file, by the safe loader.
 
     Raises:
-        BadInput: The file cannot be read, is not YAML, holds no mapping, or a name twice.
+        BadInput: The file cannot be read, is not YAML, or has no mapping, or a name twice.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"{path}: cannot be read ({getattr(error, 'strerror', error)}); give the path of a YAML file"
+            f"{path}: cannot be read ({getattr(error, 'strerror', error)}); "
+            "give the path of a YAML file"
         ) from None
     values = _load(str(path), text)
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise BadInput(
-            f"{path}: holds {shown(values)}, not `name: value` lines; write one per parameter"
+            f"{path}: contains {shown(values)}, not `name: value` lines; write one per parameter"
         )
     return values
 

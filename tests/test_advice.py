@@ -1,4 +1,4 @@
-"""Advice that can be followed: each parameter, command and package that a sentence names is there, for its notebook."""
+"""Each parameter, command and package that a sentence names exists, for its notebook."""
 
 import ast
 import functools
@@ -55,10 +55,6 @@ def _messages():
         (file, text) for file in files for text in _strings(ast.parse(file.read_text("utf-8")))
     ]
     return [(file.relative_to(PACKAGE).as_posix(), text) for file, text in strings]
-
-
-# Where errors are raised that several notebooks show: they name the notebook beside what it alone has.
-MODELS = sorted((PACKAGE / "models").rglob("*.py"))
 
 
 def test_commands_in_messages_are_there_with_their_options():

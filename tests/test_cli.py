@@ -108,17 +108,6 @@ def test_a_pipe_is_not_waited_for(nano, tmp_path):
     assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
 
 
-def test_merge_takes_in_another_database(nano, tmp_path):
-    from tests.store.rows import make_run
-
-    with Store(tmp_path / "other.sqlite") as other:
-        other.add(make_run())
-    assert "imported 1 run(s)" in nano("merge", str(tmp_path / "other.sqlite")).output
-    assert "imported 0 run(s)" in nano("merge", str(tmp_path / "other.sqlite")).output
-    assert nano("export", str(tmp_path / "x.json")).exit_code == 0
-    assert len(json.loads((tmp_path / "x.json").read_text())["measurements"]) == 2
-
-
 @pytest.mark.parametrize("suite", suites())
 def test_all_notebooks_of_a_suite_are_looked_through_for_code_of_yours(suite):
     jobs = plan(ALL, [suite], {}, {})
@@ -142,12 +131,6 @@ def test_help_shows_the_parameters_of_the_notebook_that_is_named(notebook):
     assert ended.exit_code == 0
     for name in fields:
         assert any(line.startswith(f"{name}: ") for line in lines), name
-
-
-@pytest.mark.parametrize("command", main.commands)
-def test_every_command_has_help(command):
-    ended = CliRunner().invoke(main, [command, "--help"])
-    assert ended.exit_code == 0 and len(ended.output.splitlines()) > 5
 
 
 def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, tmp_path):

@@ -97,9 +97,9 @@ def test_the_memory_profiler_counts_live_bytes():
 
 
 def test_counts_are_named_as_they_are_called():
-    with pytest.raises(BadInput, match=r"^trials: 0 will not do"):
+    with pytest.raises(BadInput, match=r"^trials: 0 is not valid"):
         benchmark_with_statistics(lambda: None, trials=0)
-    with pytest.raises(BadInput, match=r"^warmup: -1 will not do"):
+    with pytest.raises(BadInput, match=r"^warmup: -1 is not valid"):
         benchmark_with_statistics(lambda: None, warmup=-1)
     for warmup in (0, 1):
         with pytest.raises(BadInput, match=r"^func: a call only starts the work"):
@@ -131,25 +131,10 @@ def test_the_profilers_names_are_there_with_the_arguments_that_others_use():
         assert not whole.values and len(linear.values) == 4
 
 
-def test_the_table_of_sizes():
-    """As such notebooks make it; on `meta`, where the largest costs nothing."""
+def test_a_model_is_made_of_a_size_or_of_another_config():
     from nanolib.compat import create_model
     from nanolib.models import generate_random_batch
 
-    millions = {
-        name: sum(
-            p.numel() for p in create_model(config, context_length=512, device="meta").parameters()
-        )
-        / 1e6
-        for name, config in MODEL_CONFIGS.items()
-    }
-    assert {name: round(count, 1) for name, count in millions.items()} == {
-        "small": 128.6,
-        "medium": 423.2,
-        "large": 969.4,
-        "xl": 1998.2,
-        "2.7B": 3406.8,
-    }
     model = create_model(
         MODEL_CONFIGS["small"], context_length=64, device="cpu", num_layers=1, vocab_size=100
     )
@@ -166,7 +151,7 @@ def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monk
     row = benchmark_with_statistics(lambda: calls.append(1))
     assert len(calls) == 5 + 20 and len(row.samples) == 20
     series = [1.0, 1.1, 0.9, 1.0, 1.05] * 4
-    monkeypatch.setattr(compat, "_series", lambda *_: [*series[:-1], 50.0])
+    monkeypatch.setattr(compat, "_series", lambda *_, **__: [*series[:-1], 50.0])
     kept, removed = (
         benchmark_with_statistics(lambda: None, remove_outliers=remove) for remove in (False, True)
     )
@@ -175,18 +160,3 @@ def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monk
         and "outliers removed" in removed.method
         and len(removed.samples) == 20
     )
-
-
-def test_a_config_is_changed_by_assignment_and_checked():
-    config = compat.ProfilingConfig.standard()
-    profiler = compat.create_profiler(torch.nn.Sequential(torch.nn.Linear(4, 4)), config)
-    config.power_sample_interval_ms = 200
-    assert config.power_sample_interval_ms == 200 and profiler.config.power_sample_interval_ms == 50
-    for name, value, said in (
-        ("power_sample_interval_ms", 0, "greater than 0, got 0"),
-        ("every_kth_token", 1.5, "integer"),
-        ("nonsense", 1, "known: modules, "),
-    ):
-        with pytest.raises(BadInput, match=f"{name}: .*{said}"):
-            setattr(config, name, value)
-    assert config == compat.ProfilingConfig.custom(power_sample_interval_ms=200)

@@ -1,4 +1,4 @@
-"""Public names: each has an example in its docstring, which runs as it is written there, and a place on the API page."""
+"""Each public name has an example that runs, and a place on the API page."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""Nothing gets lost: what nanolib offers and shows is what the list says. A change that is meant: `python tests/features.py`."""
+"""nanolib offers and shows what the list says; after a change run `python tests/features.py`."""
 
 import json
 

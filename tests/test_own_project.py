@@ -1,4 +1,4 @@
-"""A project that is neither nanolib nor a checkout of it, with nanolib installed from a built wheel."""
+"""A project outside a checkout of nanolib, with nanolib installed from a built wheel."""
 
 import json
 import os

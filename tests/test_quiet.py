@@ -16,7 +16,7 @@ model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)).bf
 conversion._convert_with_torchao(model, "tensorwise", ["0"], emulate=True)
 from nanolib.meters.layers.trace import write_trace
 from pathlib import Path
-write_trace(lambda: torch.ones(3) + 1, Path(__import__("sys").argv[1]) / "trace")
+write_trace(lambda: torch.ones(3) + 1, Path(__import__("sys").argv[1]) / "trace.json")
 """
 
 
@@ -32,7 +32,7 @@ def test_a_trace_names_no_machine_and_no_folder(tmp_path):
 
     import torch
 
-    trace, _ = write_trace(lambda: torch.ones(4) + 1, tmp_path / "trace")
-    text = trace.read_text()
+    write_trace(lambda: torch.ones(4) + 1, tmp_path / "trace.json")
+    text = (tmp_path / "trace.json").read_text()
     assert json.loads(text)["traceEvents"] and "host_name" not in text and str(tmp_path) not in text
     assert f'"{platform.node()}"' not in text

@@ -1,4 +1,4 @@
-"""docs/recipes.md, followed to the letter in a copy: files written, changes made, commands run, and the numbers in the report."""
+"""Follow docs/recipes.md to the letter in a copy; its numbers are in the report."""
 
 import os
 import re

@@ -1,6 +1,7 @@
 """The `nano` command: run, inspect, compare, share and delete measurements.
 
-A command imports what it needs when it is called, so that `nano --help` is fast. Nothing in nanolib imports from here.
+A command imports what it needs when it is called, so that `nano --help` is fast. No other folder
+imports from here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nanolib.cli.common import Commands
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(nanolib.__version__, prog_name="nano")
 def main() -> None:
-    """Measure transformers on this machine. Every number shows how it was measured and how sure it is."""
+    """Measure transformers on this machine. Every number shows its method and its interval."""
 
 
 for command in (

@@ -1,4 +1,4 @@
-"""The command that measures two versions in turns: of the code, of its parameters, or of its environment."""
+"""The command that compares two versions of code, parameters or environment in turns."""
 
 from __future__ import annotations
 
@@ -83,20 +83,22 @@ def ab(
 ) -> None:
     """Compare two versions, measured in turns. Exit code 1 reports a regression.
 
-    REV_A and REV_B are git revisions, `.` for the working tree, or two params files. Without a notebook or --call, nano compares
-    the timed cases of the quick suite. With --python the code is that of the working tree, unless you name a revision.
+    REV_A and REV_B are git revisions, `.` for the working tree, or two params files. Without a
+    notebook or --call, nano compares the timed cases of the quick suite. With --python the code is
+    that of the working tree, unless you name a revision.
 
-    Blocks of both versions alternate in random order, in many pairs of fresh processes, and are judged once. At the default
-    threshold of 5 %, a change of exactly 5 % is reported as a regression half of the time; with --threshold 2.5% always.
+    Blocks of both versions alternate in random order, in many pairs of fresh processes, and are
+    judged once. At the default threshold of 5 %, a change of exactly 5 % is reported as a
+    regression half of the time; with --threshold 2.5% always.
     """
     from nanolib.ab.pairs import Settings
     from nanolib.ab.result import to_run
     from nanolib.ab.run import run_ab
     from nanolib.compare.history import TIMED
     from nanolib.measurement import METRICS
-    from nanolib.params import label_of
+    from nanolib.run.params import Params
 
-    label_of("--label", label)
+    Params(label=label)
     spec = _spec(names, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,
@@ -129,7 +131,10 @@ def _agree(seconds: float) -> None:
 def _versions(
     names: Sequence[str], pythons: Sequence[str]
 ) -> tuple[tuple[str, str], tuple[str, ...]]:
-    """Return the two revisions, and the notebooks. With two interpreters one revision is enough, or none: the working tree."""
+    """Return the two revisions, and the notebooks.
+
+    With two interpreters one revision is enough, or none for the working tree.
+    """
     from nanolib.experiments import ALL
 
     if pythons:
@@ -187,6 +192,7 @@ def _spec(
     ]
     if not jobs:
         raise BadInput(
-            f"ab: {', '.join(notebooks)} has no timed case that can be measured in turns; name another notebook"
+            f"ab: {', '.join(notebooks)} has no timed case that can be measured in turns; "
+            "name another notebook"
         )
     return Spec(revisions, checkout(), jobs, **rest)

@@ -80,7 +80,7 @@ DAYS = Amount("d", 1e6, "days, such as 30d", zero=True)
 
 
 def echo(*lines: Any, err: bool = False) -> None:
-    """Print lines. All commands print with this, because stored or typed text must not act on the terminal.
+    """Print lines; all commands use this, so that no text acts on the terminal.
 
     Args:
         lines: What to print.
@@ -101,7 +101,7 @@ def complain(*lines: str) -> None:
 
 
 def terminal_width() -> int:
-    """How many characters a line of the terminal has, or COLUMNS says; 120 if neither does."""
+    """Return the width of the terminal, or COLUMNS; 120 if neither is known."""
     return shutil.get_terminal_size((120, 0)).columns
 
 
@@ -183,7 +183,7 @@ class Commands(click.Group):
             from nanolib.store.connection import unusable
 
             complain(unusable(database_path(), error))
-        except BrokenPipeError:  # the reader has seen enough, so the rest goes nowhere
+        except BrokenPipeError:  # the reader has ended, so the rest is discarded
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:

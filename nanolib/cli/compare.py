@@ -1,4 +1,4 @@
-"""Commands that compare what is stored: two runs, and each case over its runs."""
+"""Commands that compare stored results: two runs, and each case over its runs."""
 
 from __future__ import annotations
 
@@ -81,8 +81,9 @@ def compare(
 
     BASE and CURRENT are an id, a label, a suite, latest~1, or a database.
 
-    The runs were measured at different times. A slower timing is a regression only if it is beyond the spread between three or
-    more earlier runs of one committed revision on this machine. With fewer runs it is suspect at most, and nano ab decides.
+    The runs were measured at different times. A slower timing is a regression only if it is beyond
+    the spread between three or more earlier runs of one committed revision on this machine. With
+    fewer runs it is suspect at most, and nano ab decides.
     """
     from nanolib.compare.across import overall_shift, scale_by_peaks
     from nanolib.compare.runs import compare_rows
@@ -143,7 +144,7 @@ def show_comparison(
 
 
 def _echo_findings(table: Any) -> None:
-    """Print findings, experiment by experiment; a note that leaves no room for the case's name is printed below."""
+    """Print findings by experiment; a note that is too wide for its line is printed below."""
     from nanolib.report.tables import compact
 
     notes: dict[str, str] = {}
@@ -170,8 +171,9 @@ def _echo_findings(table: Any) -> None:
 def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
     """Show when and by how much the results of each case changed.
 
-    A change must be visible in at least three runs. One or two runs that stick out are listed, but they are not a change yet. The
-    nano ab command below the table measures both revisions of each latest step in turns.
+    A change must be visible in at least three runs. One or two runs that stick out are listed, but
+    they are not a change yet. The nano ab command below the table measures both revisions of each
+    latest step in turns.
     """
     from nanolib.compare.history import histories, table
     from nanolib.report.tables import compact
@@ -190,8 +192,8 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     stepped = [one for one in found if one.latest]
     shown = found if everything else stepped
     if as_json:
-        told = [one.to_dict() for one in shown]
-        echo_json({"metric": metric, "figures": len(found), "shown": told})
+        lines = [one.to_dict() for one in shown]
+        echo_json({"metric": metric, "figures": len(found), "shown": lines})
     elif shown:
         shared, lines = compact(table(shown), terminal_width())
         if shared:
@@ -216,17 +218,16 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
-    """Return the measurements of a run or a database, the interference of each run, and all timings of its machines."""
+    """Return the rows of a run or a database, its interference, and the timings of its machines."""
     from nanolib.compare.history import noise_of
     from nanolib.compare.spread import RECENT_RUNS
     from nanolib.store import Store
-    from nanolib.store.connection import is_database
 
-    path = Path(name)  # a label may be the name of a file too, but has no folder in it
-    is_path = len(path.parts) > 1
-    if is_path and (path / DATABASE).is_file():
+    path = Path(name)
+    has_folder = name != path.name  # a label may be the name of a file, but not a path
+    if has_folder and (path / DATABASE).is_file():
         path = path / DATABASE
-    is_file = path.suffix in (".sqlite", ".db") or is_database(path) or (is_path and path.is_file())
+    is_file = path.suffix in (".sqlite", ".db") or (has_folder and path.is_file())
     with Store(path if is_file else None, create=False) as store:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)

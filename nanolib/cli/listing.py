@@ -69,12 +69,12 @@ class NotebookCommand(click.Command):
     """A command whose help shows the parameters of the first notebook on its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remember which notebook is named: `--help` ends the command before its arguments are read."""
+        """Remember the notebook: `--help` ends the command before its arguments are read."""
         ctx.obj = next((path for name in args if (path := _notebook(name))), None)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, then the parameters as the notebook's parameters cell declares them."""
+        """Write the options, then the parameters that the notebook's cell declares."""
         super().format_options(ctx, formatter)
         if not ctx.obj:
             return

@@ -47,11 +47,10 @@ def plan(
 ) -> None:
     """Check whether a model fits in memory, and show what uses it.
 
-    MODEL is a preset, hf:LlamaForCausalLM, or package.module:build.
+    MODEL is a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
 
-    MODEL: a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
-    Peaks are of live tensors, to the byte; what the process and its allocator need comes on top.
-    Exit code 1 where nothing fits.
+    Peaks count live tensors, to the byte. The process and its allocator need more. Exit code 1 if
+    nothing fits.
     """
     from nanolib.experiments.model import planning
     from nanolib.params import read_value

@@ -57,7 +57,8 @@ def _for_people(frame: Any) -> Any:
 def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     """Write the report: index.html, Markdown, images and tables.
 
-    RUN is an id, a label, an experiment, latest, latest~1 or all. Default: the newest run of each experiment.
+    RUN is an id, a label, an experiment, latest, latest~1 or all. Default: the newest run of each
+    experiment.
     """
     from nanolib.experiments import sections
     from nanolib.experiments.summary.cases import select_runs
@@ -141,7 +142,8 @@ def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run:
 
     if days is None and keep is None and not names:
         raise BadInput(
-            "clean: no run is chosen; name the runs to delete, such as --older-than 30d, --keep 100 or --run ID"
+            "clean: no run is chosen; name the runs to delete, such as --older-than 30d, "
+            "--keep 100 or --run ID"
         )
     with Store(create=False) as store:
         named = {run_id for name in names for run_id in store.resolve(name)}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,8 @@ from nanolib.cli.common import (
 )
 from nanolib.cli.listing import NotebookCommand
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
-from nanolib.measurement import BadInput, printable
+from nanolib.measurement import BadInput
 from nanolib.paths import database_path, output_folder
-
-_MORE = " and {} more"
 
 
 @command(
@@ -89,32 +85,25 @@ def run(
     from nanolib.run.notebooks import Command, closing_table, run_jobs
 
     folder = output_folder()
-    shared, pages = Command(folder), []
-    with ThreadPoolExecutor(1, thread_name_prefix="nanolib-report") as background:
+    shared = Command(folder)
+    if place == "ray":
+        from nanolib.run.on_ray import run_on_ray
 
-        def write_report(run_ids: list[str]) -> None:
-            if run_ids and not no_report and not pages:
-                pages.append(background.submit(_write_report, run_ids, folder / "report"))
-
-        if place == "ray":
-            from nanolib.run.on_ray import run_on_ray
-
-            ended = run_on_ray(jobs, shared, echo)
-        else:
-            import_user_code(jobs)  # on Ray each node has its own
-            # The report is written while the summary runs, because both read what is stored.
-            ended = run_jobs(jobs, shared, echo, answered=_answers, measured=write_report)
-        echo("")
-        echo_table(closing_table(ended))
-        echo(*(f"{end.name}: {end.message}" for end in ended if end.message))
-        run_ids = [end.run_id for end in ended if end.run_id]
-        if run_ids:
-            _show_failures(run_ids)
-        echo("", f"notebooks  {folder}", f"database   {database_path()}")
-        echo(f"logs       {shared.logs}")
-        write_report(run_ids)
-        echo(*(f"report     {page.result()}" for page in pages))
-    statuses = {end.status for end in ended}
+        results = run_on_ray(jobs, shared, echo)
+    else:
+        import_user_code(jobs)  # on Ray each node has its own
+        results = run_jobs(jobs, shared, echo, _conclude)
+    echo("")
+    echo_table(closing_table(results))
+    echo(*(f"{result.name}: {result.message}" for result in results if result.message))
+    run_ids = [result.run_id for result in results if result.run_id]
+    if run_ids:
+        _show_failures(run_ids)
+    echo("", f"notebooks  {folder}", f"database   {database_path()}")
+    echo(f"logs       {shared.logs}")
+    if run_ids and not no_report:
+        echo(f"report     {_write_report(run_ids, folder / 'report')}")
+    statuses = {result.status for result in results}
     if "interrupted" in statuses:
         sys.exit(EXIT_INTERRUPTED)
     sys.exit(EXIT_OK if statuses <= {"done"} else EXIT_FAILED)
@@ -134,14 +123,14 @@ def _check_packages(*, reports: bool) -> None:
         echo(in_a_line(gone, stops=False), err=True)
 
 
-def _answers(end: Any) -> list[str]:
-    """Return the question and the conclusions of a notebook that has ended, as lines for the terminal."""
+def _conclude(result: Any) -> list[str]:
+    """Return the question and the conclusions of a notebook, as lines for the terminal."""
     from nanolib.experiments import sections
     from nanolib.report.finding import grouped
     from nanolib.store import Store
 
     with Store(create=False) as store:
-        rows = store.measurements([end.run_id] if end.run_id else [])
+        rows = store.measurements([result.run_id] if result.run_id else [])
     for section in sections():
         if section.experiment in set(rows["experiment"]):
             lines = [section.question]
@@ -172,43 +161,31 @@ def _show_plan(jobs: list[Any]) -> None:
             expected.append(store and expected_s(job.params, cases, store, machine_id))
             echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
             _show_cases(cases, (predict_case(case, ceilings) for case in cases))
-    known = [one for one in expected if one]
+    known = [seconds for seconds in expected if seconds]
     unknown = len(expected) - len(known)
     if known:
-        total = [sum(ends) for ends in zip(*known, strict=True)]
         without = f", without {unknown} of them" if unknown else ""
-        echo("", f"all notebooks{without}{_duration(total)}")
+        echo("", f"all notebooks{without}{_duration(sum(known))}")
     if unknown:
         echo("", "nanolib knows how long a notebook takes after its first run here.")
     if not ceilings:
         echo("", "No time predictions yet: they need this machine's peak rates. Run: nano doctor")
 
 
-def _duration(seconds: Any) -> str:
-    """Return `: about 90 s (75 to 110 s) inside cases`; empty if the duration is unknown."""
-    if not seconds:
-        return ""
-    low, estimate, high = (f"{value:.0f}" for value in seconds)
-    return f": about {estimate} s ({low} to {high} s) inside cases"
-
-
-def _shown_once(line: Any) -> Any:
-    """Return a key that is equal for lines that differ only in the name and have no prediction."""
-    return line[1:] if line.mib == "—" else line
+def _duration(seconds: float | None) -> str:
+    return f": about {seconds:.0f} s inside cases" if seconds else ""
 
 
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
-    """Print a line per case as it comes; neighbors without a prediction share one."""
+    """Print a line per case as it comes."""
     from tqdm import tqdm
 
-    width = max(len(str(case)) for case in cases) + len(_MORE.format(len(cases)))
+    width = max(len(str(case)) for case in cases)
     echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
     with tqdm(predictions, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
-        for _, equal in itertools.groupby(bar, _shown_once):
-            (first, ms, mib, here), *others = equal
-            name = first + (_MORE.format(len(others)) if others else "")
+        for name, ms, mib, here in bar:
             with bar.external_write_mode():
-                echo(f"{printable(name):{width}}  {ms:>12}  {mib:>13}  {printable(here)}")
+                echo(f"{name:{width}}  {ms:>12}  {mib:>13}  {here}")
 
 
 def _show_failures(run_ids: list[str]) -> None:

@@ -23,7 +23,7 @@ from nanolib.report.overview import failures
 from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
-from nanolib.run.dry_run import predictions, table_of
+from nanolib.run.dry_run import prediction_table
 from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks_case import ceilings_of
 from nanolib.run.worker import Canceled
@@ -119,9 +119,9 @@ class Explore:
     def _predict(self, _: Any) -> None:
         with Store() as store:
             ceilings = ceilings_of(store, this_machine().machine_id)
-        lacking = " without times: first keep a measurement, or run nano doctor"
-        known = table_of(predictions(self._experiment, self.params(), ceilings))
-        self.predicted.value = "<i>No prediction for these cases</i>"
+        lacking = "; times need this machine's ceilings: keep a measurement, or run nano doctor"
+        known = prediction_table(self._experiment, self.params(), ceilings)
+        self.predicted.value = "<i>No formula predicts these cases</i>"
         if len(known):
             title = f"<i>Predicted{'' if ceilings else lacking}</i>"
             self.predicted.value = title + Table(known)._repr_html_()

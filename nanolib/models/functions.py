@@ -58,4 +58,4 @@ def imported(field: str, name: str) -> Callable[..., Any]:
 
 def cause(error: BaseException) -> str:
     """The kind of an exception, and what it says, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

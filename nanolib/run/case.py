@@ -1,4 +1,4 @@
-"""A case: one point of a grid, which says what formulas know of it, whether it can run here, and measures itself."""
+"""A case: one point of a grid that predicts itself, plans its memory, and measures itself."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from nanolib.measurement import Measurement
 from nanolib.meters.memory import MIB
 from nanolib.meters.time.turns import Timing
 
-# Yields rows, and timings that it asks for; a timing is answered with its rows by scope.
+# Yields rows and requests for timings; each request is answered with the timing's rows by scope.
 Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a case will need.
+    """The memory that a case will need.
 
     Attributes:
         peaks: Scope → peak live bytes.
         reason: Why there are none, in one line.
-        unsupported: Why the case cannot run at all, where building it tells.
+        unsupported: Why the case cannot run at all, if building it shows that.
     """
 
     peaks: dict[str, int] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Plan:
 
     @property
     def most(self) -> int | None:
-        """Bytes, over all scopes; None without a plan."""
+        """The largest peak of all scopes, bytes; None without a plan."""
         return max(self.peaks.values(), default=None)
 
 
@@ -41,7 +41,7 @@ class Case:
     """One point of the grid; its fields are the factors, JSON types only.
 
     Attributes:
-        interleaves: Whether its timings can be interleaved with another version's (`nano ab`).
+        supports_ab: Whether `nano ab` can interleave its timings with another version's.
         device: Where it runs.
     """
 
@@ -50,80 +50,80 @@ class Case:
     device: str
 
     def unsupported(self) -> str:
-        """Why this machine cannot run it; empty when it can, as far as can be told without running it."""
+        """Return why this machine cannot run it; empty if no reason is known before a run."""
         return ""
 
     def plan(self) -> Plan:
-        """The memory that it will need, without running it."""
+        """Return the memory that it will need, without running it."""
         return Plan()
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs, and after `bytes` the `peak_memory` (MiB) where it can be planned.
+        """Return what formulas predict, and after `bytes` the planned `peak_memory` (MiB).
 
         Args:
             ceilings: As `roofline_ms` takes them; without them no time is predicted.
         """
-        said = self.formulas(ceilings)
-        planned = self.plan().most if "bytes" in said else None
-        if planned is None:
-            return said
-        known = list(said.items())
-        after = list(said).index("bytes") + 1
-        return dict([*known[:after], ("peak_memory", planned / MIB), *known[after:]])
+        predicted: dict[str, float | str] = {}
+        for name, value in self.formulas(ceilings).items():
+            predicted[name] = value
+            if name == "bytes" and (planned := self.plan().most) is not None:
+                predicted["peak_memory"] = planned / MIB
+        return predicted
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, Any]:
-        """What can be said at once, while a control moves; nothing where no formula knows."""
+        """Return what formulas predict; empty if none applies."""
         return {}
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Measure it, row by row.
 
-        A timing that is ranked with others is asked for: the case yields a `Timing`, and gets its rows by scope.
+        The case yields a `Timing` for each latency that is ranked with those of other cases, and
+        receives its rows by scope.
 
         Args:
             params: Those of its notebook.
-            ceilings: As `roofline_ms` takes them: those that this run has measured.
+            ceilings: The peak rates that this run has measured, as `roofline_ms` takes them.
         """
         raise NotImplementedError
 
     @property
     def group(self) -> str:
-        """Cases in which this is equal have their latencies ranked with each other, so they are timed in turns; empty for none."""
+        """The group whose latencies are ranked and so timed in turns; empty for none."""
         return ""
 
     @property
     def title(self) -> str:
-        """What rows of a group call this one of its cases."""
+        """Its name in the rows of other cases of the group."""
         return str(self)
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the others of its group are compared with it."""
+        """Whether the other cases of its group are compared with it."""
         return False
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Those that it needs for itself."""
+        """The devices that it needs for itself."""
         return (self.device,)
 
     @property
     def runs_code(self) -> bool:
-        """Whether to build what it measures is to run code of the user's, which only a run does."""
+        """Whether building it runs code of the user's, which only a run may do."""
         return False
 
     @property
     def factors(self) -> dict[str, Any]:
-        """Name → value of what defines the case, as they are stored."""
+        """Name → value of what defines the case, as stored."""
         return asdict(self)
 
     @property
     def case_id(self) -> str:
-        """Sixteen hexadecimal digits that depend on the kind of case and its factors alone."""
+        """Sixteen hexadecimal digits that depend only on the case's class and factors."""
         text = json.dumps([type(self).__name__, self.factors], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        """The factors that are worth a glance in a progress bar."""
+        """The factors that a progress bar shows."""
         shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
         return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
 

@@ -1,9 +1,9 @@
-"""Measure the cases of a group: prepare each by itself, and time in turns what they ask for."""
+"""Measure the cases of a group: prepare each by itself, and time them in turns."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +40,7 @@ def fit_together(cases: Sequence[Case]) -> bool:
 
 
 def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:
-    """Yield the rows of one case, and the timings that it asks for, unless it cannot run here.
+    """Yield the rows of one case and the timings that it requests, unless it cannot run here.
 
     Args:
         case: Any.
@@ -58,10 +58,6 @@ def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measur
     yield from case.measure(params, ceilings)
 
 
-def ignore(case_id: str, row: Measurement | None = None) -> None:
-    """Tell nobody."""
-
-
 @dataclass
 class _Lane:
     """One case of a group.
@@ -69,8 +65,8 @@ class _Lane:
     Attributes:
         case: Which.
         measuring: Its measurement, between two steps.
-        outcome: What it has given so far.
-        timing: What it asks to be timed next; None if it is over.
+        outcome: Its rows so far.
+        timing: Its next timing; None if it is over.
     """
 
     case: Case
@@ -88,7 +84,7 @@ def measure_group(
     cases: Sequence[Case],
     params: Params,
     ceilings: dict[str, float],
-    tell: Callable[..., object] = ignore,
+    report: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Outcome]:
     """Measure one case, or the cases of a group.
 
@@ -96,25 +92,25 @@ def measure_group(
         cases: Which.
         params: Of their notebook; the time limit is each case's own.
         ceilings: As `roofline_ms` takes them.
-        tell: Called with the id of a case before its code runs, so that it is known which case
-            ended the process, and with the id and each row as it is made.
+        report: Called with the id of a case before its code runs, so that the case that ends the
+            process is known, and with the id and each row.
 
     Returns:
         Case id → its outcome, with a `speed_up` over each baseline that was timed in the same
-        rounds. If a case has lost the device for this process, only that case's.
+        rounds. If a case has lost the device for this process, only the outcome of that case.
     """
     lanes = {case.case_id: _Lane(case, start_case(case, params, ceilings)) for case in cases}
 
     def within(case_id: str) -> AbstractContextManager[None]:
-        tell(case_id)
+        report(case_id)
         return lanes[case_id].outcome.within(params.case_timeout_s)
 
     def add(case_id: str, row: Measurement) -> None:
         lanes[case_id].outcome.rows.append(row)
-        tell(case_id, row)
+        report(case_id, row)
 
     def advance(case_id: str, answer: dict[str, Measurement] | None = None) -> None:
-        """Go on to the next timing that the case asks for, or to its end."""
+        """Go on to the case's next timing, or to its end."""
         lane = lanes[case_id]
         with within(case_id), contextlib.suppress(StopIteration):
             made = lane.measuring.send(answer)
@@ -163,17 +159,17 @@ def _time(
 
 def _speed_ups(
     case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
-) -> list[Measurement]:
-    """Return those over each baseline among the others, by phase and of all phases together."""
+) -> Iterator[Measurement]:
+    """Yield those over each baseline among the others, by phase and of all phases together."""
     scopes: list[tuple[int | None, str]] = list(enumerate(timing.phases))
     if len(scopes) > 1:
         scopes.append((None, timing.total))
-    rows = []
     for other in _baselines(case, others):
         for phase, scope in scopes:
             name = f"{scope}{OVER}{other.title}"
-            rows.append(speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=name))
-    return [row for row in rows if row is not None]
+            row = speed_up_row(rounds, case.case_id, other.case_id, phase=phase, scope=name)
+            if row is not None:
+                yield row
 
 
 def _baselines(case: Case, others: Sequence[Case]) -> list[Case]:
@@ -181,11 +177,11 @@ def _baselines(case: Case, others: Sequence[Case]) -> list[Case]:
 
 
 def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> dict[str, Outcome]:
-    """Measure one after the other the cases of a group that do not fit into memory together.
+    """Measure one after another the cases of a group that do not fit into memory together.
 
-    Their latencies are flagged. A speed-up is then subject to what the machine did in between. So
-    its interval is the widest that both times allow, and wider by the drift of a matrix product that
-    is timed between the cases.
+    Their latencies are flagged. A speed-up then contains what the machine did in between. So its
+    interval is the widest that both times allow, and wider by the drift of a matrix product that is
+    timed between the cases.
 
     Args:
         cases: Of one group.
@@ -194,18 +190,15 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
     Returns:
         As `measure_group`.
     """
-    outcomes, paces, is_lost = {}, [_pace_ms(cases[0].device)], False
+    outcomes, times, paces = {}, {}, _pace_ms(cases[0].device)
     for case in cases:
         outcome = outcomes[case.case_id] = measure(case)
-        outcome.rows = [_as_sequential(row) for row in outcome.rows]
-        is_lost = is_lost or "device_lost" in outcome.details
-        if not is_lost:
-            paces.append(_pace_ms(case.device))
-    drift = max(paces) / min(paces)
-    times = {
-        case_id: [row for row in outcome.rows if row.metric == "latency" and row.low is not None]
-        for case_id, outcome in outcomes.items()
-    }
+        for at, row in enumerate(outcome.rows):
+            if row.metric == "latency":
+                outcome.rows[at] = replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
+        times[case.case_id] = [row for row in outcome.rows if row.metric == "latency" and row.low]
+        paces += _pace_ms(case.device)
+    drift = max(paces, default=1.0) / min(paces, default=1.0)
     for case in cases:
         for other in _baselines(case, cases):
             outcomes[case.case_id].rows += [
@@ -217,16 +210,13 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
     return outcomes
 
 
-def _as_sequential(row: Measurement) -> Measurement:
-    if row.metric != "latency":
-        return row
-    return replace(row, flags=(*row.flags, Flag.SEQUENTIAL))
-
-
-def _pace_ms(device: str) -> float:
-    """Return how long a fixed product takes at the moment."""
-    a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
-    return measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate
+def _pace_ms(device: str) -> list[float]:
+    """Return how long a fixed product takes now; empty if this process has lost the device."""
+    try:
+        a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
+        return [measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate]
+    except torch.AcceleratorError:
+        return []
 
 
 def _speed_up_apart(base: Measurement, own: Measurement, drift: float, scope: str) -> Measurement:

@@ -1,4 +1,4 @@
-"""What other processes did to a run while it measured: flags of its rows, and lines of the run."""
+"""Interference by other processes while a run measures: flags of its rows, and lines of the run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nanolib.store import Store
 from nanolib.store.schema import DURING
 
 _OTHERS = "other processes, or a hypervisor, took up to {:.0%} of the CPUs"
-_NOT_OF_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
+_NOT_TIMED_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 
 class Interference:
-    """What the cases of a run met.
+    """The interference during the cases of a run.
 
     Args:
         store: Where the run is.
@@ -25,21 +25,21 @@ class Interference:
         cases: How many it has to measure.
 
     Attributes:
-        lines: What to say of the cases so far.
+        lines: Findings about the cases so far.
     """
 
     def __init__(self, store: Store, run_id: str, cases: int) -> None:
         self.lines: list[str] = []
         self._store, self._run_id, self._cases = store, run_id, cases
         self._known = list(store.runs_of([run_id]).interference.iloc[0])
-        # what happened → how much of the CPUs others took, by case
+        # Finding → the shares of the CPUs that others took, by case.
         self._shares: defaultdict[str, list[float]] = defaultdict(list)
 
-    def met(self, load: CpuLoad, outcome: Outcome) -> None:
-        """Flag what a case measured while others were at work, and store a line about it.
+    def add(self, load: CpuLoad, outcome: Outcome) -> None:
+        """Flag the rows of a case that others disturbed, and store a line about it.
 
         Args:
-            load: What the CPUs did during the case.
+            load: Of the CPUs during the case.
             outcome: Its rows; those that watched their own time keep their own flags.
         """
         outcome.rows = flagged(outcome.rows, load)
@@ -69,7 +69,7 @@ def flagged(rows: list[Measurement], load: CpuLoad) -> list[Measurement]:
 
     def with_flags(row: Measurement) -> Measurement:
         is_timed = METRICS[row.metric].is_timed and row.estimate is not None
-        if not is_timed or row.provenance in _NOT_OF_NOW:
+        if not is_timed or row.provenance in _NOT_TIMED_NOW:
             return row
         flags = (*row.flags, *own.get(row.scope, load.flags))
         return replace(row, flags=tuple(dict.fromkeys(flags)))

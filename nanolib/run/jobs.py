@@ -1,7 +1,4 @@
-"""What a command runs: a notebook with its checked parameters per job.
-
-What needs torch is imported where it is used, so that a mistake on a command line is reported at once.
-"""
+"""The jobs of a command: notebooks, each with its checked parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from nanolib.params import StrictModel, read_yaml
 from nanolib.paths import checkout
 
 DEFAULT_SUITE, SCENARIOS = "quick", "scenarios"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Load = Callable[[], Any]
 Experiments = Mapping[str, Load]
@@ -45,24 +41,15 @@ class Job:
         return suite if suite in scenarios() else self.name
 
     @property
-    def notebook(self) -> Path:
-        """Its path."""
-        return checkout() / "notebooks" / f"{self.name}.ipynb"
-
-    @property
     def given(self) -> dict[str, Any]:
         """The parameters to inject after parsing: `[1, 2]` of a command line is a list."""
         read = self.params.model_dump(mode="json")
         return {name: read[name] for name in self.values}
 
-    @property
-    def measures(self) -> bool:
-        """Whether it has cases; the summary reads what others have stored."""
-        return hasattr(self.load(), "cases")
-
     def cases(self) -> list[Any]:
-        """Its cases."""
-        return self.load().cases(self.params) if self.measures else []
+        """Return its cases; the summary has none, since it reads what others have stored."""
+        experiment = self.load()
+        return experiment.cases(self.params) if hasattr(experiment, "cases") else []
 
 
 def suites() -> list[str]:
@@ -150,36 +137,15 @@ def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
 
 
 def import_user_code(jobs: Sequence[Job]) -> None:
-    """Look at the models and functions of yours that jobs name, before the first notebook starts.
+    """Import the user's models and functions that jobs name, before the first notebook starts.
 
     Raises:
         BadInput: One cannot be imported.
     """
-    measuring = [job for job in jobs if job.measures]
-    named = {getattr(job.params, "model", "") or job.name: job.params for job in measuring}
+    named = {getattr(job.params, "model", "") or job.name: job.params for job in jobs}
     for params in named.values():
-        params.look([])
-
-
-def gpu_places() -> list[dict[str, str]]:
-    """For each GPU that this process may use, the variables of a process that sees only this GPU.
-
-    GPUs have their UUIDs as names, because numbers change with what is visible.
-    """
-    import torch
-
-    from nanolib.meters.machine import gpu_uuid
-
-    return [{VISIBLE: gpu_uuid(f"cuda:{index}")} for index in range(torch.cuda.device_count())]
-
-
-def on_any_gpu(job: Job) -> bool:
-    """Whether the job measures on one GPU, and it may be any."""
-    from nanolib.meters.machine import resolve_device
-
-    device = getattr(job.params, "device", "cpu")
-    several = max(getattr(job.params, "world_sizes", [1])) > 1
-    return device in ("auto", "cuda") and not several and resolve_device(device).startswith("cuda")
+        if hasattr(params, "look"):
+            params.look([])
 
 
 def read_job(

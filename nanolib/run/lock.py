@@ -1,4 +1,4 @@
-"""Measure on a device alone: a lock that waits, says for whom, and ends with its process."""
+"""Lock a device for one run: a lock that waits, names its owner, and ends with its process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lock_path(device: str) -> Path:
 
 
 def say(line: str) -> None:
-    """Print a line next to what a command answers, at once."""
+    """Print a line to the standard error, at once."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
@@ -47,15 +47,15 @@ def device_lock(
 
     Args:
         device: As `resolve_device` names it.
-        what: Who uses it, for those who wait.
+        what: Who uses it, for the runs that wait.
         log: Receives one line when there is a wait and one when it ends.
         pause: Called between two tries with how long to wait, s; what it raises ends the wait.
 
     Raises:
-        BadInput: Something else is where its file should be.
+        BadInput: The lock file is not one of nanolib's.
     """
     lock, waits = FileLock(lock_path(device), mode=0o666), False
-    while not _taken(lock):
+    while not _acquire(lock):
         if not waits:
             log(f"waiting for {device}: in use by {_owner(lock)}; this run starts when that ends")
         waits = True
@@ -63,7 +63,7 @@ def device_lock(
     try:
         if waits:
             log(f"{device} is free; starting")
-        # another user's file cannot be written: others wait for "another process" then
+        # Another user's file cannot be written: the others wait for "another process" then.
         with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
             file.write(f"{os.getpid()} {printable(what)[:300]}")
         yield
@@ -74,15 +74,15 @@ def device_lock(
 def lock_owner(device: str) -> str:
     """Name who uses the device now; empty if nobody does."""
     lock = FileLock(lock_path(device), mode=0o666)
-    with contextlib.suppress(BadInput):  # whoever wants to use it is told
-        if not _taken(lock):
+    with contextlib.suppress(BadInput):  # the run that wants it reports this
+        if not _acquire(lock):
             return _owner(lock)
         lock.release()
     return ""
 
 
-def _taken(lock: FileLock) -> bool:
-    """Return whether the lock was free, and is ours now.
+def _acquire(lock: FileLock) -> bool:
+    """Acquire the lock if it is free, and return whether it was.
 
     Raises:
         BadInput: Its file cannot be opened.
@@ -93,14 +93,14 @@ def _taken(lock: FileLock) -> bool:
         return False
     except OSError as error:
         raise BadInput(
-            f"lock: {lock.lock_file} is no lock file of nanolib's ({error.strerror}); "
+            f"lock: {lock.lock_file} is not nanolib's lock file ({error.strerror}); "
             "move it away, or set TMPDIR"
         ) from None
     return True
 
 
 def _owner_file(lock: FileLock, mode: str) -> IO[str]:
-    """Open the text about who has the lock; a link in its place is not followed."""
+    """Open the text that names the lock's owner; a link in its place is not followed."""
 
     def opened(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -112,6 +112,6 @@ def _owner_file(lock: FileLock, mode: str) -> IO[str]:
 def _owner(lock: FileLock) -> str:
     with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
         pid, _, what = file.read(_LONGEST).partition(" ")
-        if psutil.pid_exists(int(pid)):  # the text may be of one before
+        if psutil.pid_exists(int(pid)):  # the text may be of an earlier owner
             return f"process {int(pid)} ({what})"
     return "another process"

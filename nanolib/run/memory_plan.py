@@ -1,4 +1,4 @@
-"""Plan the memory of a case: its calls, with the tensors that are there before them, on no data."""
+"""Plan the memory of a case: its calls and earlier tensors, on tensors without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker
 from nanolib.run.case import Case, Plan
 from nanolib.run.timeout import one_line
 
-_HEADROOM = 0.9  # of the memory that is there: the process and the system need some
+_HEADROOM = 0.9  # of the free memory: the process and the system need some
 _PLANS: dict[str, Plan] = {}
 _LOW = 2  # blocks: a first one and a last one
 _At = Callable[[int], tuple[nn.Module, Iterable["Workload"]]]
@@ -27,15 +27,14 @@ class Workload:
     """One call of a case.
 
     Attributes:
-        scope: What its rows say was measured.
+        scope: The scope of its rows.
         call: What is called.
-        existing: Gives the tensors that count although they were there before: weights, inputs, the
-            optimizer's states.
-        first: Leaves behind what a first call does and later calls find: the optimizer's states, a
-            cache.
-        kinds: The same tensors by what they are: a `Held` → tensors.
-        phases: What the call does in turn, if it has parts.
-        owners: The `id` of an optimizer's state → the weight that it belongs to.
+        existing: Returns earlier tensors that count too: weights, inputs, the optimizer's states.
+        first: Leaves the tensors that a first call leaves for later calls: the optimizer's states,
+            a cache.
+        kinds: Returns the same tensors by use: a `MemoryKind` → tensors.
+        phases: The parts of the call, in order, if it has parts.
+        owners: Returns the `id` of an optimizer's state → the weight that it belongs to.
     """
 
     scope: str
@@ -54,10 +53,10 @@ class Workload:
         kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]],
         **rest: Any,
     ) -> Workload:
-        """Make one whose tensors are known by what they are."""
+        """Make one whose tensors are known by use."""
 
         def existing() -> list[torch.Tensor]:
-            return [tensor for held in kinds().values() for tensor in held]
+            return [tensor for tensors in kinds().values() for tensor in tensors]
 
         return cls(scope, call, existing, kinds=kinds, **rest)
 
@@ -66,8 +65,8 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
     """Count the peak memory of a case on tensors that have shapes and no data, once per process.
 
     Args:
-        case: Its identity.
-        workloads: Builds the case's workloads, models and inputs and all, where no tensor has data.
+        case: Any; its id is the key.
+        workloads: Builds the case's workloads with models and inputs, on tensors without data.
     """
     if case.case_id not in _PLANS:
         try:
@@ -82,7 +81,7 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
 
 
 def _peak(work: Workload) -> int:
-    """Count the bytes of a later call at its peak."""
+    """Count the bytes at the peak of a later call."""
     work.first()
     with LiveBytes() as counter:
         counter.watch(*work.existing())
@@ -93,17 +92,17 @@ def _peak(work: Workload) -> int:
 def breakdowns_by_depth(
     depth: int, at: _At, shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole
 ) -> dict[str, MemoryBreakdown]:
-    """Return what is alive at each scope's peak in a stack of equal blocks, without any data.
+    """Return the memory at each scope's peak in a stack of equal blocks, without any data.
 
-    A call has sections: before each block, in it, after it, and its backward pass. With each block
-    more, the peak of a section grows by the same amount of weights, gradients, states, caches and
-    activations, so it follows from a stack of two blocks and one of three. The call's peak is the
-    largest of them; in a high stack it may be another section's than in a low one.
+    A call has sections: before each block, in it, after it, and its backward pass. With each more
+    block, the peak of a section grows by the same amount of weights, gradients, states, caches and
+    activations. So it follows from a stack of two blocks and one of three. The call's peak is the
+    largest of all sections, which may be another one in a high stack than in a low one.
 
     Args:
-        depth: How many blocks; 0 if it is not known what is stacked.
-        at: The model with so many blocks, and its workloads, whose tensors are known by kind.
-        shared: What is alive on one of several ranks that share it out.
+        depth: How many blocks; 0 if the stack is not known.
+        at: Returns the model with that many blocks, and its workloads by kind.
+        shared: Returns the part of one rank, if several ranks share the memory.
     """
     with fake_tensors():
         if depth <= _LOW + 1:
@@ -111,16 +110,16 @@ def breakdowns_by_depth(
         else:
             found, higher = _by_section(at, _LOW), _by_section(at, _LOW + 1)
             for scope, sections in found.items():
-                for section, held in sections.items():
-                    sections[section] = held.extrapolate(higher[scope][section], depth - _LOW)
+                for section, low in sections.items():
+                    sections[section] = low.extrapolate(higher[scope][section], depth - _LOW)
     return {
-        scope: max(map(shared, sections.values()), key=lambda held: held.peak)
+        scope: max(map(shared, sections.values()), key=lambda each: each.peak)
         for scope, sections in found.items()
     }
 
 
 def _by_section(at: _At, depth: int) -> dict[str, dict[Any, MemoryBreakdown]]:
-    """Return, by scope and section, what is alive at its peak in a stack of so many blocks."""
+    """Return, by scope and section, the memory at its peak in a stack of `depth` blocks."""
     model, works = at(depth)
     stacks = [
         part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth
@@ -159,7 +158,7 @@ def _mark(
 
     def forward(section: str) -> None:
         is_backward = counter.section is not None and counter.section[0] == "backward"
-        if not is_backward:  # else the block is computed again, for its gradient
+        if not is_backward:  # otherwise the block is computed again, for its gradient
             counter.begin((section, *place))
 
     def made(module: nn.Module, inputs: object, out: Any) -> None:
@@ -172,7 +171,7 @@ def _mark(
 
 
 def shortage(plan: Plan, device: str) -> str:
-    """Return why the case will not fit into what is free now; empty if it will, or nobody knows."""
+    """Return why the case exceeds the free memory; empty if it fits, or its plan is not known."""
     free = free_bytes(device)
     if free is None or plan.most is None or plan.most <= _HEADROOM * free:
         return ""

@@ -1,8 +1,8 @@
-"""The same jobs as Ray tasks: on this machine's own Ray, or on a cluster (`RAY_ADDRESS`).
+"""Run jobs as Ray tasks: on this machine's own Ray, or on a cluster (`RAY_ADDRESS`).
 
 Each task runs its notebook as `nano run` does, into a folder and a database of its own, which are
-brought back and merged. A task whose node is lost is run again on another one. What it had stored is
-lost with the node, so no case is stored twice.
+brought back and merged. A task whose node is lost runs again on another node. Its results are lost
+with the node, so no case is stored twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import nanolib
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import DATABASE
 from nanolib.run.jobs import Job, Load, make_job
-from nanolib.run.notebooks import Command, Ended, run_jobs
+from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.run.provenance import source_digest
 from nanolib.store import Store
 
@@ -28,11 +28,11 @@ RETRIES = 2  # of a task whose node or worker is lost
 
 def run_on_ray(
     jobs: Sequence[Job], command: Command, log: Callable[[str], None] = print
-) -> list[Ended]:
+) -> list[NotebookResult]:
     """Run jobs as Ray tasks, as many at once as the cluster has devices for.
 
     Args:
-        jobs: From `plan`; those that measure nothing run here, at the end.
+        jobs: From `plan`; a job without cases runs here, at the end.
         command: To which they belong; results are brought into its output folder.
         log: Takes lines for the terminal.
 
@@ -48,41 +48,41 @@ def run_on_ray(
             "continued; leave it out"
         )
     measuring = [job for job in jobs if job.cases()]
-    ended = [Ended(job.title, len(job.cases())) for job in measuring]
+    results = [NotebookResult(job.title, len(job.cases())) for job in measuring]
     with _connected() as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         needs = [resources(job, nodes) for job in measuring]
         cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
         log(f"ray: {len(nodes)} node(s) with {cpus:g} CPUs and {gpus:g} GPUs")
         task, pending = ray.remote(_measure), {}
-        for job, end, need in zip(measuring, ended, needs, strict=True):
-            asked = task.options(name=job.title, max_retries=RETRIES, **need)
-            job_of = (job.name, job.load, dict(job.values))
-            pending[asked.remote(*job_of, command.token, source_digest())] = end
+        for job, result, need in zip(measuring, results, needs, strict=True):
+            given = (job.name, job.load, dict(job.values), command.token, source_digest())
+            options = task.options(name=job.title, max_retries=RETRIES, **need)
+            pending[options.remote(*given)] = result
         try:
             while pending:
                 (ready,), _ = ray.wait(list(pending), num_returns=1)
-                end = pending.pop(ready)
-                _bring_back(ray, ready, end, command)
-                for line in end.lines():
+                result = pending.pop(ready)
+                _bring_back(ray, ready, result, command)
+                for line in result.lines():
                     log(line)
         except KeyboardInterrupt:
-            for answer, end in pending.items():
+            for answer, result in pending.items():
                 ray.cancel(answer, force=True)
-                end.status = RunStatus.INTERRUPTED
-                end.message = "stopped by Ctrl-C before its results came back"
-            return ended
-    return [*ended, *run_jobs([job for job in jobs if not job.cases()], command, log)]
+                result.status = RunStatus.INTERRUPTED
+                result.message = "stopped by Ctrl-C before its results came back"
+            return results
+    return [*results, *run_jobs([job for job in jobs if not job.cases()], command, log)]
 
 
 def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What a job takes of a node: a GPU per rank, or all CPUs of the smallest node.
+    """Return a job's share of a node: a GPU per rank, or all CPUs of the smallest node.
 
-    So nothing else runs on the devices that it measures.
+    So no other job runs on the devices that it measures.
 
     Args:
         job: Which.
-        nodes: What each node has.
+        nodes: The resources of each node.
 
     Raises:
         BadInput: No node has it.
@@ -105,7 +105,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
 
 @contextmanager
 def _connected() -> Iterator[Any]:
-    """Give Ray: the caller's connection, or one to `RAY_ADDRESS`, a local Ray, or a new one."""
+    """Connect to Ray at `RAY_ADDRESS`, or to a local Ray that runs, or start one."""
     try:
         import ray  # optional
     except ImportError:
@@ -116,9 +116,6 @@ def _connected() -> Iterator[Any]:
         raise BadInput(
             "--on ray: the package amdsmi keeps Ray from being imported; run: pip uninstall amdsmi"
         ) from None
-    if ray.is_initialized():
-        yield ray
-        return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
@@ -131,18 +128,18 @@ def _connected() -> Iterator[Any]:
         ray.shutdown()
 
 
-def _bring_back(ray: Any, ready: Any, end: Ended, command: Command) -> None:
+def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) -> None:
     """Put what one task returned into the database and the folders."""
     try:
         found, files = ray.get(ready)
     except ray.exceptions.RayError as error:
-        end.status = RunStatus.FAILED
+        result.status = RunStatus.FAILED
         reason = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
         raised = isinstance(error, ray.exceptions.RayTaskError)
         lost = f"its node or worker was lost {RETRIES + 1} times: "
-        end.message = reason if raised else lost + reason
+        result.message = reason if raised else lost + reason
         return
-    vars(end).update(vars(found))
+    vars(result).update(vars(found))
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
         places = {".log": command.logs, ".ipynb": command.output, ".sqlite": Path(folder)}
         for name, content in files.items():
@@ -153,7 +150,7 @@ def _bring_back(ray: Any, ready: Any, end: Ended, command: Command) -> None:
 
 def _measure(
     name: str, load: Load, values: dict[str, Any], token: str, sources: str
-) -> tuple[Ended, dict[str, bytes]]:
+) -> tuple[NotebookResult, dict[str, bytes]]:
     """On a node: run one job in its own folder, and return how it ended and its files."""
     if source_digest() != sources:
         raise BadInput(
@@ -162,6 +159,6 @@ def _measure(
         )
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
         command = Command(Path(folder), token)
-        (end,) = run_jobs([make_job(name, load, values)], command, lambda line: None)
+        (result,) = run_jobs([make_job(name, load, values)], command, lambda line: None)
         files = [Path(folder, DATABASE), *Path(folder).glob("*.ipynb"), *command.logs.iterdir()]
-        return end, {file.name: file.read_bytes() for file in files}
+        return result, {file.name: file.read_bytes() for file in files}

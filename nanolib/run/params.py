@@ -1,7 +1,8 @@
-"""What every notebook's parameters share."""
+"""The parameters that all notebooks share."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import Counter
@@ -12,15 +13,15 @@ import pydantic
 
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
 from nanolib.measurement import MOST_LABEL, BadInput, did_you_mean, shown
-from nanolib.meters.layers.trace import SORTS
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.sampler import Collect
 from nanolib.meters.time.turns import Timing
 from nanolib.models import attention, text
 from nanolib.params import StrictModel, free_label
 
-# Parameters that say how to schedule and name a run, not what it measures: a run may be continued under another label.
-SCHEDULING = ("suite", "label", "resume", "trace", "trace_sort", "trace_top")
+# Parameters that schedule and name a run and do not change what it measures: `--resume` continues
+# a run under another label.
+SCHEDULING = {"suite", "label", "resume", "trace"}
 
 MAX_SEQ_LEN = 2**24
 MAX_CASES = 4096
@@ -48,9 +49,8 @@ class Params(StrictModel):
         case_timeout_s: At most this long for one case, s.
         isolation: `none`, or `process` for each case in a fresh one.
         seed: Seeds the inputs.
-        trace: Whether to write torch's profile of each case into `traces` in the output folder: a Chrome trace and a table.
-        trace_sort: What that table is sorted by.
-        trace_top: How many operations it has.
+        trace: Whether to write torch's profile of each case, a Chrome trace, into `traces` in the
+            output folder.
         suite: Which params set this is.
         label: Your name for the run.
         resume: Continue the last run with the same parameters, version and machine.
@@ -66,8 +66,6 @@ class Params(StrictModel):
     isolation: Literal["none", "process"] = "none"
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     trace: bool = False
-    trace_sort: Literal[SORTS] = "self_cpu_time_total"  # type: ignore[valid-type]
-    trace_top: int = pydantic.Field(20, gt=0, le=10_000)
     suite: str = pydantic.Field("", max_length=MOST_LABEL)
     label: str = pydantic.Field("", max_length=MOST_LABEL)
     resume: bool = False
@@ -90,19 +88,20 @@ class Params(StrictModel):
             if (count := math.prod(len(getattr(self, name)) for name in grid)) > MAX_CASES:
                 longest = max(grid, key=lambda name: len(getattr(self, name)))
                 raise ValueError(
-                    f"{longest}: {' × '.join(grid)} are {count} combinations; give fewer values, for at most {MAX_CASES}"
+                    f"{longest}: {' × '.join(grid)} are {count} combinations; "
+                    f"give fewer values, for at most {MAX_CASES}"
                 )
         return self
 
     def look(self, cases: Sequence[Any]) -> None:
-        """Look at code of the user's that the parameters name, once for all these cases; there is none here.
+        """Run the user's code that the parameters name on tensors without data, once for all cases.
 
         Raises:
             BadInput: There is no such code.
         """
 
     def timing(self, device: str) -> dict[str, Any]:
-        """How `measure` times a call on this device."""
+        """Return the arguments of `measure` for a call on this device."""
         return {
             "rel_ci": self.rel_ci,
             "budget_s": self.budget_s,
@@ -113,17 +112,23 @@ class Params(StrictModel):
     def timed(
         self, device: str, phases: Mapping[str, Callable[[], object]], *, total: str = "total"
     ) -> Timing:
-        """A timing that a case asks for, so that others are timed in turns with it: phases by scope, `total` that of their sum."""
+        """Make the timing that a case yields, to be timed in turns with those of other cases.
+
+        Args:
+            device: Where it computes.
+            phases: Scope → call.
+            total: The scope of the phases' sum.
+        """
         return Timing(phases, total=total, **self.timing(device))
 
     def collected_by(self, collect: Collect) -> Self:
-        """The same parameters, with who takes the blocks of every timing; see `measure`."""
+        """Return a copy whose timings take their blocks from `collect`; see `measure`."""
         copy = self.model_copy()
         copy._collect = collect
         return copy
 
     def defining(self) -> dict[str, Any]:
-        """The parameters that define what is measured, for the fingerprint of a run."""
+        """Return the parameters that define what is measured, for the fingerprint of a run."""
         return {
             name: value
             for name, value in self.model_dump(mode="json").items()
@@ -132,7 +137,7 @@ class Params(StrictModel):
 
 
 def distinct(values: list[Any]) -> list[Any]:
-    """`values`, when none comes twice: a case measured twice in one run has no meaning."""
+    """Return `values` if none is repeated: a run measures each case once."""
     seen = [json.dumps(value, sort_keys=True) for value in values]
     times = Counter(seen)
     if twice := [value for value, text in zip(values, seen, strict=True) if times[text] > 1]:
@@ -140,36 +145,26 @@ def distinct(values: list[Any]) -> list[Any]:
     return values
 
 
-def known_presets(values: list[str]) -> list[str]:
-    """`values`, when each is a preset."""
-    return known(values, PRESETS, "preset")
-
-
-def known_dtypes(values: list[str]) -> list[str]:
-    """`values`, when each is a dtype."""
-    return known(values, DTYPES, "dtype")
-
-
-def known_kinds(values: list[str]) -> list[str]:
-    """`values`, when each is an attention kind."""
-    return known(values, ATTENTION_KINDS, "attention kind")
-
-
-def known_corpus(value: str) -> str:
-    """`value`, when there is text at it; two bytes are enough to know."""
-    text.load(value, max_bytes=2)
-    return value
-
-
 def known(values: list[str], names: Any, what: str) -> list[str]:
-    """`values`, when each is one of the names."""
+    """Return `values` if each is one of the names."""
     for value in values:
         if value not in names:
             hint = did_you_mean(value, names)
             raise ValueError(
-                f"{shown(value)} is no {what}; {hint and f'{hint} '}use {', '.join(names)}"
+                f"{shown(value)} is not a known {what}; {hint and f'{hint} '}use {', '.join(names)}"
             )
     return values
+
+
+known_presets = functools.partial(known, names=PRESETS, what="preset")
+known_dtypes = functools.partial(known, names=DTYPES, what="dtype")
+known_kinds = functools.partial(known, names=ATTENTION_KINDS, what="attention kind")
+
+
+def known_corpus(value: str) -> str:
+    """Return `value` if it names a text; two bytes are enough to know."""
+    text.load(value, max_bytes=2)
+    return value
 
 
 def fitting_config(
@@ -179,16 +174,16 @@ def fitting_config(
     longest: tuple[str, int] = ("", 0),
     reads_text: bool = False,
 ) -> NanoConfig:
-    """The preset with `overrides`, options of its attention included.
+    """Make the config of a preset with `overrides`, options of its attention included.
 
     Args:
         preset: A key of `PRESETS`.
         overrides: Fields that differ.
         longest: The field of the longest sequence, and its tokens.
-        reads_text: Whether it is given bytes of text, and not ids of its own vocabulary.
+        reads_text: Whether its input is bytes of text, and not ids of its own vocabulary.
 
     Raises:
-        ValueError: They do not fit, or the model does not hold that; the message begins with a field.
+        ValueError: They do not fit; the message begins with a field.
     """
     try:
         config = NanoConfig.from_preset(preset, **overrides)
@@ -205,6 +200,7 @@ def fitting_config(
         )
     if reads_text and config.vocab_size < text.VOCAB_SIZE:
         raise ValueError(
-            f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes of the text; raise it"
+            f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes "
+            "of the text; raise it"
         )
     return config

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from nanolib.measurement import Flag, Measurement, Provenance, Status
+from nanolib.measurement import Measurement
 from nanolib.meters.ceilings import measure_ceiling, operand_bytes, rate
 from nanolib.models import fp8
 from nanolib.run.case import Case, Plan
@@ -116,15 +116,14 @@ def ceilings_of(store: Store, run_or_machine: str) -> dict[str, float]:
 
 
 def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
-    """Return what another notebook of the same command has measured of a peak here.
+    """Return a peak rate that another notebook of the same command has measured here.
 
-    So one command has one yardstick, though its notebooks are runs of their own. There is nothing
-    for any other case.
+    So all notebooks of a command use the same peak rates, although each is a run of its own.
 
     Args:
-        case: Any.
+        case: Any; empty if it is not a peak rate.
         store: Where the runs are.
-        run_id: That which would measure it.
+        run_id: The run that would measure it.
     """
     run = store.runs_of([run_id]).iloc[0]
     command = run.launch.partition("/")[0]
@@ -137,13 +136,7 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     for row in rows[is_peak & (rows["scope"] == case.ceiling)].to_dict("records"):
         message = f"{row['message']}; measured by run {row['run_id'][:8]} of the same command"
         values = {field.name: row[field.name] for field in dataclasses.fields(Measurement)}
-        typed = {
-            "samples": tuple(row["samples"]),
-            "provenance": Provenance(row["provenance"]),
-            "status": Status(row["status"]),
-            "flags": tuple(map(Flag, row["flags"])),
-        }
-        return [Measurement(**values | typed | {"message": message})]
+        return [Measurement(**values | {"message": message})]
     return []
 
 

@@ -49,18 +49,10 @@ class Late(Exception):
 
 
 class Died(Exception):
-    """A process ended with an error.
-
-    Attributes:
-        by_signal: Whether a signal killed it.
-    """
-
-    def __init__(self, code: int) -> None:
-        self.by_signal = code < 0
-        super().__init__(describe_exit(code))
+    """A process ended before its function returned."""
 
 
-def received(
+def call_in_process(
     function: Callable[..., None],
     *arguments: Any,
     limit_s: float,
@@ -74,11 +66,11 @@ def received(
         function: Of a module; its first argument is a function that sends one value here. What it
             prints goes to standard error.
         arguments: The others, which pickle can send.
-        limit_s: It may send nothing for so long, s; while it imports, a minute longer.
-        stopped: Asked now and then. The process is ended when it returns true.
+        limit_s: Longest time between two values, s; a minute longer while it imports.
+        stopped: Called every 0.2 s; the process is ended when it returns true.
 
     Raises:
-        Died: The process ended with an error.
+        Died: The process ended before the function returned.
         Late: It sent nothing for longer than it may take.
     """
     context = multiprocessing.get_context("spawn")
@@ -87,11 +79,13 @@ def received(
     process.start()
     theirs.close()
     ours.send((function, arguments))  # not with the process: to read them is to import torch
-    deadline = time.monotonic() + _START_S + limit_s
+    deadline, returned = time.monotonic() + _START_S + limit_s, False
     try:
         while not stopped():
             if ours.poll(_POLL_S):
-                yield from ours.recv()
+                values = ours.recv()
+                returned = values is None
+                yield from values or ()
                 deadline = time.monotonic() + limit_s
             elif not process.is_alive():  # something that it forked may hold the pipe open
                 break
@@ -103,24 +97,25 @@ def received(
         kill_tree(process.pid)
         process.join()
         ours.close()
-    if process.exitcode and not stopped():
-        raise Died(process.exitcode)
+    if not (returned or stopped()):
+        raise Died(describe_exit(process.exitcode))
 
 
 def _serve(parent: int, connection: Connection) -> None:
-    """In that process: send lists, an empty one when the imports are over."""
+    """In that process: send lists, an empty one after the imports, and None after the function."""
     exit_with_parent(parent)
     os.setsid()
     os.dup2(2, 1)
-    gc.disable()  # what is imported stays: collecting meanwhile takes a fifth of torch's import
+    gc.disable()  # collecting takes a fifth of the time of importing torch, and frees nothing
     function, arguments = connection.recv()
     gc.enable()
     connection.send([])
     function(lambda value: connection.send([value]), *arguments)
+    connection.send(None)
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all that descend from it; who started it waits for it then."""
+    """Kill a process and all that descend from it; the caller waits for it then."""
     import psutil  # another interpreter, whose version `nano ab` measures, may not have it
 
     try:
@@ -148,14 +143,14 @@ def exit_with_parent(parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Look for the parent's end where the system does not report it."""
+    """Poll for the parent's end: this system does not report it."""
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def describe_exit(code: int, errors: str = "") -> str:
-    """Say how a process ended that should not have, with its last line.
+    """Describe the exit of a process that should not have ended, with its last line.
 
     Args:
         code: As `subprocess` gives it: below zero for a signal.
@@ -168,8 +163,10 @@ def describe_exit(code: int, errors: str = "") -> str:
 
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGKILL; not all of them have one."""
-    known = {each.value: each.name for each in signal.Signals}
-    return known.get(number, f"signal {number}")
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 if __name__ == "__main__":

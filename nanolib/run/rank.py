@@ -1,4 +1,4 @@
-"""The side of the ranks: what starts them, what each does, and whose fault it was if one failed."""
+"""Start ranks, answer a request on each, and find the rank at fault if one failed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from nanolib.meters.links import enter_private_network
+from nanolib.models.functions import cause
 from nanolib.run.process import exit_with_parent, signal_name
 
-_GRACE_S = 2.0  # for writing where it is, when a rank is told to end
-# What the backends say when another rank has not come, or is gone.
+_GRACE_S = 2.0  # for a rank that is terminated, to write its stack
+# The backends' messages when another rank has not come, or is gone.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
 # NCCL does not raise then: its watchdog writes this, and aborts the process that waited.
 _WATCHDOG = r"\[Rank (\d+)\].*Watchdog caught collective operation timeout"
@@ -35,7 +36,7 @@ class RankFailed(Exception):
     """A rank raised, died or hung.
 
     Attributes:
-        details: Which, and its traceback; for the details of the case's row.
+        details: The rank and its traceback, for the details of the case's row.
     """
 
     def __init__(self, message: str, rank: int = -1, traceback: str = "") -> None:
@@ -58,15 +59,15 @@ def launch(
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored nobody learns of an end
-    loopback = "lo" if sys.platform == "linux" else "lo0"  # whatever else there is: none is needed
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, no end is reported
+    loopback = "lo" if sys.platform == "linux" else "lo0"  # the ranks need no other interface
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
     deadline = time.monotonic() + timeout_s
     if private_network:
-        with contextlib.suppress(OSError):  # the ranks look whether they have one
+        with contextlib.suppress(OSError):  # the ranks check whether they have one
             enter_private_network()
-    with contextlib.suppress(Exception):  # once for all; a rank says what is wrong with it
+    with contextlib.suppress(Exception):  # once for all; a rank reports what is wrong with it
         importlib.import_module(request["module"])
     # neither CUDA nor the libraries of macOS survive a fork
     forks = sys.platform == "linux" and request["device"] == "cpu"
@@ -93,13 +94,13 @@ def launch(
 
 
 def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> None:
-    """Be one rank."""
+    """Run one rank."""
     exit_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stack = (folder / f"{rank}.stack").open("w")
     faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)
     world_size = request["world_size"]
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ["LOCAL_RANK"] = str(rank)
     torch.seed()  # ranks that were forked would draw the same
     has_answered = answer(request, dist.FileStore(str(folder / "store"), world_size), rank)
     sys.stdout.flush()
@@ -139,9 +140,8 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
         function = getattr(importlib.import_module(request["module"]), request["function"])
         result = {"answer": function(request["request"])}
     except Exception as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        waits = isinstance(error, RuntimeError) and re.search(_WAITING, text.lower())
-        said = f"rank {rank} of {world_size} raised {text}", rank, traceback.format_exc()
+        waits = isinstance(error, RuntimeError) and re.search(_WAITING, str(error).lower())
+        said = f"rank {rank} of {world_size} raised {cause(error)}", rank, traceback.format_exc()
         result = {"error": said, "at": time.time(), "waiting": bool(waits)}
     store.set(f"result/{rank}", json.dumps(result))
     return "answer" in result
@@ -154,9 +154,9 @@ def results_in(store: dist.Store, world_size: int) -> list[dict[str, Any]]:
 
 
 def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, bool]:
-    """Return what the rank at fault raised, and whether it only waited for another rank.
+    """Return the error of the rank at fault, and whether it only waited for another rank.
 
-    That is the first that raised; one that only waited is taken if all did.
+    The rank at fault is the first that raised; one that only waited counts if all did.
     """
     errors = [
         (result["waiting"], result["at"], result["error"])
@@ -173,15 +173,15 @@ def failure(
     late_s: float | None,
     first: tuple[int, int] | None,
 ) -> RankFailed:
-    """Return whose fault it was that ranks failed.
+    """Return the failure of the rank at fault.
 
-    It is who raised first. If that was only waiting for another rank, it is the one that was
+    It is the rank that raised first. If it only waited for another rank, it is the one that was
     killed, or that was still at work.
 
     Args:
         results: As `results_in` gives them.
         folder: Of the launch.
-        late_s: The limit that they have reached, s; None if they have not.
+        late_s: The time limit that they reached, s; None if they did not.
         first: The rank that failed first, and its exit code.
     """
     raised, only_waited = raised_in(results)
@@ -208,5 +208,5 @@ def _innermost(stack: str) -> str:
     """Name the function of the first frame that faulthandler wrote, with its file and line."""
     frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', stack)
     if not frame:
-        return "where it was is not known"
+        return "its stack is not known"
     return f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"

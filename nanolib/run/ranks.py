@@ -23,7 +23,7 @@ import torch
 from nanolib.measurement import Flag, Unsupported
 from nanolib.meters.limits import usable_cores
 from nanolib.run.case import Case
-from nanolib.run.process import Died, Late, received
+from nanolib.run.process import Died, Late, call_in_process
 from nanolib.run.rank import RankFailed, failure, launch
 
 Body = Callable[[dict[str, Any]], Any]
@@ -207,7 +207,7 @@ def run_ranks(
     with TemporaryDirectory(prefix="nanolib-ranks-") as name:
         given, limit_s = (Path(name), asked, timeout_s, private_network), timeout_s + 60
         try:
-            results, late, first = next(received(launch, *given, limit_s=limit_s))
+            results, late, first = next(call_in_process(launch, *given, limit_s=limit_s))
         except (Died, Late, StopIteration) as error:
             raise RankFailed(f"ranks: {error}") from None
         if all("answer" in result for result in results):

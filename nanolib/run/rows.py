@@ -1,4 +1,4 @@
-"""Rows that several experiments make: memory, compiling, a mean over seeds; and a profiler's trace."""
+"""Rows of several experiments: memory, compiling, a mean over seeds; and a profiler's trace."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
     Args:
         work: Which call.
         device: Where it computes.
-        plan: What was planned of the peak.
-        counted: Whether its tensors are born where a counter sees them.
+        plan: Of the peak.
+        counted: Whether a counter sees its tensors; a compiled kernel's it does not see.
     """
     if not counted:
         message = f"{UNCOUNTED}; see resident_memory"
@@ -50,30 +50,30 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
 def breakdown_rows(
     work: Workload, model: nn.Module, device: str, plan: Plan, planned: MemoryBreakdown | None
 ) -> list[Measurement]:
-    """Measure the peak of one call and what fills it, kind by kind; the kinds add up to it.
+    """Measure the peak of one call by kind of memory; the kinds add up to it.
 
-    On a GPU the peak is the allocator's, and what it holds beyond the live tensors is a kind of its
+    On a GPU the peak is the allocator's, and its memory beyond the live tensors is a kind of its
     own, `unattributed`.
 
     Args:
-        work: Whose tensors are known by kind.
-        model: Whose modules are named.
+        work: Its tensors are known by kind.
+        model: Its modules are named.
         device: Where it computes.
-        plan: What was planned of the peak.
+        plan: Of the peak.
         planned: The planned breakdown; None if there is none.
 
     Returns:
-        `peak_memory`, whose details hold its parts and the peak of each phase, bytes;
+        `peak_memory`, with its parts and the peak of each phase (bytes) in its details;
         `reserved_memory` or `resident_memory`; and `memory_part` by kind, MiB.
     """
     work.first()  # counted from where the plan was
     gc.collect()
     counter = followed(work, model)
     breakdowns = counter.breakdowns()
-    breakdown = max(breakdowns.values(), key=lambda held: held.peak)
+    breakdown = max(breakdowns.values(), key=lambda each: each.peak)
     details = {
         "parts": [[*part, size] for part, size in breakdown.largest(len(breakdown.parts))],
-        "phases": {phase: held.peak for phase, held in breakdowns.items() if phase is not None},
+        "phases": {phase: each.peak for phase, each in breakdowns.items() if phase is not None},
     }
     planned_kinds = planned.by_kind if planned else {}
     kinds = dict.fromkeys(planned_kinds, 0) | breakdown.by_kind
@@ -108,7 +108,7 @@ def breakdown_rows(
 
 
 def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measurement]:
-    """Measure the memory of a call whose tensors no counter sees: nobody knows what fills it."""
+    """Measure the memory of a call whose tensors no counter sees, as one part."""
     refused, resident = memory_rows(work, device, plan, counted=False)
     part = Measurement(
         "memory_part",
@@ -134,7 +134,7 @@ def timed_call_ms(call: Callable[[], object]) -> float:
 
 
 def compile_row(first_ms: float, later_ms: float) -> Measurement:
-    """Return what compiling took."""
+    """Return the time of compiling."""
     compile_ms, method = max(0.0, first_ms - later_ms), "first call less a later one"
     return Measurement("latency", compile_ms, n=1, method=method, scope="compile")
 
@@ -158,15 +158,12 @@ def over_seeds(
 
 
 def trace(work: Workload, case: Case, params: Params) -> None:
-    """Write the profiler's trace and table of one call, if the parameters ask for them.
-
-    They are in the folder `traces` of the output.
-    """
+    """Write the profiler's trace of one call into the folder `traces`, if `params.trace` is set."""
     if not params.trace:
         return
     name, scope = (
         re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in (f"{params.NAME} {case}", work.scope)
     )
     folder = make_folder(output_folder() / "traces")
-    path = folder / f"{name[:100].strip('-')}-{scope}-{case.case_id[:6]}"
-    write_trace(work.call, path, sort=params.trace_sort, top=params.trace_top, device=case.device)
+    file = f"{name[:100].strip('-')}-{scope}-{case.case_id[:6]}.json"
+    write_trace(work.call, folder / file, case.device)

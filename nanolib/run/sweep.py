@@ -1,7 +1,7 @@
 """The one path by which a number is made: cases → sweep → rows.
 
-Lock the device, skip what is finished, write a `started` row, measure, store. A kill loses the cases
-in flight and nothing else. A failure is a row, and the sweep goes on.
+Lock the device, skip finished cases, write a `started` row, measure, store. A kill loses only the
+cases in flight. A failure is a row, and the sweep goes on.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from nanolib.meters.cpu_load import watch_cpus
 from nanolib.meters.limits import limit_threads
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.collector import settled_heap
+from nanolib.models.functions import cause
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
 from nanolib.run.group import fit_together, grouped, measure_apart
@@ -48,7 +48,7 @@ MAX_ATTEMPTS = 2
 class SweepRun:
     """A run whose cases have been measured.
 
-    In a notebook it shows how they ended; `finish` makes it `done`.
+    In a notebook it shows how the cases ended; `finish` makes the run `done`.
 
     Attributes:
         run_id: Its UUID.
@@ -65,15 +65,15 @@ class SweepRun:
 
     def __init__(self, store: Store, run_id: str) -> None:
         self.store, self.run_id, self._start = store, run_id, time.perf_counter()
-        before = store.runs("run_id = ?", (run_id,)).duration_s.iloc[0]
-        self._before = float(before or 0)  # a run that is continued has taken time already
+        before = store.runs_of([run_id]).duration_s.iloc[0]
+        self._before = float(before or 0)  # of a run that is continued
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
         """Read the rows of the run, of an earlier start too; see `Store.measurements`."""
         return self.store.measurements([self.run_id], samples=samples)
 
     def __repr__(self) -> str:
-        """How many cases ended how, and how long they took."""
+        """Count the cases by how they ended, and the time in them."""
         rows = self.store.case_endings(self.run_id)
         ended = ", ".join(f"{count} {status}" for status, count, _ in rows)
         seconds = sum(seconds for *_, seconds in rows)
@@ -110,10 +110,10 @@ def measure(
         params: Its parameters.
         store: Where the rows go; the database in the output folder by default.
         progress: Whether to show a bar with the case in flight.
-        stop: When it is set the case in flight is ended, and the run is `interrupted`. It works
-            only off the main thread.
+        stop: Setting it ends the case in flight, and the run is `interrupted`. It works only off
+            the main thread.
         on_progress: Called with the number of finished cases, the number of all cases, and the case
-            that begins, or what the run waits for.
+            that begins, or a line about what the run waits for.
 
     Returns:
         The run, still `running`.
@@ -124,7 +124,8 @@ def measure(
 
     Example:
         >>> from nanolib.experiments.warmup import cases as experiment
-        >>> params = experiment.Params(overrides={"num_layers": 1}, seq_len=16, curve_steps=20, budget_s=0.1)
+        >>> small = {"overrides": {"num_layers": 1}, "seq_len": 16, "curve_steps": 20}
+        >>> params = experiment.Params(**small, budget_s=0.1)
         >>> run = measure(experiment, params, store=Store("results.sqlite"), progress=False)
         >>> rows, run_id = run.measurements(), run.finish()
         >>> set(rows["status"])
@@ -160,7 +161,7 @@ def measure(
             sweep_run.end(RunStatus.INTERRUPTED, "stopped by the user")
             raise
         except BaseException as error:
-            sweep_run.end(RunStatus.FAILED, f"{type(error).__name__}: {one_line(error)}")
+            sweep_run.end(RunStatus.FAILED, cause(error))
             raise
     return sweep_run
 
@@ -171,10 +172,9 @@ class _Sweep:
     def __init__(self, params: Params, run: SweepRun, stop: threading.Event) -> None:
         self._params, self._stop = params, stop
         self._store, self._run_id = run.store, run.run_id
-        # Case id → how often it was in flight when its process died.
-        self._deaths = Counter(self._store.started_attempts(run.run_id))
-        self._in_flight = set(self._deaths)
-        # off the main thread only another process can be held to a time limit
+        # Case id → how often it was in flight when the run was killed.
+        self._attempts = self._store.started_attempts(run.run_id)
+        # Off the main thread a time limit cannot interrupt Python.
         is_main = threading.current_thread() is threading.main_thread()
         self._isolated = params.isolation == "process" or not is_main
 
@@ -203,9 +203,9 @@ class _Sweep:
                     raise Canceled
                 with watch_cpus() as load:
                     outcomes = self._measure_group(group)
-                for outcome in outcomes.values():
-                    interference.met(load, outcome)
-                store_outcomes(self._store, self._run_id, group, outcomes)
+                for case in group:
+                    interference.add(load, outcomes[case.case_id])
+                    store_outcome(self._store, self._run_id, case, outcomes[case.case_id])
                 done += len(group)
                 bar.update(len(group))
         for line in interference.lines:
@@ -215,10 +215,13 @@ class _Sweep:
         """Measure a group together as far as its memory allows, and the others one by one."""
         if rows := measured_before(group[0], self._store, self._run_id):
             return {group[0].case_id: Outcome(rows)}
+        if len(group) == 1:
+            return self._measure_together(group)
         outcomes, apart = {}, group
-        if len(group) == 1 or fit_together(group):
+        if fit_together(group):
             outcomes = self._measure_together(group)
-            apart = [case for case in group if len(group) > 1 and outcomes[case.case_id].ran_short]
+            short = (Status.OOM, Status.OOM_PREDICTED)  # the other cases may have used the memory
+            apart = [case for case in group if outcomes[case.case_id].status in short]
         if apart:
             outcomes |= measure_apart(
                 apart, lambda case: self._measure_together([case])[case.case_id]
@@ -226,47 +229,43 @@ class _Sweep:
         return outcomes
 
     def _measure_together(self, cases: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure cases, without those whose process has died too often, until each has ended."""
-        ended: dict[str, Outcome] = {}
-        while left := [case for case in cases if case.case_id not in ended]:
-            message = f"its process died {MAX_ATTEMPTS} times while it ran; it is not tried again"
-            outcomes = {
-                case.case_id: Outcome(status=Status.ERROR, message=message)
-                for case in left
-                if self._deaths[case.case_id] >= MAX_ATTEMPTS
-            }
-            for case_id, outcome in (outcomes or self._run(left)).items():
-                if outcome.killed:
-                    self._deaths[case_id] += 1
-                else:
-                    ended[case_id] = outcome
-        return ended
+        """Measure cases until each has ended; those that end their process leave the others."""
+        message = f"the run was killed {MAX_ATTEMPTS} times while it ran; it is not tried again"
+        outcomes = {
+            case.case_id: Outcome(status=Status.ERROR, message=message)
+            for case in cases
+            if self._attempts.get(case.case_id, 0) >= MAX_ATTEMPTS
+        }
+        while left := [case for case in cases if case.case_id not in outcomes]:
+            outcomes |= self._run(left)
+        return outcomes
 
     def _run(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """Measure cases here, or in a fresh process."""
         for case in cases:
-            # if all of this dies, nobody knows by which case of several: none is blamed
-            deaths = self._deaths[case.case_id] + (len(cases) == 1)
-            row = Measurement("case_duration", status=Status.STARTED, details={"attempts": deaths})
+            # If the whole run is killed, nobody knows which case of several was the cause.
+            attempts = self._attempts.get(case.case_id, 0) + (len(cases) == 1)
+            details = {"attempts": attempts}
+            row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         ceilings = ceilings_of(self._store, self._run_id)
-        asked = self._params, cases, ceilings, self._store, self._run_id
-        # what was in flight when this run was killed may have killed it
-        if self._isolated or not self._in_flight.isdisjoint(case.case_id for case in cases):
-            return run_in_process(*asked, self._stop)
-        outcomes = run_here(*asked)
-        # a fresh process still has a device that this one has lost
+        given = self._params, cases, ceilings, self._store, self._run_id
+        # A case that was in flight when the run was killed may have killed it.
+        if self._isolated or any(case.case_id in self._attempts for case in cases):
+            return run_in_process(*given, self._stop)
+        outcomes = run_here(*given)
+        # A fresh process still has a device that this one has lost.
         self._isolated = any("device_lost" in outcome.details for outcome in outcomes.values())
         return outcomes
 
 
 def is_interactive() -> bool:
-    """Whether a person looks on: only a Jupyter server names its session to the kernel."""
+    """Return whether a person watches: only a Jupyter server names its session to the kernel."""
     return bool(os.environ.get("JPY_SESSION_NAME")) and LAUNCH_VARIABLE not in os.environ
 
 
 def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
-    """A widget in JupyterLab, a line in a terminal, and nothing in a batch notebook."""
+    """Make a widget in JupyterLab, a line in a terminal, and nothing in a batch notebook."""
     if wanted and is_interactive():
         from tqdm.auto import tqdm as widget_bar
 
@@ -274,25 +273,12 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
     return tqdm(**settings, disable=None if wanted else True, file=sys.stderr, dynamic_ncols=True)
 
 
-def store_outcomes(
-    store: Store, run_id: str, cases: Sequence[Case], outcomes: Mapping[str, Outcome]
-) -> None:
-    """Store the rows of cases that belong together in one transaction, `case_duration` first.
-
-    A case whose rows cannot be stored is an error, and does not cost the others theirs.
-    """
-    rows = {
-        case.case_id: (case.factors, [outcomes[case.case_id].ending, *outcomes[case.case_id].rows])
-        for case in cases
-    }
+def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome) -> None:
+    """Store the rows of a case, `case_duration` first; a case with invalid rows fails."""
+    rows = [outcome.ending, *outcome.rows]
     try:
-        store.write_cases(run_id, rows)
+        store.write_case(run_id, case.case_id, case.factors, rows)
     except (TypeError, ValueError, sqlite3.IntegrityError) as error:
-        if len(cases) > 1:
-            for case in cases:
-                store_outcomes(store, run_id, [case], outcomes)
-            return
         message = f"its rows cannot be stored: {one_line(error)}"
-        for case_id, (factors, (ending, *_)) in rows.items():
-            broken = replace(ending, status=Status.ERROR, message=message)
-            store.write_case(run_id, case_id, factors, [broken])
+        broken = replace(outcome.ending, status=Status.ERROR, message=message)
+        store.write_case(run_id, case.case_id, case.factors, [broken])

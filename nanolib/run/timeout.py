@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from nanolib.measurement import Flag, Measurement, Status, Unsupported
+from nanolib.models.functions import cause
 
 _IMPORT_RETRY_S = 0.05
-_LOOK_S = 60.0
+_PLAN_S = 60.0
 _LEAST_S = 0.001  # a timer of 0 would never ring
 _OUT_OF_MEMORY = (
     "can't allocate memory",
@@ -40,17 +41,16 @@ class DeviceLost(BaseException):
 
 @dataclass
 class Outcome:
-    """What a case gave.
+    """The result of a case.
 
     Attributes:
         rows: What was measured before the end, in order.
         status: How it ended.
         message: Why, in one line.
         seconds: How long it took.
-        details: What else is known: of a failure `rank`, `traceback`, `device_lost`; how much of
-            the CPUs others took.
-        flags: What the time that it took carries.
-        killed: Whether a signal ended its process.
+        details: Of a failure `rank`, `traceback`, `device_lost`; and the share of the CPUs that
+            other processes took.
+        flags: Of the time that it took.
     """
 
     rows: list[Measurement] = field(default_factory=list)
@@ -59,12 +59,6 @@ class Outcome:
     seconds: float = 0.0
     details: dict[str, Any] = field(default_factory=dict)
     flags: tuple[Flag, ...] = ()
-    killed: bool = False
-
-    @property
-    def ran_short(self) -> bool:
-        """Whether there was too little memory, which the others of a group may have used."""
-        return self.status in (Status.OOM, Status.OOM_PREDICTED)
 
     @property
     def ending(self) -> Measurement:
@@ -82,7 +76,7 @@ class Outcome:
         )
 
     def mark_timed_out(self, limit_s: float) -> None:
-        """It did not end by itself."""
+        """Record that it did not end within its time limit."""
         self.status = Status.TIMEOUT
         self.message = f"ran longer than case_timeout_s {limit_s:g}; raise it or shrink the case"
 
@@ -92,7 +86,7 @@ class Outcome:
 
         Args:
             timeout_s: Limit of all pieces together. Python is interrupted only between two of its
-                instructions: a kernel that never returns needs `isolation: process`.
+                instructions, so a kernel that never returns needs `isolation: process`.
 
         Raises:
             DeviceLost: No case can be measured in this process any more.
@@ -107,9 +101,9 @@ class Outcome:
             self.status, self.message = Status.OOM_PREDICTED, one_line(error)
         except Unsupported as error:
             self.status, self.message = Status.UNSUPPORTED, one_line(error)
-        except (Exception, SystemExit) as error:  # code of the user's may end itself
+        except (Exception, SystemExit) as error:  # the user's code may call sys.exit
             self.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
-            self.message = f"{type(error).__name__}: {one_line(error)}"
+            self.message = cause(error)
             self.details = getattr(error, "details", {})
             if isinstance(error, torch.AcceleratorError):
                 self.details = self.details | {"device_lost": True}
@@ -134,30 +128,30 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def planning_time_limit() -> Iterator[None]:
-    """Give code of a user's a minute on tensors without data.
+    """Limit the user's code on tensors without data to a minute.
 
     Raises:
         TimeoutError: It took longer.
     """
     late = CaseTimeout()
     try:
-        with _time_limit(_LOOK_S, late):
+        with _time_limit(_PLAN_S, late):
             yield
     except CaseTimeout as error:
         if error is not late:
             raise
-        raise TimeoutError(f"it takes over {_LOOK_S:g} s on tensors without data") from None
+        raise TimeoutError(f"it takes over {_PLAN_S:g} s on tensors without data") from None
 
 
 @contextmanager
 def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
-    """Raise the error when the time is over; off the main thread Python cannot be interrupted."""
+    """Raise the error when the time is over, in the main thread: no other can be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def expire(_: int, frame: FrameType | None) -> None:
-        # An import that is cut off leaves half a module behind, which would fail later cases.
+        # An interrupted import leaves half a module behind, and later cases would fail.
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 signal.setitimer(signal.ITIMER_REAL, _IMPORT_RETRY_S)

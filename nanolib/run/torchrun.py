@@ -1,10 +1,12 @@
-"""The distributed notebook's cases on ranks that torchrun has started, on a network that you trust.
+"""Measure the distributed notebook on ranks that torchrun has started, on a network that you trust.
 
-    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr 10.0.0.1 --master-port 29400 \
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 \
+        --master-addr 10.0.0.1 --master-port 29400 \
         -m nanolib.run.torchrun distributed -f params/full/distributed.yml
 
-Run the same command on each machine, with its own node rank. Rank 0 chooses the cases, takes part in them and stores the rows;
-the others take what it asks from torchrun's store, as JSON. A machine that is lost ends the run, and `--resume` continues it.
+Run the same command on each machine, with its own node rank. Rank 0 chooses the cases, takes part
+in them and stores the rows. The others read its requests from torchrun's store, as JSON. A lost
+machine ends the run, and `--resume` continues it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from nanolib.measurement import BadInput
+from nanolib.models.functions import cause
 from nanolib.params import read_value, read_yaml
 from nanolib.run import ranks
 from nanolib.run.rank import answer, raised_in, results_in
@@ -35,11 +38,11 @@ _LATE_S = 10.0  # after rank 0 has ended, for the others: they have the same tim
 
 
 class RankLost(BaseException):
-    """A rank does not answer any more: no case can follow."""
+    """A rank does not answer any more, so no case can follow."""
 
 
 class Ranks:
-    """The processes of torchrun, as each of them sees them.
+    """The processes of torchrun.
 
     Attributes:
         rank: Which this is.
@@ -105,13 +108,12 @@ class Ranks:
 @click.option(
     "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter that replaces the file's."
 )
-@click.option("--label", default="", help="Your name for the run.")
 @click.option(
     "--resume",
     is_flag=True,
     help="Continue the last run with the same parameters, version and machine.",
 )
-def main(notebook: str, file: Path, pairs: tuple[str, ...], label: str, resume: bool) -> None:
+def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> None:
     """See the module."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
     rank = os.environ.get("RANK", "0")
@@ -119,7 +121,7 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], label: str, resume: 
         values = read_yaml(file)
         for name, _, text in (pair.partition("=") for pair in pairs):
             values[name] = read_value(name, text)
-        params = experiment.Params(**values | {"label": label, "resume": resume})
+        params = experiment.Params(**values | {"resume": resume})
         if "LOCAL_WORLD_SIZE" not in os.environ:
             raise BadInput("torchrun: start this with torchrun, as docs/recipes.md says")
         if params.isolation == "process":
@@ -137,7 +139,7 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], label: str, resume: 
         print(run, run.finish(), sep="\n")
         group.run(None)
     except (RankLost, dist.DistError) as error:
-        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(cause(error), file=sys.stderr)
         sys.stderr.flush()
         os._exit(1)  # gloo's threads may wait for who is lost
 

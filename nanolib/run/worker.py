@@ -1,29 +1,31 @@
-"""Measure cases here, or in a fresh process that sends each row as it is made."""
+"""Run code in a fresh process: cases, which send each row as it is made, and a user's functions."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from nanolib.measurement import Measurement, Status
+from nanolib.measurement import BadInput, Status
 from nanolib.meters.limits import limit_threads
+from nanolib.models.functions import cause
 from nanolib.run.case import Case
-from nanolib.run.group import ignore, measure_group
+from nanolib.run.group import measure_group
 from nanolib.run.params import Params
-from nanolib.run.process import Died, Late, received
+from nanolib.run.process import Died, Late, call_in_process
 from nanolib.run.timeout import Outcome
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
-_GRACE_S = 5.0  # in which a case that can still be interrupted says that it was late
+_GRACE_S = 5.0  # in which a case that can still be interrupted reports that it was late
 
 
 class Canceled(BaseException):
-    """Someone asked for the case to end; no `except Exception` on the way may swallow it."""
+    """The user canceled the case; no `except Exception` on the way may swallow it."""
 
 
 def run_here(
@@ -32,13 +34,13 @@ def run_here(
     ceilings: dict[str, float],
     store: Store,
     run_id: str,
-    tell: Callable[..., object] = ignore,
+    report: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Outcome]:
     """Measure one case, whose traces go to the store, or those of a group; see `measure_group`."""
     (first, *others) = cases
     traced = nullcontext() if others else recording(lambda: store.new_trace(run_id, first.case_id))
     with traced:
-        return measure_group(cases, params, ceilings, tell)
+        return measure_group(cases, params, ceilings, report)
 
 
 def run_in_process(
@@ -63,29 +65,29 @@ def run_in_process(
         Canceled: `stop` was set.
 
     Returns:
-        Case id → its outcome. If the process was killed or late, that is the outcome of the case
-        whose code ran, and the others that had not ended have none.
+        Case id → its outcome. If the process died or was late, the case whose code ran has failed,
+        and the cases that had not ended have no outcome.
     """
-    began, at, failed = time.perf_counter(), cases[0].case_id, Outcome()
-    rows: defaultdict[str, list[Measurement]] = defaultdict(list)
+    began, at = time.perf_counter(), cases[0].case_id
+    partial: defaultdict[str, Outcome] = defaultdict(Outcome)
     outcomes: dict[str, Outcome] = {}
-    asked = (params, list(cases), ceilings, str(store.path.absolute()), run_id)
+    given = (params, list(cases), ceilings, str(store.path.absolute()), run_id)
     limit_s = params.case_timeout_s + _GRACE_S
     try:
-        for at, sent in received(_serve, *asked, limit_s=limit_s, stopped=stop.is_set):
+        for at, sent in call_in_process(_serve, *given, limit_s=limit_s, stopped=stop.is_set):
             if isinstance(sent, Outcome):
                 outcomes[at] = sent
             elif sent is not None:
-                rows[at].append(sent)
+                partial[at].rows.append(sent)
     except Late:
-        failed.mark_timed_out(params.case_timeout_s)
+        partial[at].mark_timed_out(params.case_timeout_s)
     except Died as error:
-        failed.status, failed.message, failed.killed = Status.ERROR, str(error), error.by_signal
+        partial[at].status, partial[at].message = Status.ERROR, str(error)
     if stop.is_set():
         raise Canceled
-    if failed.message:
-        failed.rows, failed.seconds = rows[at], time.perf_counter() - began
-        outcomes[at] = failed
+    if partial[at].message:
+        partial[at].seconds = time.perf_counter() - began
+        outcomes[at] = partial[at]
     return outcomes
 
 
@@ -97,13 +99,64 @@ def _serve(
     database: str,
     run_id: str,
 ) -> None:
-    """In that process: send `(case_id, what)`, a row, None before its code runs, and its outcome."""
+    """In that process: send `(case_id, what)`: None before its code runs, each row, its outcome."""
 
-    def tell(case_id: str, what: Any = None) -> None:
+    def report(case_id: str, what: Any = None) -> None:
         send((case_id, what))
 
     params.look(cases)
     with Store(database, create=False) as store, limit_threads():
-        outcomes = run_here(params, cases, ceilings, store, run_id, tell)
+        outcomes = run_here(params, cases, ceilings, store, run_id, report)
     for case_id, outcome in outcomes.items():
-        tell(case_id, outcome)
+        report(case_id, outcome)
+
+
+def answers_of(
+    function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
+) -> tuple[list[Any], str]:
+    """Run a user's function in a fresh process, which its time limit really ends; drop its output.
+
+    Args:
+        function: Of a module; yields its answers one by one, which pickle can send.
+        arguments: Its arguments.
+        limit_s: Time limit of each answer, s.
+
+    Returns:
+        The answers, and why there are no more; empty if the function came to its end.
+
+    Raises:
+        BadInput: The function did.
+    """
+    answers: list[Any] = []
+    try:
+        for answer, refused, reason in call_in_process(
+            _answer, function, arguments, limit_s=limit_s
+        ):
+            if refused:
+                raise BadInput(*refused)
+            if reason:
+                return answers, reason
+            answers.append(answer)
+    except Late:
+        return answers, f"it takes over {limit_s:g} s"
+    except Died as error:
+        return answers, str(error)
+    return answers, ""
+
+
+def _answer(
+    send: Callable[[Any], None],
+    function: Callable[..., Iterable[Any]],
+    arguments: tuple[Any, ...],
+) -> None:
+    """In that process: send each answer, and then the lines of `BadInput` or why it ended."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    try:
+        for answer in function(*arguments):
+            send((answer, (), ""))
+    except BadInput as error:
+        send((None, error.lines, ""))
+    except BaseException as error:  # the user's code may call sys.exit
+        send((None, (), cause(error)))

@@ -1,7 +1,8 @@
 """One SQLite file: rows go in and out, and nothing here knows torch, models or meters.
 
-`schema` says what a file contains, `connection` opens it, `store` writes and deletes, `merge` imports, `query` reads, `traces`
-takes rows by the thousand, `export` writes what others may see, `identity` says whether the process of a run has ended.
+`schema` defines the tables, `connection` opens a file, `store` writes and deletes, `merge` imports,
+`query` reads, `traces` writes rows by the thousand, `export` writes what others may see, and
+`identity` finds out whether the process of a run has ended.
 """
 
 from nanolib.store.merge import check_mergeable

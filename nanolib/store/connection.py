@@ -1,4 +1,4 @@
-"""The file as a database: made whole, opened, and written to as a whole or not at all."""
+"""Make, open and write a database file, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from nanolib.paths import database_path, make_folder, put_in_place
 from nanolib.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
 
 WAIT_S = 30.0  # for another program that has the file locked
-_MAGIC = b"SQLite format 3\0"
 
 
 class Connection:
-    """A database that is open; `Store` says what it takes and what it refuses."""
+    """An open database; see `Store`."""
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
         self.path = Path(path) if path is not None else database_path()
         if not self.path.exists():
             if not create:
                 raise BadInput(
-                    f"database: {self.path} does not exist; run `nano run quick` first or name another"
+                    f"database: {self.path} does not exist; "
+                    "run `nano run quick` first or name another"
                 )
             make_folder(self.path.parent)
             make_database(self.path)
@@ -38,7 +38,7 @@ class Connection:
             self.connection.close()
             raise
         self.connection.execute("PRAGMA foreign_keys = ON")
-        # A network file system may have refused WAL, and the classic journal is safe only if it is synced.
+        # A network file system may have refused WAL; the classic journal is safe only if synced.
         self.journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
         self.connection.execute(
             f"PRAGMA synchronous = {'NORMAL' if self.journal_mode == 'wal' else 'FULL'}"
@@ -46,10 +46,11 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing.
+        """Write all or nothing.
 
         Raises:
-            BadInput: The file cannot be written: its disk is full, it is read-only, or another program keeps it locked.
+            BadInput: The file cannot be written: its disk is full, it is read-only, or another
+                program keeps it locked.
         """
         try:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -74,7 +75,7 @@ class Connection:
 
 
 def make_database(path: Path) -> None:
-    """Make an empty database; if another process makes it in the same moment, that one stays.
+    """Make an empty database, unless another process makes it at the same moment.
 
     Raises:
         BadInput: It cannot be written.
@@ -97,7 +98,7 @@ def write_schema(file: Path, journal_mode: str) -> None:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that an opened file is ours and of this version.
+    """Check that an open file is nanolib's and of this version.
 
     Raises:
         BadInput: It is not.
@@ -110,31 +111,22 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         raise BadInput(f"database: {path} is not nanolib's; name another")
     if version != SCHEMA_VERSION:
         raise BadInput(
-            f"database: {path} has schema {version}, this nanolib {SCHEMA_VERSION}; move it away and measure again"
+            f"database: {path} has schema {version}, this nanolib {SCHEMA_VERSION}; "
+            "move it away and measure again"
         )
 
 
 def unusable(path: Path, error: Exception) -> str:
-    """Return the line for a file that cannot be used."""
+    """Return the message about a file that cannot be used."""
+    problem = f"cannot be opened ({error}); name another, or move it away"
     if "is locked" in str(error):
-        return f"database: {path} is locked by another program; close that program and run again, or name another folder"
-    if isinstance(error, sqlite3.OperationalError | OSError):
-        return f"database: {path} cannot be used ({error}); free space, make it writable, or name another folder"
-    return f"database: {path} cannot be opened ({error}); name another, or move it away"
-
-
-def is_database(path: Path) -> bool:
-    """Whether a file looks like one of SQLite's, whatever its name: a label may be a file's name too."""
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            return False
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:  # no name of a file, or one that cannot be read
-        return False
+        problem = "is locked by another program; close that program and run again, or name another"
+    elif isinstance(error, sqlite3.OperationalError | OSError):
+        problem = f"cannot be used ({error}); free space, make it writable, or name another folder"
+    return f"database: {path} {problem}"
 
 
 def value_of(rows: sqlite3.Cursor) -> Any:
-    """The only one."""
+    """Return the only value of a query."""
     ((value,),) = rows
     return value

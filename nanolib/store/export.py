@@ -1,4 +1,4 @@
-"""Runs for others: an allow-list of columns, and in them no home, user, host, folder or traceback."""
+"""Export runs for others: listed columns only, without home, user, host, folder or traceback."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert
 
 PUBLIC = {
     "machines": "machine_id cpu cores ram_gib gpus system driver torch threads governor dtypes",
-    "runs": "run_id experiment suite label machine_id device params versions git_revision fingerprint cases started duration_s"
-    " status message interference",
-    "measurements": "run_id experiment suite label machine_id case_id factors metric scope unit estimate low high confidence n"
-    " predicted provenance method status message flags details",
+    "runs": "run_id experiment suite label machine_id device params versions git_revision"
+    " fingerprint cases started duration_s status message interference",
+    "measurements": "run_id experiment suite label machine_id case_id factors metric scope unit"
+    " estimate low high confidence n predicted provenance method status message flags details",
     "traces": "trace_id run_id case_id names",
 }
 _TEXTS = (
@@ -70,7 +70,7 @@ def _private() -> list[tuple[re.Pattern[str], str]]:
 
 
 def redact(value: Any) -> Any:
-    """Return JSON types without what names a person, a machine or a folder, in keys as in values."""
+    """Return JSON types without the names of people, machines and folders, in keys and values."""
     if isinstance(value, str):
         for pattern, word in _private():
             value = pattern.sub(word, value)
@@ -83,11 +83,11 @@ def redact(value: Any) -> Any:
 
 
 def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a table, JSON parsed, as others may see them; a run in flight gets no further in a file.
+    """Yield rows of a table as others may see them; a run in flight is `interrupted` in a file.
 
     Args:
         table: A key of `PUBLIC`.
-        rows: Its rows; what is not in the allow-list is left out.
+        rows: Its rows, JSON columns parsed; other columns are left out.
     """
     for row in rows:
         public = {name: row[name] for name in PUBLIC[table].split() if name in row}
@@ -99,7 +99,7 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Give a path to write to; after the block it is the target, whole, and after an error nothing is.
+    """Give a path to write to, which becomes the target after the block, and not after an error.
 
     Raises:
         BadInput: The target is there, or cannot be written.
@@ -112,7 +112,8 @@ def new_file(target: Path) -> Iterator[Path]:
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(
-            f"export: {target} cannot be written ({reason}); free space there, or name another folder"
+            f"export: {target} cannot be written ({reason}); "
+            "free space there, or name another folder"
         ) from error
 
 
@@ -144,7 +145,7 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
 
 
 def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the database as others may see it, with what each row of its table must have."""
+    """Return a row of the database as others may see it, with the required columns of its table."""
     parsed = {name: json.loads(row[name]) if name in JSON else row[name] for name in row}
     (public,) = public_rows(table, [parsed])
     kept = {"samples": row["samples"]} if "samples" in row else {}

@@ -1,4 +1,4 @@
-"""Which process writes a run, or has a lock: told apart from a later one of the same number."""
+"""Name the process that writes a run, so that a later one of the same number is another."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import psutil
 
 
 def process_name(pid: int | None = None) -> str:
-    """`HOST:PID:BEGAN` of a process, by default of this one."""
+    """Return `HOST:PID:BEGAN` of a process, by default of this one."""
     pid = pid or os.getpid()
     return f"{host()}:{pid}:{_began(pid):.2f}"
 
 
 @functools.cache
 def host() -> str:
-    """This machine, without naming it."""
+    """Return a digest of this machine's name."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def alive(process: str) -> bool:
-    """Whether the process of that name runs on this machine."""
+    """Return whether the process of that name runs on this machine."""
     place, pid, began = process.split(":") if process.count(":") == 2 else ("", "", "")
     if place != host():
         return False
@@ -39,11 +39,11 @@ def alive(process: str) -> bool:
 
 
 def gone(process: str) -> bool:
-    """Whether the process of that name has ended for certain; one of another machine cannot be seen from here."""
+    """Return whether the process of that name has certainly ended: it is one of this machine."""
     return process.partition(":")[0] == host() and not alive(process)
 
 
 def _began(pid: int) -> float:
-    """When a process began, in seconds since the boot: a step of the wall clock moves both moments alike."""
+    """Return when a process began, s since the boot: a step of the clock moves both moments."""
     boot = psutil.boot_time()  # psutil takes this reading for the moment of creation too
     return psutil.Process(pid).create_time() - boot

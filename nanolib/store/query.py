@@ -1,4 +1,4 @@
-"""What comes out of a database: runs, machines, rows and traces as tables."""
+"""Read a database: runs, machines, rows and traces as tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN_CASES = (
-    400  # of an experiment, the newest: what a person can still look at, and a browser draw
-)
+SHOWN_CASES = 400  # of an experiment, the newest: more than a browser can draw helps nobody
 _NEWEST = f"""
 WITH held AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
     SELECT run_id, case_id, experiment, r.rowid AS number,
-        row_number() OVER (PARTITION BY machine_id, experiment, case_id ORDER BY r.rowid DESC) AS age
+        row_number() OVER (
+            PARTITION BY machine_id, experiment, case_id ORDER BY r.rowid DESC
+        ) AS age
     FROM held JOIN runs r USING (run_id)
 ),
 newest AS (
-    SELECT run_id, case_id, row_number() OVER (PARTITION BY experiment ORDER BY number DESC) AS place
+    SELECT run_id, case_id,
+        row_number() OVER (PARTITION BY experiment ORDER BY number DESC) AS place
     FROM aged WHERE age = 1
 )
 SELECT results.* FROM newest JOIN results USING (run_id, case_id) WHERE place <= ? ORDER BY id
@@ -33,24 +34,25 @@ SELECT results.* FROM newest JOIN results USING (run_id, case_id) WHERE place <=
 
 
 class Reader(Connection):
-    """A database that is read."""
+    """An open database, for reading."""
 
     def trace(self, table: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
         """Read the rows of one kind of trace, in the order seen.
 
         Args:
-            table: A key of `TRACE_TABLES`: `power_samples`, `sections`, `tokens`, `layers`, `statistics`, `ops`.
+            table: A key of `TRACE_TABLES`: `power_samples`, `sections`, `tokens`, `layers`,
+                `statistics`, `ops`.
             run_ids: Of which runs; None means all.
 
         Returns:
             Columns `run_id`, `case_id` and those of the table, names instead of their indices.
         """
         if table not in TRACE_TABLES:
-            raise BadInput(f"table: {table!r} is no trace; use {', '.join(TRACE_TABLES)}")
+            raise BadInput(f"table: {table!r} is not a trace; use {', '.join(TRACE_TABLES)}")
         columns = TRACE_TABLES[table]
         frame = self._read(
-            f"SELECT run_id, case_id, names, {', '.join(columns)} FROM {table} JOIN traces USING (trace_id)"
-            f" WHERE {_among(run_ids)} ORDER BY traces.rowid, number",
+            f"SELECT run_id, case_id, names, {', '.join(columns)} FROM {table}"
+            f" JOIN traces USING (trace_id) WHERE {_among(run_ids)} ORDER BY traces.rowid, number",
             _values(run_ids),
         )
         for column in set(columns) & set(NAMED):
@@ -60,7 +62,7 @@ class Reader(Connection):
         return frame.drop(columns="names")
 
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
-        """Read the runs, newest last; JSON columns parsed. One whose process is gone is `interrupted`, whatever it said last.
+        """Read the runs, newest last, JSON columns parsed; one whose process died is `interrupted`.
 
         Args:
             where: An SQL condition with `?` for values; never built from input.
@@ -78,11 +80,11 @@ class Reader(Connection):
         return self.runs(f"run_id IN {LISTED}", [listed(run_ids)])
 
     def newest_runs(self) -> list[str]:
-        """Find each experiment's newest run that is done, or its newest where none is."""
+        """Find each experiment's newest run that is done, or its newest if none is."""
         query = (
             "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
-            " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place FROM runs)"
-            " WHERE place = 1 ORDER BY experiment"
+            " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place"
+            " FROM runs) WHERE place = 1 ORDER BY experiment"
         )
         return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
 
@@ -99,13 +101,13 @@ class Reader(Connection):
     ) -> pd.DataFrame:
         """Read the measurements, in the order written.
 
-        Each factor is a column `factor.NAME` beside the parsed `factors`.
+        Each factor is a column `factor.NAME`, next to the parsed `factors`.
 
         Args:
             run_ids: Of which runs; None means all.
             samples: Whether to load all samples (as float64 arrays) too.
-            newest: Of a case that several of its runs hold, only the newest on each machine; and of an experiment at most so many
-                cases, the newest ones.
+            newest: At most this many cases of an experiment, the newest ones, and of each case the
+                newest run on each machine.
         """
         import numpy as np
         import pandas as pd
@@ -123,7 +125,7 @@ class Reader(Connection):
             ]
         else:
             frame = frame.drop(columns="samples")
-        # a column without a number is none of floats yet
+        # A column without a number is not one of floats yet.
         frame = frame.astype(
             dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
         )
@@ -131,56 +133,59 @@ class Reader(Connection):
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Read what a person is shown of runs.
+        """Read the part of runs that a report shows.
 
         Returns:
-            The newest cases, with samples; and their runs, with the newest that hold no case.
+            The newest cases, with samples; and their runs, with the newest that have no case.
         """
         ids = list(run_ids)
         rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
         return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
 
     def count_cases(self, run_ids: Iterable[str]) -> int:
-        """Count the cases of runs, each once per machine and experiment: ceilings are in several."""
-        query = f"SELECT count(*) FROM (SELECT DISTINCT machine_id, experiment, case_id FROM results WHERE run_id IN {LISTED})"
+        """Count the cases of runs, each once per machine and experiment."""
+        query = (
+            "SELECT count(*) FROM (SELECT DISTINCT machine_id, experiment, case_id FROM results"
+            f" WHERE run_id IN {LISTED})"
+        )
         return value_of(self.connection.execute(query, [listed(run_ids)]))
 
     def figures(
         self, metric: str, machine_ids: Iterable[str], last: int | None = None
     ) -> pd.DataFrame:
-        """One metric over the runs of some machines, oldest run first, with what a history needs and nothing more.
+        """Read one metric over the runs of some machines, oldest run first, for a history.
 
         Args:
             metric: Which.
             machine_ids: Of which machines.
-            last: Of each experiment on each machine only so many runs, the newest; None means all.
+            last: Only this many runs of each experiment on each machine, the newest; None for all.
 
         Returns:
-            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`, `factors`, `scope`, `method`,
-            `estimate`, `low`, `high`, `confidence`.
+            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`,
+            `factors`, `scope`, `method`, `estimate`, `low`, `high`, `confidence`.
         """
         query = (
-            "WITH chosen AS (SELECT run_id, started, git_revision, machine_id, experiment, row_number() OVER"
-            " (PARTITION BY machine_id, experiment ORDER BY rowid DESC) AS place"
+            "WITH chosen AS (SELECT run_id, started, git_revision, machine_id, experiment,"
+            " row_number() OVER (PARTITION BY machine_id, experiment ORDER BY rowid DESC) AS place"
             f" FROM runs WHERE machine_id IN {LISTED})"
-            " SELECT run_id, started, git_revision, machine_id, experiment, case_id, factors, scope, method,"
-            " estimate, low, high, confidence"
-            " FROM chosen JOIN measurements m USING (run_id) WHERE place <= ? AND metric = ? AND estimate IS NOT NULL"
-            " ORDER BY started, id"
+            " SELECT run_id, started, git_revision, machine_id, experiment, case_id, factors,"
+            " scope, method, estimate, low, high, confidence"
+            " FROM chosen JOIN measurements USING (run_id)"
+            " WHERE place <= ? AND metric = ? AND estimate IS NOT NULL ORDER BY started, id"
         )
         return self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
 
     def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
-        """Of each run the one before it: the last that was done, of the same experiment, suite and machine.
+        """Find the last run before each that is done, of the same experiment, suite and machine.
 
         Args:
             run_ids: Which runs.
-            but: An experiment that is left out.
+            but: An experiment to leave out.
         """
         query = (
-            "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id) WHERE runs.run_id = ?"
-            " AND experiment != ? AND before.status = 'done' AND before.rowid < runs.rowid"
-            " ORDER BY before.rowid DESC LIMIT 1"
+            "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id)"
+            " WHERE runs.run_id = ? AND experiment != ? AND before.status = 'done'"
+            " AND before.rowid < runs.rowid ORDER BY before.rowid DESC LIMIT 1"
         )
         found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)
         return list(dict.fromkeys(before for rows in found for (before,) in rows))
@@ -188,11 +193,11 @@ class Reader(Connection):
     def resolve(self, name: str) -> list[str]:
         """Find the run ids that a name stands for.
 
-        A name is `all`, `latest`, `latest~1`, an id, a label, an experiment, a suite, or the beginning of an id; the first of these
-        that fits.
+        A name is `all`, `latest`, `latest~1`, an id, a label, an experiment, a suite, or the
+        beginning of an id; the first of these that fits.
 
-        `latest` is the latest launch: all runs that one command started. `latest~1` is the launch before it that ran one of
-        the same notebooks, and its runs of these alone.
+        `latest` is the latest launch: all runs that one command started. `latest~1` is the launch
+        before it that ran one of the same notebooks, and only its runs of these.
 
         Raises:
             BadInput: Nothing goes by that name.
@@ -212,12 +217,16 @@ class Reader(Connection):
         known = dict.fromkeys(word for _, *words in runs for word in words if word)
         hint = did_you_mean(name, known)
         raise BadInput(
-            f"run: {shown(name)} is not in the database; {hint and f'{hint} '}`nano runs` lists what is"
+            f"run: {shown(name)} is not in the database; {hint and f'{hint} '}"
+            "`nano runs` lists what is"
         )
 
     def _launch(self, name: str) -> list[str]:
-        """The runs of `latest` or `latest~N`."""
-        query = "SELECT run_id, coalesce(nullif(launch, ''), run_id), experiment FROM runs ORDER BY rowid DESC"
+        """Find the runs of `latest` or `latest~N`."""
+        query = (
+            "SELECT run_id, coalesce(nullif(launch, ''), run_id), experiment FROM runs"
+            " ORDER BY rowid DESC"
+        )
         runs = self.connection.execute(query).fetchall()
         same = list(
             dict.fromkeys(experiment for _, launch, experiment in runs if launch == runs[0][1])
@@ -229,7 +238,8 @@ class Reader(Connection):
         if back not in map(str, range(len(launches))):
             of = f" of {', '.join(reversed(same))}" if same else ""
             raise BadInput(
-                f"run: {shown(name)} is not there; the database holds {len(launches)} launch(es){of}"
+                f"run: {shown(name)} is not there; "
+                f"the database contains {len(launches)} launch(es){of}"
             )
         wanted = launches[int(back)]
         return [
@@ -239,7 +249,7 @@ class Reader(Connection):
         ]
 
     def started_attempts(self, run_id: str) -> dict[str, int]:
-        """Cases that were started and never ended → how often they were tried."""
+        """Return the cases that were started and never ended → how often they were started."""
         query = (
             "SELECT case_id, coalesce(json_extract(details, '$.attempts'), 1) FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' AND status = ?"
@@ -247,17 +257,23 @@ class Reader(Connection):
         return dict(self.connection.execute(query, (run_id, Status.STARTED)).fetchall())
 
     def finished_cases(self, run_id: str) -> set[str]:
-        """Cases of a run that have ended, however."""
-        query = "SELECT case_id FROM measurements WHERE run_id = ? AND metric = 'case_duration' AND status != ?"
+        """Return the cases of a run that have ended, however."""
+        query = (
+            "SELECT case_id FROM measurements"
+            " WHERE run_id = ? AND metric = 'case_duration' AND status != ?"
+        )
         return {case_id for (case_id,) in self.connection.execute(query, (run_id, Status.STARTED))}
 
     def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
-        """How the cases of a run stand: status, how many, seconds inside them."""
-        query = "SELECT status, count(*), total(estimate) FROM measurements WHERE run_id = ? AND metric = 'case_duration'"
-        return self.connection.execute(f"{query} GROUP BY status", (run_id,)).fetchall()
+        """Count the cases of a run by status: status, how many, seconds inside them."""
+        query = (
+            "SELECT status, count(*), total(estimate) FROM measurements"
+            " WHERE run_id = ? AND metric = 'case_duration' GROUP BY status"
+        )
+        return self.connection.execute(query, (run_id,)).fetchall()
 
     def _read(self, query: str, values: Iterable[Any] = ()) -> pd.DataFrame:
-        """The rows, JSON parsed."""
+        """Read rows, JSON columns parsed."""
         import pandas as pd
 
         frame = pd.read_sql_query(query, self.connection, params=list(values))
@@ -267,7 +283,7 @@ class Reader(Connection):
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a query, as JSON."""
+    """Return names for a query, as JSON."""
     return json.dumps(list(names))
 
 

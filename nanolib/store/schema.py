@@ -1,4 +1,4 @@
-"""What the database holds: its tables, and a run."""
+"""The tables of the database, and a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from nanolib.measurement import MOST_LABEL, Measurement, Provenance, RunStatus, Status
 
-APPLICATION_ID = 0x6E616E6F  # "nano": tells our files from other people's
+APPLICATION_ID = 0x6E616E6F  # "nano": marks nanolib's files
 
-# High-volume rows of a case: columns, after those that say of which trace and which row it is. Those in `NAMED` are indices into
-# the trace's list of names, which keeps a row at some 20 bytes.
+# High-volume rows of a case: columns after the trace and the number of the row. Those in `NAMED`
+# are indices into the trace's list of names, which keeps a row at some 20 bytes.
 TRACE_TABLES = {
     "power_samples": ("source", "at_us", "watts", "joules", "low", "high"),
     "sections": ("name", "at_us", "ns"),
@@ -40,11 +40,15 @@ REAL = ("watts", "joules", "low", "high", "value")
 
 def _trace_table(name: str, columns: tuple[str, ...]) -> str:
     typed = ", ".join(f"{column} {'REAL' if column in REAL else 'INTEGER'}" for column in columns)
-    key = "trace_id INTEGER NOT NULL REFERENCES traces (trace_id) ON DELETE CASCADE, number INTEGER NOT NULL"
-    return f"CREATE TABLE {name} ({key}, {typed}, PRIMARY KEY (trace_id, number)) STRICT, WITHOUT ROWID"
+    key = (
+        "trace_id INTEGER NOT NULL REFERENCES traces (trace_id) ON DELETE CASCADE,"
+        " number INTEGER NOT NULL"
+    )
+    end = "PRIMARY KEY (trace_id, number)) STRICT, WITHOUT ROWID"
+    return f"CREATE TABLE {name} ({key}, {typed}, {end}"
 
 
-SCHEMA_VERSION = 5  # a file of another one is refused
+SCHEMA_VERSION = 5  # a file of another version is refused
 
 
 def _one_of(column: str, words: Iterable[str]) -> str:
@@ -64,36 +68,42 @@ def _number(column: str) -> str:
 # The engine refuses what nanolib would not write, in this file and in one that is merged.
 SCHEMA = (
     f"""CREATE TABLE machines (
-        machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, {_json("gpus")}, system TEXT,
-        driver TEXT, torch TEXT, threads INTEGER, governor TEXT, {_json("dtypes")}
+        machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, {_json("gpus")},
+        system TEXT, driver TEXT, torch TEXT, threads INTEGER, governor TEXT, {_json("dtypes")}
     ) STRICT""",
     f"""CREATE TABLE runs (
         run_id TEXT PRIMARY KEY, experiment TEXT NOT NULL,
-        suite TEXT NOT NULL CHECK (length(suite) <= {MOST_LABEL}), label TEXT NOT NULL CHECK (length(label) <= {MOST_LABEL}),
-        machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL, {_json("params")}, {_json("versions")},
-        git_revision TEXT NOT NULL, fingerprint TEXT NOT NULL, cases INTEGER NOT NULL, started TEXT NOT NULL,
-        {_number("duration_s")}, {_one_of("status", RunStatus)}, message TEXT NOT NULL, process TEXT NOT NULL,
-        launch TEXT NOT NULL, {_json("interference")}
+        suite TEXT NOT NULL CHECK (length(suite) <= {MOST_LABEL}),
+        label TEXT NOT NULL CHECK (length(label) <= {MOST_LABEL}),
+        machine_id TEXT NOT NULL REFERENCES machines (machine_id), device TEXT NOT NULL,
+        {_json("params")}, {_json("versions")}, git_revision TEXT NOT NULL,
+        fingerprint TEXT NOT NULL, cases INTEGER NOT NULL, started TEXT NOT NULL,
+        {_number("duration_s")}, {_one_of("status", RunStatus)}, message TEXT NOT NULL,
+        process TEXT NOT NULL, launch TEXT NOT NULL, {_json("interference")}
     ) STRICT""",
     f"""CREATE TABLE measurements (
-        id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE, case_id TEXT NOT NULL,
-        {_json("factors")}, metric TEXT NOT NULL, scope TEXT NOT NULL, unit TEXT NOT NULL, {_number("estimate")},
-        {_number("low")}, {_number("high")}, confidence REAL CHECK (confidence BETWEEN 0 AND 1), n INTEGER NOT NULL CHECK (n >= 0),
-        samples BLOB CHECK (length(samples) % 8 = 0), {_number("predicted")}, {_one_of("provenance", Provenance)},
-        method TEXT NOT NULL, {_one_of("status", Status)}, message TEXT NOT NULL, {_json("flags")}, {_json("details")},
+        id INTEGER PRIMARY KEY, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
+        case_id TEXT NOT NULL, {_json("factors")}, metric TEXT NOT NULL, scope TEXT NOT NULL,
+        unit TEXT NOT NULL, {_number("estimate")}, {_number("low")}, {_number("high")},
+        confidence REAL CHECK (confidence BETWEEN 0 AND 1), n INTEGER NOT NULL CHECK (n >= 0),
+        samples BLOB CHECK (length(samples) % 8 = 0), {_number("predicted")},
+        {_one_of("provenance", Provenance)}, method TEXT NOT NULL, {_one_of("status", Status)},
+        message TEXT NOT NULL, {_json("flags")}, {_json("details")},
         UNIQUE (run_id, case_id, metric, scope, method)
     ) STRICT""",
     "CREATE INDEX measurements_by_case ON measurements (case_id, metric)",
     "CREATE INDEX runs_by_fingerprint ON runs (fingerprint)",
-    # What is the run's is joined, not repeated in each row.
+    # The run's own columns are joined, not repeated in each row.
     """CREATE VIEW results AS SELECT
-        id, run_id, experiment, suite, label, machine_id, case_id, factors, metric, scope, unit, estimate, low, high, confidence,
-        n, samples, predicted, provenance, method, m.status AS status, m.message AS message, flags, details
+        id, run_id, experiment, suite, label, machine_id, case_id, factors, metric, scope, unit,
+        estimate, low, high, confidence, n, samples, predicted, provenance, method,
+        m.status AS status, m.message AS message, flags, details
     FROM measurements m JOIN runs USING (run_id)""",
     # Ids are random, so that a merge renumbers nothing; the rowid keeps the order.
     f"""CREATE TABLE traces (
-        trace_id INTEGER NOT NULL UNIQUE, run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE,
-        case_id TEXT NOT NULL, {_json("names")}
+        trace_id INTEGER NOT NULL UNIQUE,
+        run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE, case_id TEXT NOT NULL,
+        {_json("names")}
     ) STRICT""",
     "CREATE INDEX traces_by_run ON traces (run_id, case_id)",
     *(_trace_table(name, columns) for name, columns in TRACE_TABLES.items()),
@@ -101,10 +111,8 @@ SCHEMA = (
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
-LISTED = "(SELECT value FROM json_each(?))"  # values that a JSON list holds: a query takes a limited number of marks
-
-
-DURING = "during "  # so begins what a run met while its cases were measured
+LISTED = "(SELECT value FROM json_each(?))"  # of a JSON list, since marks are limited in number
+DURING = "during "  # the beginning of a line about interference while cases were measured
 
 
 @dataclass(frozen=True)
@@ -120,11 +128,12 @@ class Run:
         device: Where it ran.
         versions: Versions of what makes the numbers.
         git_revision: Of the checkout; empty outside one.
-        fingerprint: Runs that agree in it may continue one another: same parameters, version and machine.
+        fingerprint: Of parameters, version and machine; `--resume` continues a run with the same.
         cases: How many cases it has.
-        process: Which process writes it, so that a dead one is told.
+        process: Which process writes it, to find out whether it has ended.
         launch: Token of the command that started it.
-        interference: What made the machine less than quiet when it began, and during its cases: such lines begin with `DURING`.
+        interference: Lines about interference at its beginning, and during its cases; the latter
+            begin with `DURING`.
         rows: Case id → (factors, measurements), for a run that is added whole.
         run_id: Its UUID.
 
@@ -151,7 +160,7 @@ class Run:
 
 
 def encode(column: str, value: Any) -> Any:
-    """Return a value as its column holds it: JSON, in which mappings and numbers of numpy become plain ones, or as it is."""
+    """Return a value for its column: JSON, with numpy's numbers as plain ones, or unchanged."""
     return json.dumps(value, default=_plain, allow_nan=False) if column in JSON else value
 
 

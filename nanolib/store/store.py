@@ -1,4 +1,4 @@
-"""One SQLite file: runs, machines, measurements, traces. One transaction per case: a kill loses only the case in flight."""
+"""Write and delete runs, in one transaction per case: a kill loses only the case in flight."""
 
 from __future__ import annotations
 
@@ -20,18 +20,6 @@ from nanolib.store.traces import Trace, TraceWriter
 
 __all__ = ["Run", "Store"]
 
-_SETTABLE = {
-    "status",
-    "message",
-    "duration_s",
-    "process",
-    "launch",
-    "cases",
-    "label",
-    "suite",
-    "interference",
-}
-
 
 class Store(Reader):
     """The results in one file.
@@ -41,7 +29,8 @@ class Store(Reader):
         create: Whether a missing file is made.
 
     Raises:
-        BadInput: The file is missing (with `create=False`), is no database, not ours, of another version of nanolib, or locked.
+        BadInput: The file is missing (with `create=False`), is not a database of this version of
+            nanolib, or is locked.
 
     Example:
         >>> with Store("results.sqlite") as store:
@@ -64,7 +53,7 @@ class Store(Reader):
     def add(self, run: Run) -> str:
         """Add a run.
 
-        Without rows it is `running`; one that brings its rows along is `done`.
+        A run without rows is `running`, and one with rows is `done`.
 
         Returns:
             Its run_id.
@@ -88,7 +77,8 @@ class Store(Reader):
             update = f" ON CONFLICT (machine_id) DO UPDATE SET {known}"
             insert(db, "machines", {name: given.get(name) for name in names}, update)
             insert(db, "runs", row)
-            self._write_rows(db, run.run_id, run.rows)
+            for case_id, rows in run.rows.items():
+                self._write_case(db, run.run_id, case_id, *rows)
         return run.run_id
 
     def write_case(
@@ -99,37 +89,26 @@ class Store(Reader):
         measurements: Iterable[Measurement],
     ) -> None:
         """Replace all rows of one case, in one transaction."""
-        self.write_cases(run_id, {case_id: (factors, measurements)})
-
-    def write_cases(
-        self, run_id: str, cases: Mapping[str, tuple[Mapping[str, Any], Iterable[Measurement]]]
-    ) -> None:
-        """Replace all rows of several cases, in one transaction: id → factors and measurements."""
         with self.transaction() as db:
-            self._write_rows(db, run_id, cases)
+            self._write_case(db, run_id, case_id, factors, measurements)
 
     @staticmethod
-    def _write_rows(
+    def _write_case(
         db: sqlite3.Connection,
         run_id: str,
-        cases: Mapping[str, tuple[Mapping[str, Any], Iterable[Measurement]]],
+        case_id: str,
+        factors: Mapping[str, Any],
+        measurements: Iterable[Measurement],
     ) -> None:
         _check_run(db, run_id)
-        for case_id, (factors, measurements) in cases.items():
-            db.execute(
-                "DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id)
-            )
-            of_case = {"run_id": run_id, "case_id": case_id, "factors": factors}
-            for m in measurements:
-                samples = struct.pack(f"<{len(m.samples)}d", *m.samples)
-                insert(db, "measurements", vars(m) | of_case | {"unit": m.unit, "samples": samples})
+        db.execute("DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id))
+        of_case = {"run_id": run_id, "case_id": case_id, "factors": factors}
+        for m in measurements:
+            samples = struct.pack(f"<{len(m.samples)}d", *m.samples)
+            insert(db, "measurements", vars(m) | of_case | {"unit": m.unit, "samples": samples})
 
     def update_run(self, run_id: str, **values: Any) -> None:
         """Set columns of a run by name, such as `status` and `message`."""
-        if unknown := set(values) - _SETTABLE:
-            raise BadInput(
-                f"run: {', '.join(sorted(unknown))} cannot be set; only {', '.join(sorted(_SETTABLE))} can"
-            )
         settings = ", ".join(f"{name} = ?" for name in values)
         encoded = [encode(name, value) for name, value in values.items()]
         with self.transaction() as db:
@@ -155,7 +134,8 @@ class Store(Reader):
         """Queue power samples; `commit_transaction` waits until they are written.
 
         Args:
-            samples: Mappings or objects with `t_s` (s, any clock) and `watts` or `joules`, and `low` and `high` for an estimate.
+            samples: Mappings or objects with `t_s` (s, any clock) and `watts` or `joules`, and
+                `low` and `high` for an estimate.
             run_id: Their run; the newest by default.
             case_id: Their case.
             source: What measured them.
@@ -163,7 +143,7 @@ class Store(Reader):
         Raises:
             BadInput: No such run, or a sample without a time or a value.
         """
-        rows = [_power_row(sample) for sample in samples]  # all are checked before any is taken in
+        rows = [_power_row(sample) for sample in samples]  # all are checked before any is queued
         key = (run_id or self.resolve("latest")[-1], case_id)
         if key not in self._traces:
             self._traces[key] = self.new_trace(*key)
@@ -179,13 +159,15 @@ class Store(Reader):
         """
         if self._writer is not None and (failure := self._writer.flush()):
             raise BadInput(
-                f"traces: some rows of {self.path} could not be written ({failure}); free space, or name another"
+                f"traces: some rows of {self.path} could not be written ({failure}); "
+                "free space, or name another"
             )
 
     def merge(self, path: str | Path) -> int:
         """Import the runs of another database, by run_id. Safe to repeat.
 
-        If both have a run, a copy that is done stays rather than one that is not, and then the one with more finished cases.
+        If both databases contain a run, the copy that is done stays, and then the one with more
+        finished cases.
 
         Args:
             path: The other database.
@@ -194,7 +176,8 @@ class Store(Reader):
             How many runs were imported.
 
         Raises:
-            BadInput: The other database is missing, is this one, or contains what nanolib would not write; nothing is imported.
+            BadInput: The other database is missing, is this one, or contains rows that nanolib
+                would not write; nothing is imported.
         """
         return merge_database(self, path)
 
@@ -217,9 +200,9 @@ class Store(Reader):
         """Delete old runs and free their space; a run in flight stays.
 
         Args:
-            max_age_days: Runs that started longer ago are deleted; None keeps them whatever their age.
-            max_runs: The newest N stay, those in flight included; None sets no limit.
-            run_ids: These are deleted too, however old; `resolve` gives them.
+            max_age_days: Runs that started longer ago are deleted; None for no limit of age.
+            max_runs: The newest N stay, those in flight included; None for no limit.
+            run_ids: These are deleted too; `resolve` gives them.
             dry_run: Only list them.
 
         Returns:
@@ -236,9 +219,8 @@ class Store(Reader):
         is_chosen = runs["run_id"].isin(list(run_ids))
         for run_id in runs.loc[in_flight & is_chosen, "run_id"]:
             raise BadInput(f"run: {run_id[:8]} is in flight; stop it first")
-        if (
-            max_age_days is not None
-        ):  # the database counts the days; before its calendar nothing began
+        if max_age_days is not None:
+            # The database counts the days; no run began before its calendar.
             format_, ago = "%Y-%m-%dT%H:%M:%f", f"-{max_age_days} days"
             limit = self.connection.execute("SELECT strftime(?, 'now', ?)", (format_, ago))
             is_chosen |= runs["started"] < (value_of(limit) or "")

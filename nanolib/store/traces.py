@@ -1,9 +1,10 @@
-"""Traces: what a run saw over time, in rows by the thousand, queued by whoever measures and written by one thread.
+"""Record traces of a run, rows by the thousand, which one thread writes.
 
     with recording(lambda: store.new_trace(run_id, case_id)):
-        ...                                   # whatever runs here may ask `current()` and hand it rows
+        ...                                   # code that runs here may put rows into `current()`
 
-A commit per row would cost milliseconds and a large burst would hold Python's lock: the thread commits twice a second, in chunks.
+A commit per row would cost milliseconds, and a large burst would keep Python's lock. So the thread
+commits twice a second, in chunks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TraceWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        # Opened here, where whoever asks is told if it cannot be.
+        # Opened here, so that the caller sees the error.
         self._db = sqlite3.connect(
             path, timeout=WAIT_S, isolation_level=None, check_same_thread=False
         )
@@ -54,11 +55,11 @@ class TraceWriter:
         self._thread.start()
 
     def put(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows for an INSERT or UPDATE; costs a microsecond."""
+        """Queue rows for an INSERT or UPDATE; it takes a microsecond."""
         self._queue.put((statement, rows))
 
     def flush(self) -> str:
-        """Wait until everything queued is committed; returns what went wrong since the last time, empty for nothing."""
+        """Wait until everything queued is committed, and return the last error, or empty text."""
         if self._thread.is_alive():
             done = threading.Event()
             self._queue.put(done)
@@ -68,7 +69,7 @@ class TraceWriter:
         return failure
 
     def close(self) -> str:
-        """Write what is left and end the thread; returns as `flush`."""
+        """Write the rest and end the thread; return as `flush`."""
         self._over = True
         failure = self.flush()
         self._thread.join()
@@ -107,12 +108,11 @@ class TraceWriter:
 
 
 class Trace:
-    """What one case sees over time; see `TRACE_TABLES` for what rows hold.
+    """The trace of one case; see `TRACE_TABLES` for its rows.
 
     Args:
         writer: Where rows are queued.
         trace_id: Its row in `traces`.
-        names: What its indices stand for so far.
     """
 
     def __init__(self, writer: TraceWriter, trace_id: int) -> None:
@@ -122,7 +122,7 @@ class Trace:
         self.start_s = time.monotonic()
 
     def name(self, text: str) -> int:
-        """The index that stands for a name in this trace's rows."""
+        """Return the index of a name in this trace's rows."""
         if text not in self._names:
             self._names[text] = len(self._names)
             names = json.dumps(list(self._names))
@@ -132,11 +132,11 @@ class Trace:
         return self._names[text]
 
     def at_us(self, t_s: float) -> int:
-        """A moment of `time.monotonic` in microseconds since the trace began."""
+        """Convert a moment of `time.monotonic` to microseconds since the trace began."""
         return round(1e6 * (t_s - self.start_s))
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows of a table, without their trace and number; a generator runs in the writing thread."""
+        """Queue rows of a table, without trace and number; a generator runs in the thread."""
         number, trace_id = self._numbers[table], self._trace_id
         self._writer.put(_INSERT[table], ((trace_id, next(number), *row) for row in rows))
 
@@ -146,23 +146,23 @@ class Trace:
 
 
 class NoTrace:
-    """Where nobody keeps a trace: takes rows and forgets them."""
+    """A trace that forgets its rows."""
 
     start_s = 0.0
 
     def name(self, text: str) -> int:
-        """Any index."""
+        """Return any index."""
         return 0
 
     def at_us(self, t_s: float) -> int:
-        """Any moment."""
+        """Return any moment."""
         return 0
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def flush(self) -> str:
-        """Nothing."""
+        """Do nothing."""
         return ""
 
 
@@ -172,7 +172,7 @@ _INSERT = {
 }
 
 
-# Opens the trace of the case in flight, when it is first asked for: most cases keep none.
+# Opens the trace of the case in flight at its first use: most cases have none.
 _OPEN: contextvars.ContextVar[Callable[[], Trace | NoTrace]] = contextvars.ContextVar(
     "open_trace", default=NoTrace
 )
@@ -185,7 +185,7 @@ def current() -> Trace | NoTrace:
 
 @contextlib.contextmanager
 def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
-    """Make `current()` this trace, opened when first asked for; at the end everything is committed."""
+    """Make `current()` this trace, opened at its first use; at the end everything is committed."""
     opened = functools.cache(open_trace)
     token = _OPEN.set(opened)
     try:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-import ray
 from ray.cluster_utils import Cluster
 
 from nanolib.experiments import ALL
@@ -37,7 +36,7 @@ def main() -> None:
     )
     nodes = [cluster.add_node(**node) for _ in range(3)]
     cluster.wait_for_nodes()
-    ray.init(address=cluster.address, log_to_driver=False)
+    os.environ["RAY_ADDRESS"] = cluster.address
     jobs = [job for name, small in SMALL.items() for job in plan(ALL, [name], small, {})]
     cases = sum(len(job.cases()) for job in jobs)
     killed = threading.Event()
@@ -59,7 +58,6 @@ def main() -> None:
                 "SELECT run_id || case_id, count(*) FROM measurements WHERE metric = 'case_duration'"
                 " AND status = 'ok' GROUP BY 1"
             ).fetchall()
-    ray.shutdown()
     cluster.shutdown()
     twice = sum(count > 1 for _, count in found)
     whole = (

@@ -28,18 +28,13 @@ GIVEN = {
 def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     given, scopes = GIVEN[name]
-    params = ALL[name]().Params(
-        **given, trace=True, trace_top=3, device="cpu", budget_s=0.01, rel_ci=0.5
-    )
+    params = ALL[name]().Params(**given, trace=True, device="cpu", budget_s=0.01, rel_ci=0.5)
     with Store(tmp_path / "results.sqlite") as store:
         rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
     ended = rows[rows["metric"] == "case_duration"]
     assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
     found = sorted((tmp_path / "traces").iterdir())
-    assert {path.suffix for path in found} == {".json", ".txt"}
-    assert {path.stem for path in found if path.suffix == ".json"} == {
-        p.stem for p in found if p.suffix == ".txt"
-    }
+    assert {path.suffix for path in found} == {".json"}
     assert {
         scope
         for scope in scopes

@@ -16,15 +16,12 @@ def test_a_trace_tells_each_operation_with_its_shapes_and_memory(tmp_path):
         calls.append(1)
         return torch.softmax(a @ b, dim=-1)
 
-    trace, ops = write_trace(call, tmp_path / "case", top=2)
-    events = json.loads(trace.read_text())["traceEvents"]
+    write_trace(call, tmp_path / "case.json")
+    events = json.loads((tmp_path / "case.json").read_text())["traceEvents"]
     products = [event for event in events if event.get("name") == "aten::mm"]
     assert len(products) == len(calls) - 1  # the first call is not traced
     assert products[0]["args"]["Input Dims"][:2] == [[8, 16], [16, 4]]
     assert any(event.get("name") == "[memory]" for event in events)
-    text = ops.read_text()
-    assert text.startswith(f"{len(products)} calls, by self_cpu_time_total\n")
-    assert sum(line.lstrip().startswith("aten::") for line in text.splitlines()) == 2  # the top two
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
@@ -36,5 +33,5 @@ def test_a_gpus_kernels_are_traced_where_there_is_one(tmp_path, monkeypatch, dev
         return torch.profiler.profile(activities=[ProfilerActivity.CPU], **options)
 
     monkeypatch.setattr(traces, "profile", profile)
-    write_trace(lambda: torch.ones(2) + 1, tmp_path / "case", device=device)
+    write_trace(lambda: torch.ones(2) + 1, tmp_path / "case.json", device)
     assert asked == [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * device.startswith("cuda")]

@@ -1,4 +1,4 @@
-"""The parameters cell of each notebook, written from its `Params` (`python -m tests.notebooks.parameters`, in `make notebooks`)."""
+"""Write the parameters cell of each notebook from its `Params`, in `make notebooks`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 import base64
 import re
-import subprocess
-import sys
 
 import nbformat
 import pytest
@@ -55,7 +53,7 @@ def test_every_checked_cell_has_an_output(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_parameters_are_those_of_the_experiment(name):
-    """Declared once, in `Params`: `python -m tests.notebooks.parameters` writes the cell, and nobody else does."""
+    """Declared once, in `Params`; `python -m tests.notebooks.parameters` writes the cell."""
     cell, values = _parameters(name)
     assert cell.source == cell_of(_params(name))
     assert _params(name)(**values) == _params(name)()
@@ -85,7 +83,7 @@ def test_every_suite_has_a_params_file_that_fits(suite, name):
     ids=lambda file: f"{file.parent.name}-{file.stem}",
 )
 def test_a_params_file_means_the_same_to_papermill_and_to_nano(file):
-    """What a file does not name, papermill leaves to the notebook's cell and nano to `Params`: no file relies on small defaults."""
+    """Other parameters have papermill's value from the cell, and nano's from `Params`."""
     name, values = file.stem.split("-")[0], read_yaml(file)
     assert _params(name).collect(_parameters(name)[1] | values) == _params(name)(**values)
 
@@ -105,34 +103,6 @@ def test_charts_show_everywhere(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_read_in_few_cells(name):
+def test_a_notebook_has_few_cells_and_a_code_host_shows_it(name):
     assert len(_cells(name)) + len(_cells(name, "markdown")) <= (10 if name == "summary" else 14)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_code_host_shows_the_notebook(name):
     assert (checkout() / "notebooks" / f"{name}.ipynb").stat().st_size < 1_000_000
-
-
-@pytest.mark.notebook
-def test_nbval_notices_a_changed_figure(tmp_path):
-    """The check can fail: one digit of a stored figure is changed. As it stands it passes, wherever the notebooks are run."""
-    notebook = nbformat.read(checkout() / "notebooks" / "model.ipynb", as_version=4)
-    keep = next(i for i, cell in enumerate(notebook.cells) if "NBVAL_CHECK_OUTPUT" in cell.source)
-    notebook.cells = notebook.cells[: keep + 1]
-    output = notebook.cells[keep].outputs[0]
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    output.text = output.text.replace("1", "2", 1)
-    nbformat.write(notebook, tmp_path / "changed.ipynb")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--nbval-lax",
-        str(tmp_path),
-    ]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1 and "Cell outputs differ" in ended.stdout, ended.stdout
-    assert f"1 failed, {len(code) - 1} passed" in ended.stdout, ended.stdout

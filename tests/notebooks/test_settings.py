@@ -1,4 +1,4 @@
-"""What a notebook's cell does not declare by itself is in `settings`, or is given by its own name."""
+"""Parameters that a notebook's cell does not declare are in `settings`, or have their own name."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What others do while a run measures: its rows, its line in the database, and what the terminal shows of it."""
+"""Interference while a run measures: its rows, its lines in the database and on the terminal."""
 
 from contextlib import contextmanager
 from dataclasses import replace

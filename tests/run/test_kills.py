@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-HANGING_S = 60
+HANGING_S = 180
 # Cases of two ranks, which would take for ever.
 LONG = {
     "isolation": "process",
@@ -35,7 +35,7 @@ LONG = {
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder for temporary files and one for results; whatever is still alive at the end is killed."""
+    """A folder for temporary files and one for results."""
     for name in ("temporary", "results"):
         (tmp_path / name).mkdir()
     return tmp_path
@@ -61,7 +61,9 @@ def _wait(process, wanted):
         if found := wanted(_below(process)):
             return found
         time.sleep(0.1)
-    raise AssertionError(f"it did not come up: {_below(process)}")
+    below = _below(process)
+    process.kill()  # or its children would be taken for those of later tests
+    raise AssertionError(f"it did not come up: {below}")
 
 
 def _kill(victim):

@@ -1,4 +1,4 @@
-"""The lock of a device: it waits, says for whom, survives a crash, and touches nothing but its own files."""
+"""The lock of a device waits, names its owner, survives a crash, and touches only its own files."""
 
 import multiprocessing
 import os
@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from nanolib.measurement import BadInput
+from nanolib.meters import machine
 from nanolib.run import lock
 
 
@@ -58,6 +59,14 @@ def test_a_second_run_waits_and_says_for_whom(other):
     assert lock.lock_owner("d") == ""
 
 
+def test_a_gpus_lock_is_the_same_under_whichever_number_it_has(monkeypatch):
+    uuids = {"cuda:0": "GPU-a", "cuda:1": "GPU-b"}
+    monkeypatch.setattr(machine, "gpu_uuid", lambda device: uuids[device])
+    assert lock.lock_path("cuda:1").name == "nanolib-GPU-b.lock" != lock.lock_path("cuda:0").name
+    uuids["cuda:0"] = "GPU-b"  # the other is hidden from this process
+    assert lock.lock_path("cuda:0").name == "nanolib-GPU-b.lock"
+
+
 def test_a_crash_releases_the_device(other):
     os.kill(other[0].pid, signal.SIGKILL)
     other[0].join(30)
@@ -85,7 +94,7 @@ def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, wh
     else:
         place.mkdir()
     with (
-        pytest.raises(BadInput, match=f"lock: {place} is no lock file of nanolib's") as error,
+        pytest.raises(BadInput, match=f"lock: {place} is not nanolib's lock file") as error,
         lock.device_lock("d", ""),
     ):
         raise AssertionError("it was held")

@@ -1,4 +1,4 @@
-"""What a Ray task takes and brings back; tests/benchmarks/ray_nodes.py kills a node of a cluster."""
+"""The resources and results of a Ray task; tests/benchmarks/ray_nodes.py kills a node."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ from nanolib.experiments import ALL
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.run import on_ray
 from nanolib.run.jobs import plan
-from nanolib.run.notebooks import Command, Ended
+from nanolib.run.notebooks import Command, NotebookResult
 from nanolib.run.provenance import source_digest
 from nanolib.store import Store
 
@@ -71,7 +71,7 @@ def test_a_task_brings_back_its_database_notebook_and_log(tmp_path):
     ray = SimpleNamespace(
         get=lambda _: answer, exceptions=SimpleNamespace(RayError=ZeroDivisionError)
     )
-    end, command = Ended("attention"), Command(tmp_path)
+    end, command = NotebookResult("attention"), Command(tmp_path)
     on_ray._bring_back(ray, None, end, command)
     with Store(tmp_path / "results.sqlite") as store:
         assert end.status == RunStatus.DONE and end.run_id in set(store.runs().run_id)

@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
 from nanolib.params import read_yaml
-from nanolib.paths import checkout
 from nanolib.run.params import MAX_CASES
 
 BAD = [
-    (
-        "attention",
-        {"seq_lens": [-1]},
-        "attention.seq_lens[0]: Input should be greater than 0, got -1",
-    ),
     (
         "attention",
         {"seq_lens": []},
@@ -28,8 +22,6 @@ BAD = [
         {"seq_lens": "many"},
         "attention.seq_lens[0]: Input should be a valid integer, unable to parse string as an integer, got 'm",
     ),
-    ("attention", {"seq_lens": [8, 8]}, "attention.seq_lens: 8 is given twice"),
-    ("attention", {"seq_lens": [True]}, "attention.seq_lens: [True] is true or false"),
     (
         "attention",
         {"attention_types": ["spares"]},
@@ -37,18 +29,8 @@ BAD = [
     ),
     (
         "attention",
-        {"attention_types": [{"pattern": "window"}]},
-        "attention.attention_types: {'pattern': 'window'} names no kind",
-    ),
-    (
-        "attention",
         {"attention_types": [{"kind": "sparse", "windo": 1}]},
         "attention.attention_types: attention_options.windo: unknown name",
-    ),
-    (
-        "attention",
-        {"attention_types": [{"kind": "sparse", "window": 0}]},
-        "attention.attention_types: attention_options.window: Input should be greater than 0, got 0",
     ),
     (
         "attention",
@@ -62,39 +44,13 @@ BAD = [
     ),
     (
         "attention",
-        {"isolation": "thread"},
-        "attention.isolation: Input should be 'none' or 'process', got 'thread'",
-    ),
-    (
-        "attention",
         {"causal": "maybe"},
         "attention.causal: Input should be a valid boolean, unable to interpret input, got 'maybe'",
     ),
     (
-        "attention",
-        {"seed": -1},
-        "attention.seed: Input should be greater than or equal to 0, got -1",
-    ),
-    (
-        "model",
-        {"overrides": {"num_layer": 2}},
-        "model.overrides: decoder_tiny: config.num_layer: unknown name",
-    ),
-    (
-        "model",
-        {"overrides": {"num_heads": 7}},
-        "model.overrides: decoder_tiny: config.num_heads: 7 does not divide",
-    ),
-    ("model", {"overrides": [1]}, "model.overrides: Input should be a valid dictionary, got [1]"),
-    (
         "model",
         {"overrides": {"vocab_size": 100}},
         "model.overrides: vocab_size 100 cannot hold the 256 bytes",
-    ),
-    (
-        "model",
-        {"overrides": {"vocab_size": 99}, "loss_steps": 0},
-        "model.overrides: vocab_size 99 cannot hold the 256",
     ),
     (
         "fp8",
@@ -117,11 +73,6 @@ BAD = [
         "energy.seq_lens and new_tokens: 2016 exceeds the context_length 1024 of decoder_tiny",
     ),
     (
-        "energy",
-        {"overrides": {"vocab_size": 64}},
-        "energy.overrides: vocab_size 64 cannot hold the 256 bytes",
-    ),
-    (
         "attention",
         {"seq_lens": list(range(1, 100_000))},
         "attention.seq_lens: List should have at most 64 items after validation, not 99999, got [1, 2, 3, 4, ",
@@ -134,7 +85,7 @@ BAD = [
     (
         "attention",
         {"label": "\udc80"},
-        "attention.label: '\\udc80' will not do; leave out the unprintable",
+        "attention.label: '\\udc80' is not valid; leave out the unprintable",
     ),
     (
         "fp8",
@@ -191,22 +142,14 @@ def test_what_papermill_hands_over_as_text_is_parsed(values, field, parsed):
 
 
 @pytest.mark.parametrize(
-    "file", sorted(checkout().glob("params/*/*.yml")), ids=lambda f: f"{f.parent.name}-{f.stem}"
-)
-def test_every_params_file_fits_its_notebook(file):
-    params = _params(file.stem.split("-")[0])(**read_yaml(file))
-    assert params
-
-
-@pytest.mark.parametrize(
     ("content", "said"),
     [
         (b"seq_lens: [1", "is not valid YAML"),
         (b"seed: 1\nseed: 2", "'seed' is given twice; leave one out"),
         (b"label: 2024-13-45", "month must be in"),
         (b"seq_lens: " + b"[" * 3000, "is not valid YAML"),
-        (b"- 1\n- 2", r"holds \[1, 2\], not `name: value` lines"),
-        (b"on: 1", "holds {True: 1}, not"),
+        (b"- 1\n- 2", r"contains \[1, 2\], not `name: value` lines"),
+        (b"on: 1", "contains {True: 1}, not"),
         (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
         (b"\xff\xfe\x00bad", "cannot be read .*; give the path of a YAML file"),
     ],
@@ -316,31 +259,19 @@ def _is_taken_or_told(name, field, value):
     return bool(json.dumps(taken.model_dump(mode="json"), allow_nan=False))  # the store can hold it
 
 
+_KINDS = [
+    {"kind": "dense", "backend": "math"},
+    {"kind": "sparse", "pattern": "window", "window": 64},
+]
+_PRINTABLE = st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])
 _valid = st.fixed_dictionaries(
     {},
     optional={
         "seq_lens": st.lists(st.integers(1, 2**20), min_size=1, max_size=4, unique=True),
-        "batch_sizes": st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
-        "dtypes": st.lists(
-            st.sampled_from(["float32", "bfloat16", "float16"]), min_size=1, unique=True
-        ),
-        "attention_types": st.lists(
-            st.sampled_from(
-                [
-                    {"kind": "dense", "backend": "math"},
-                    {"kind": "sparse", "pattern": "window", "window": 64},
-                ]
-            ),
-            min_size=1,
-            unique_by=str,
-        ),
+        "attention_types": st.lists(st.sampled_from(_KINDS), min_size=1, unique_by=str),
         "budget_s": st.floats(1e-3, 1e3),
-        "rel_ci": st.floats(1e-4, 0.5),
         "causal": st.booleans(),
-        "seed": st.integers(0, 2**31 - 1),
-        "label": st.text(
-            st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), max_size=20
-        ),
+        "label": st.text(_PRINTABLE, max_size=20),
     },
 )
 

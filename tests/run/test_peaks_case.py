@@ -1,4 +1,4 @@
-"""A command has one yardstick: its notebooks share the ceilings, and a share of one carries its interval too."""
+"""The notebooks of a command share peak rates, and a share of one contains its interval."""
 
 import itertools
 
@@ -40,19 +40,14 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(
         )
 
     monkeypatch.setattr(peaks_case, "measure_ceiling", numbered)
-    token = {LAUNCH_VARIABLE: "a-command"} if together else {}
+    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
+    if together:
+        monkeypatch.setenv(LAUNCH_VARIABLE, "a-command")
+    attention, found = ALL["attention"](), []
     with Store(tmp_path / "results.sqlite") as store:
-        found = []
-        for name, given in (
-            ("attention", ATTENTION),
-            ("attention", ATTENTION | {"seq_lens": [32], "budget_s": 0.02}),
-        ):
-            monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
-            for variable, value in token.items():
-                monkeypatch.setenv(variable, value)
-            run = sweep.measure(
-                ALL[name](), ALL[name]().Params(**given), store=store, progress=False
-            )
+        for more in ({}, {"seq_lens": [32], "budget_s": 0.02}):
+            params = attention.Params(**ATTENTION | more)
+            run = sweep.measure(attention, params, store=store, progress=False)
             rows = store.measurements([run.run_id], samples=True)
             found.append(rows[rows["metric"].isin(METRICS_OF_CEILINGS)])
             run.finish()

@@ -1,4 +1,4 @@
-"""What is started ends with the process that started it, whichever system reports that end and however."""
+"""A process ends with the process that started it, on each system."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nanolib.run.process import describe_exit, python, received
+from nanolib.run.process import call_in_process, describe_exit, python
 
 ROOT = Path(__file__).parents[2]
 HANGING_S = 30
@@ -77,7 +77,7 @@ def greet(send, name):
 def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_all_that_it_started(
     capfd,
 ):
-    sent = received(greet, "Ada", limit_s=HANGING_S)
+    sent = call_in_process(greet, "Ada", limit_s=HANGING_S)
     name, pid = next(sent)
     assert name == "Ada"
     child = psutil.Process(pid)

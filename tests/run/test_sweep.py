@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nanolib.measurement import BadInput, exact
+from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.run import provenance, sweep
 from nanolib.run.dry_run import expected_s
 from nanolib.run.provenance import new_run
 from nanolib.run.timeout import Outcome
 from nanolib.run.worker import Canceled
-from nanolib.store import Run, Store
+from nanolib.store import Store
 from nanolib.store.identity import host, process_name
 from tests.run import sample_experiment as sample
 
@@ -59,6 +59,7 @@ def test_every_way_to_fail_is_a_row_and_the_sweep_goes_on(store):
     assert ends["unsupported"][1] == "no such device here"
     assert ends["error"][1] == "ValueError: two lines"
     assert "case_timeout_s 0.3; raise it" in ends["slow"][1]
+    assert ends["nan"][1].startswith("its rows cannot be stored: Out of range float values")
     assert all("\n" not in message for _, message in ends.values())
 
 
@@ -92,22 +93,15 @@ def test_a_fresh_process_per_case_gives_the_same_rows(store):
     assert here.measurements()[columns].equals(there.measurements()[columns])
 
 
-@pytest.mark.slow
-def test_a_case_that_kills_its_process_twice_is_an_error_and_not_tried_again(store, tmp_path):
-    run = _measure(store, "kill", "killonce", "ok", isolation="process", folder=str(tmp_path))
-    assert _ends(run)["kill"] == (
-        "error",
-        "its process died 2 times while it ran; it is not tried again",
-    )
-    assert _ends(run)["killonce"][0] == _ends(run)["ok"][0] == "ok"
-    assert (
-        (tmp_path / "kill.calls").read_text() == (tmp_path / "killonce.calls").read_text() == "xx"
-    )
-
-
-def test_a_worker_that_hangs_is_ended(store):
-    run = _measure(store, "slow", isolation="process", case_timeout_s=0.3)
-    assert _ends(run)["slow"][0] == "timeout"
+@pytest.mark.parametrize(
+    ("how", "message"), [("kill", "killed by SIGKILL"), ("exit", "ended with 0")]
+)
+def test_a_case_that_ends_its_process_is_an_error_with_the_reason(store, how, message):
+    run = _measure(store, how, "ok", isolation="process")
+    assert _ends(run) == {
+        how: ("error", f"its process {'was ' * (how == 'kill')}{message}"),
+        "ok": ("ok", ""),
+    }
 
 
 def test_a_case_that_was_in_flight_is_measured_in_its_own_process(store, tmp_path, capfd):
@@ -180,22 +174,15 @@ def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
     assert len(store.finished_cases(store.runs().run_id.iloc[0])) == 1
     run = _measure(store, "ok", "kill", resume=True)
     assert len(store.runs()) == 2
-    assert _ends(run)["kill"][1].startswith("its process died 2 times while it ran")
+    assert _ends(run)["kill"] == ("error", "its process was killed by SIGKILL")
+    case = sample.cases(sample.Params(behaviors=["kill"]))[0]
+    started = Measurement("case_duration", status="started", details={"attempts": 2})
+    store.write_case(run.run_id, case.case_id, case.factors, [started])
+    run = _measure(store, "ok", "kill", resume=True)
+    assert _ends(run)["kill"][1].startswith("the run was killed 2 times while it ran")
 
 
 # the parts, one by one
-
-
-def test_an_outcome_that_cannot_be_stored_is_an_error_row(store):
-    run_id = store.add(Run("sample", {"machine_id": "m"}))
-    case = sample.SampleCase("cpu", "ok")
-    rows = [exact("flops", 1.0), exact("flops", 2.0)]  # twice the same key
-    found = {case.case_id: Outcome(rows, seconds=2.5, details={"rank": 1})}
-    sweep.store_outcomes(store, run_id, [case], found)
-    (row,) = store.measurements().to_dict("records")
-    assert (row["metric"], row["status"], row["estimate"]) == ("case_duration", "error", 2.5)
-    assert row["message"].startswith("its rows cannot be stored: UNIQUE")
-    assert row["details"] == {"rank": 1} and row["method"] == "perf_counter" and row["n"] == 1
 
 
 def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
@@ -204,7 +191,7 @@ def test_what_stops_a_run_is_written_into_it(store, monkeypatch):
     params = sample.Params(behaviors=["ok"])
     with pytest.raises(Canceled):
         sweep.measure(sample, params, store=store, progress=False, stop=stop)
-    monkeypatch.setattr(sweep, "store_outcomes", lambda *_: 1 / 0)
+    monkeypatch.setattr(sweep, "store_outcome", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         _measure(store, "ok")
     assert list(zip(store.runs().status, store.runs().message, strict=True)) == [
@@ -268,7 +255,6 @@ def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
     for times in ((1.0, 2.0), (3.0, 4.0)):
         run_id = store.add(new_run("sample_experiment", params, "cpu", 3))
         for case, seconds in zip(sample.cases(params), times, strict=False):
-            outcomes = {case.case_id: Outcome(seconds=seconds)}
-            sweep.store_outcomes(store, run_id, [case], outcomes)
-    assert expected() == pytest.approx((1 + 2 + 1.75, 2 + 3 + 2.5, 3 + 4 + 3.25))
+            sweep.store_outcome(store, run_id, case, Outcome(seconds=seconds))
+    assert expected() == 2 + 3 + 2.5
     assert expected(budget_s=9.0) is None

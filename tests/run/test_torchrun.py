@@ -1,4 +1,4 @@
-"""Two agents of torchrun on this machine, as on two: rank 0 stores the rows, and a lost node ends the run."""
+"""Two agents of torchrun on this machine: rank 0 stores the rows, and a lost node ends the run."""
 
 import os
 import subprocess

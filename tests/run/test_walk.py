@@ -1,6 +1,6 @@
-"""What the full parameters and the scenarios can ask for, small and on this CPU: it runs, or says why it cannot.
+"""Every value of the full parameters and the scenarios runs here, small, or says why it cannot.
 
-No value of a kind, pattern, type, optimization, precision or algorithm is left out: a new one fails here until it is walked.
+A new attention, pattern, dtype, optimization, precision or algorithm fails here until it is walked.
 """
 
 import re
@@ -29,15 +29,33 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
 TINY = {"num_layers": 1, "d_model": 64, "num_heads": 2, "vocab_size": 512}
 _ALLOWED = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}  # against float64
 QUICK = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5, "case_timeout_s": 300.0}
-# Notebook → what changes in its full parameters, so that each value comes up once and small; several runs where values multiply.
+ATTENTION = {
+    "seq_lens": [64],
+    "batch_sizes": [2],
+    "dtypes": ["float32"],
+    "num_heads": 2,
+    "head_dim": 16,
+    "quality_patterns": [],
+}
+MODEL = {
+    "presets": ["decoder_small"],
+    "overrides": TINY,
+    "seq_lens": [16],
+    "batch_sizes": [1],
+    "dtypes": ["float32"],
+    "new_tokens": 2,
+    "generation_batch_sizes": [],
+    "loss_steps": 0,
+    "optimizations": ["eager"],
+}
+# Notebook → changes of its full parameters, so that each value comes up once and small, in several
+# runs if values multiply.
 WALK = {
     "attention": [
-        {
-            "seq_lens": [64],
+        {name: value for name, value in ATTENTION.items() if name != "quality_patterns"}
+        | {
             "batch_sizes": [1],
             "dtypes": list(DTYPES),
-            "num_heads": 2,
-            "head_dim": 16,
             "quality_seq_len": 48,
             "quality_seeds": 2,
             "quality_steps": 3,
@@ -48,24 +66,15 @@ WALK = {
             "backward": True,
             "cold_cache": True,
         },
-        {  # forward alone, where a compiled kernel has no backward pass here; a pattern's compiled shape once
-            "seq_lens": [64],
-            "batch_sizes": [2],
-            "dtypes": ["float32"],
-            "num_heads": 2,
-            "head_dim": 16,
+        ATTENTION
+        | {  # forward only: a compiled kernel has no backward pass here
             "attention_types": [
                 {"kind": "flex", "pattern": "window", "window": 16, "block_size": 32}
             ],
-            "quality_patterns": [],
             "backward": False,
         },
-        {  # what a user brings, and patterns that must be told something
-            "seq_lens": [64],
-            "batch_sizes": [2],
-            "dtypes": ["float32"],
-            "num_heads": 2,
-            "head_dim": 16,
+        ATTENTION
+        | {  # a user's own attention, and patterns with required options
             "attention_types": [
                 {"kind": "own", "call": "tests.models.inputs:strided_attention"},
                 *({"kind": "sparse", "pattern": name} | TOLD[name] for name in TOLD),
@@ -73,54 +82,30 @@ WALK = {
                 {"kind": "dense", "backend": "flash", "impl": "FA4"},
                 {"kind": "flash_attn", "version": 4},
             ],
-            "quality_patterns": [],
         },
     ],
     "model": [
-        {
+        MODEL
+        | {
             "presets": ["decoder_small", "small", "gpt_125M"],  # one of each kind
-            "overrides": TINY,
-            "seq_lens": [16],
             "batch_sizes": [2],
-            "dtypes": ["float32"],
             "new_tokens": 3,
             "generation_batch_sizes": [3],
             "loss_steps": 2,
-            "optimizations": ["eager"],
         },
-        {
-            "presets": ["decoder_small"],
-            "overrides": TINY,
-            "seq_lens": [16],
-            "batch_sizes": [1],
-            "new_tokens": 3,
-            "generation_batch_sizes": [],
-            "loss_steps": 0,
-            "optimizations": list(OPTIMIZATIONS),
-            "dtypes": ["float32"],
-        },
-        {
-            "presets": ["decoder_small"],
-            "overrides": TINY,
-            "seq_lens": [16],
-            "batch_sizes": [1],
-            "new_tokens": 2,
-            "generation_batch_sizes": [],
+        MODEL | {"new_tokens": 3, "optimizations": list(OPTIMIZATIONS)},
+        MODEL
+        | {
             "loss_steps": 1,
             "optimizations": ["eager", "checkpoint"],
             "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
         },
-        {
+        MODEL
+        | {
             "presets": ["small"],
             "overrides": TINY
             | {"attention_options": {"pattern": "window", "window": 8, "block_size": 16}},
             "attention_types": ["sparse"],
-            "seq_lens": [16],
-            "batch_sizes": [1],
-            "new_tokens": 2,
-            "generation_batch_sizes": [],
-            "loss_steps": 0,
-            "optimizations": ["eager"],
         },
     ],
     "warmup": [

@@ -39,13 +39,6 @@ def test_a_case_is_replaced_whole_or_not_at_all(store):
     assert list(store.measurements().estimate) == [7]
 
 
-def test_two_connections_write_at_once(tmp_path):
-    with Store(tmp_path / "r.sqlite") as a, Store(tmp_path / "r.sqlite") as b:
-        for i in range(20):
-            (a, b)[i % 2].add(make_run(f"run{i}"))
-        assert len(a.runs()) == len(b.runs()) == 20
-
-
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
 

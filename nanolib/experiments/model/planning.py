@@ -19,7 +19,7 @@ from nanolib.measurement import BadInput, MemoryKind, shown
 from nanolib.models.functions import cause
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
-from nanolib.run.helper import answers_of
+from nanolib.run.worker import answers_of
 
 MIB, GIB = 2**20, 2**30
 _UNITS = {"B": 1}

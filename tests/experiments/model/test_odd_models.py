@@ -97,7 +97,7 @@ def _ends(rows):
 )
 def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
     params = model.Params(model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK)
-    plans.predictions(model, params)  # which must not fail where nothing can be foreseen
+    plans.prediction_table(model, params)  # which must not fail where nothing can be foreseen
     rows = _measured(store, model, params)
     assert set(_ends(rows)) == {"ok"}
     flops = rows[(rows["metric"] == "flops") & (rows["scope"] == "inference")]
@@ -212,7 +212,8 @@ def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predic
         device="cpu",
         **QUICK | {"case_timeout_s": 1.5},
     )
-    (own,) = (case for case, _ in plans.predictions(model, params) if case.runs_code)
+    plans.prediction_table(model, params)
+    (own,) = (case for case in model.cases(params) if case.runs_code)
     assert own.plan().reason == "not planned: it takes over 0.5 s"
     ends = _measured(store, model, params)
     ends = ends[(ends["metric"] == "case_duration") & (ends["factor.preset"] == "odd_models:Hangs")]

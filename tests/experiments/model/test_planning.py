@@ -206,13 +206,13 @@ def test_what_is_no_number_or_name_is_told(wrong):
 
 
 BAD = [
-    (["nope"], "model: 'nope' is no preset"),
+    (["nope"], "model: 'nope' is not a known preset"),
     (["decoder_tiny", "--memory", "5parsec"], "memory: '5parsec' is no amount"),
     (
         ["decoder_tiny", "--ranks", "3", "--batch-size", "4"],
         "ranks: 3 does not divide batch_size 4",
     ),
-    (["decoder_tiny", "--dtype", "int3"], "dtype: 'int3' is no dtype"),
+    (["decoder_tiny", "--dtype", "int3"], "dtype: 'int3' is not a known dtype"),
     (["decoder_tiny", "--seq-len", "0"], "seq_len: Input should be greater than 0, got 0"),
     (
         ["decoder_tiny", "--optimizer", "lion"],
@@ -222,7 +222,10 @@ BAD = [
         ["decoder_tiny", "--attention-type", "flex"],
         "cannot be planned: a compiled kernel allocates out of the counter's sight",
     ),
-    (["decoder_tiny", "--attention-type", "odd"], "attention_type: 'odd' is no attention kind"),
+    (
+        ["decoder_tiny", "--attention-type", "odd"],
+        "attention_type: 'odd' is not a known attention kind",
+    ),
     (
         ["decoder_tiny", "-p", "d_model=x"],
         "d_model: Input should be a valid integer",

@@ -1,0 +1,26 @@
+"""Jobs run one after another, and Ctrl-C starts no other."""
+
+from nanolib.experiments import ALL
+from nanolib.measurement import RunStatus
+from nanolib.run import notebooks
+from nanolib.run.jobs import plan
+
+SCENARIOS = ["distributed-memory", "distributed-training", "distributed-which-algorithm"]
+
+
+def test_ctrl_c_ends_the_job_that_runs_and_starts_no_other(tmp_path, monkeypatch):
+    begun = []
+
+    def run(job, command, watch):
+        begun.append(job.title)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return 1
+
+    monkeypatch.setattr(notebooks, "_run_papermill", run)
+    monkeypatch.setattr(notebooks, "_judge", lambda result, *_: setattr(result, "status", "failed"))
+    command = notebooks.Command(tmp_path)
+    results = notebooks.run_jobs(plan(ALL, SCENARIOS, {}, {}), command, lambda line: None)
+    assert begun == SCENARIOS[:2]
+    statuses = [result.status for result in results]
+    assert statuses == [RunStatus.FAILED, RunStatus.INTERRUPTED, "not started"]
