@@ -119,7 +119,7 @@ def benchmark_with_statistics(
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     samples = _series(func, device, warmup=warmup, trials=trials)
-    return summarize(samples, drop_outliers=remove_outliers)
+    return summarize(samples, outliers="remove" if remove_outliers else "keep")
 
 
 def benchmark_forward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -161,29 +162,41 @@ def _show_plan(jobs: list[Any]) -> None:
             expected.append(store and expected_s(job.params, cases, store, machine_id))
             echo("", f"{job.name}: {len(cases)} cases{_duration(expected[-1])}")
             _show_cases(cases, (predict_case(case, ceilings) for case in cases))
-    known = [seconds for seconds in expected if seconds]
+    known = [interval for interval in expected if interval]
     unknown = len(expected) - len(known)
     if known:
         without = f", without {unknown} of them" if unknown else ""
-        echo("", f"all notebooks{without}{_duration(sum(known))}")
+        total = [sum(ends) for ends in zip(*known, strict=True)]
+        echo("", f"all notebooks{without}{_duration(total)}")
     if unknown:
         echo("", "nanolib knows how long a notebook takes after its first run here.")
     if not ceilings:
         echo("", "No time predictions yet: they need this machine's peak rates. Run: nano doctor")
 
 
-def _duration(seconds: float | None) -> str:
-    return f": about {seconds:.0f} s inside cases" if seconds else ""
+def _duration(seconds: Any) -> str:
+    """Return `: about 90 s (75 to 110 s) inside cases`; empty if the duration is unknown."""
+    if not seconds:
+        return ""
+    low, estimate, high = (f"{value:.0f}" for value in seconds)
+    return f": about {estimate} s ({low} to {high} s) inside cases"
+
+
+def _fold_key(line: Any) -> Any:
+    """Return a key that is equal for lines that differ only in the name and have no prediction."""
+    return line[1:] if line.mib == "—" else line
 
 
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
-    """Print a line per case as it comes."""
+    """Print a line per case as it comes; neighbors without a prediction share one."""
     from tqdm import tqdm
 
-    width = max(len(str(case)) for case in cases)
+    width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")
     echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
     with tqdm(predictions, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
-        for name, ms, mib, here in bar:
+        for _, equal in itertools.groupby(bar, _fold_key):
+            (name, ms, mib, here), *others = equal
+            name += f" and {len(others)} more" if others else ""
             with bar.external_write_mode():
                 echo(f"{name:{width}}  {ms:>12}  {mib:>13}  {here}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from nanolib.meters.memory import MIB
@@ -12,6 +13,7 @@ from nanolib.numbers import format_number
 from nanolib.run.case import Case
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
+from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
 _UNITS = {
@@ -72,17 +74,18 @@ def predict_case(case: Case, ceilings: dict[str, float]) -> CasePrediction:
 
 def expected_s(
     params: Params, cases: Sequence[Case], store: Store, machine_id: str
-) -> float | None:
+) -> Interval | None:
     """Return how long the cases will take, from earlier runs of this notebook on this machine.
 
-    A case takes the median of its earlier durations with the same timing parameters. A case that
-    was never measured takes the median of the notebook's cases.
+    A case takes the median of its earlier durations with the same timing parameters. The ends are
+    the shortest and the longest of them. A case that was never measured takes the median of the
+    notebook's cases, and the ends are their quartiles.
 
     Args:
         params: Of the notebook.
-        cases: Those that will be measured.
-        store: Where the runs are.
-        machine_id: Of this machine.
+        cases: The cases.
+        store: The results of earlier runs.
+        machine_id: This machine.
 
     Returns:
         Seconds inside cases; None without an earlier run.
@@ -94,8 +97,12 @@ def expected_s(
     ended = rows[(rows["metric"] == "case_duration") & rows["estimate"].notna()]
     if ended.empty:
         return None
-    usual, times = ended["estimate"].median(), ended.groupby("case_id")["estimate"].median()
-    return float(sum(times.get(case.case_id, usual) for case in cases))
+    usual = np.quantile(ended["estimate"], [0.25, 0.5, 0.75])
+    times = {
+        case_id: np.quantile(own, [0, 0.5, 1])
+        for case_id, own in ended.groupby("case_id")["estimate"]
+    }
+    return Interval(*map(float, sum(times.get(case.case_id, usual) for case in cases)))
 
 
 def _timing(params: Mapping[str, Any]) -> list[Any]:

@@ -50,7 +50,7 @@ def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked):
 def test_a_row_says_that_outliers_were_dropped():
     series = _noisy(500)
     series[12] = 900
-    row = summarize(series, drop_outliers=True)
+    row = summarize(series, outliers="remove")
     assert (
         Flag.OUTLIERS_REMOVED in row.flags
         and "outliers removed" in row.method

@@ -33,6 +33,7 @@ def measure(
     device: str | torch.device = "cpu",
     scope: str = "",
     predicted: float | None = None,
+    outliers: str = "keep",
     cold: bool = False,
 ) -> Measurement:
     """Measure how long one call of `fn` takes.
@@ -45,6 +46,8 @@ def measure(
         device: Where `fn` computes; it selects the clock.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
+        outliers: `keep` labels outliers. `remove` drops them, to reproduce figures made that way,
+            and the row says so.
         cold: Overwrite the last-level cache before each call.
 
     Returns:
@@ -62,7 +65,8 @@ def measure(
         >>> print(row)
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
-    row = measure_phases({scope: fn}, rel_ci, budget_s, device=str(device), cold=cold)[scope]
+    options = {"device": str(device), "outliers": outliers, "cold": cold}
+    row = measure_phases({scope: fn}, rel_ci, budget_s, **options)[scope]
     return replace(row, predicted=predicted)
 
 
@@ -144,6 +148,8 @@ def _check(timing: Timing) -> None:
         value = getattr(timing, name)
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"{name}: must be greater than 0, got {value!r}")
+    if timing.outliers not in ("keep", "remove"):
+        raise BadInput(f"outliers: {timing.outliers!r} is not valid; use keep or remove")
 
 
 def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Measurement]:
@@ -172,6 +178,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
             steady=steady,
             scope=scope,
             method=clock.method,
+            outliers=timing.outliers,
             details=shared | own.get(scope, {}) | ({"cached": True} if scope in cached else {}),
         )
         for scope, samples in scopes.items()
@@ -185,7 +192,7 @@ def summarize(
     steady: SteadyState | None = None,
     scope: str = "",
     method: str = "perf_counter",
-    drop_outliers: bool = False,
+    outliers: str = "keep",
     details: Mapping[str, Any] | None = None,
 ) -> Measurement:
     """Summarize timings as a `latency` row: estimate, interval, flags and descriptive figures.
@@ -196,8 +203,7 @@ def summarize(
         steady: The steady state; found in `samples` by default.
         scope: Scope of the row.
         method: The clock's method.
-        drop_outliers: Drop outliers instead of labeling them, to reproduce figures made that way.
-            The row says so.
+        outliers: As in `measure`.
         details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)
@@ -206,7 +212,7 @@ def summarize(
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
     flags = _flags(medians, steady, details or {})
-    if drop_outliers:
+    if outliers == "remove":
         medians = remove_outliers(medians)
         flags = [flag for flag in flags if flag not in (Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE)]
         flags.append(Flag.OUTLIERS_REMOVED)

@@ -28,7 +28,7 @@ class Timing:
 
     Attributes:
         phases: Scope → call, in order.
-        rel_ci, budget_s, device, cold: As in `measure`.
+        rel_ci, budget_s, device, outliers, cold: As in `measure`.
         total: Scope of the row of their sum, if there are several.
         collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
             them.
@@ -39,6 +39,7 @@ class Timing:
     budget_s: float = 10.0
     device: str = "cpu"
     total: str = "total"
+    outliers: str = "keep"
     cold: bool = False
     collect: Collect | None = None
 
