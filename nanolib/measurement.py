@@ -84,10 +84,7 @@ class Flag(enum.StrEnum):
     GOT_SLOWER = "got_slower", "it got slower while it ran; look for throttling or a growing cache"
     AUTOCORRELATED = "autocorrelated", "the interval is too narrow; use longer blocks"
     LOW_SAMPLE_COUNT = "low_sample_count", "too few blocks for a 95 % interval; raise budget_s"
-    CACHED_RESULT = (
-        "cached_result",
-        "later calls returned the first result; compute it in each call",
-    )
+    CACHED_RESULT = "cached_result", "later calls returned the first result; compute it each time"
     THROTTLED = "throttled", "the device lowered its clock, or a CPU quota held the process back"
     LAUNCH_BOUND = (
         "launch_bound",
@@ -144,6 +141,8 @@ METRICS: dict[str, Metric] = {
         Metric("sparsity", "1", _EQUAL, "Sparsity"),
         Metric("block_sparsity", "1", _EQUAL, "Block sparsity"),
         Metric("relative_error", "1", _LOWER, "Relative error"),
+        Metric("ulp_difference", "ULP", _LOWER, "Largest difference of logits"),
+        Metric("greedy_agreement", "1", _HIGHER, "Greedy tokens that agree"),
         Metric("loss", "nats", _LOWER, "Loss"),
         Metric("loss_difference", "nats", _LOWER, "Loss above dense"),
         Metric("loss_difference_from_bf16", "nats", _LOWER, "Loss above bf16"),

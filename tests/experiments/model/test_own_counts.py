@@ -70,8 +70,7 @@ def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
     n, item = 256, 4
-    source = checked(model, n, 1, dict(MODELS[model]))
-    planned = Planner(source, "adamw", 1).breakdown("decoding", 1, n)
+    planned = Planner(checked(model, n, 1, MODELS[model])).breakdown("decoding", 1, n)
     case = _generation(model, MODELS[model], n - 1)
     cached = (
         n - 1 if model.startswith("hf:") else n
@@ -100,7 +99,7 @@ def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_lay
     field = "num_hidden_layers" if model.startswith("hf:") else "num_layers"
     options = {name: value for name, value in MODELS[model].items() if name != "sliding_window"}
     low, high = (
-        Planner(checked(model, 256, 1, options | {field: layers}), "adamw", 1)
+        Planner(checked(model, 256, 1, options | {field: layers}))
         .breakdown("decoding", 1, 256)
         .by_kind
         for layers in (LAYERS, 3 * LAYERS)
