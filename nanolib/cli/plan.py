@@ -28,8 +28,8 @@ def _option(name: str, default: int | str | None, text: str, metavar: str | None
 @_option("--seq-len", 1024, "Sequence length, tokens.", "N")
 @_option("--batch-size", 1, "Global batch size, in sequences.", "N")
 @_option("--dtype", None, "Dtype of weights and activations (float32).")
-@_option("--precision", None, "Training: mixed (bfloat16 by autocast), or pure if --dtype is set.")
-@_option("--kv-dtype", None, "Dtype of keys and values in a cache, such as float8_e4m3fn.")
+@_option("--precision", None, "Training precision: mixed (the default without --dtype) or pure.")
+@_option("--kv-dtype", None, "Dtype of cached keys and values, such as float8_e4m3fn.")
 @_option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
 @_option("--attention-type", "dense", "Attention of a preset: dense, sparse, ...")
 @_option("--ranks", 1, "Number of FSDP ranks. Memory per rank is modelled, not counted.", "N")
@@ -47,8 +47,9 @@ def plan(
     MODEL is a preset, hf:LlamaForCausalLM, or package.module:build.
 
     MODEL: a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
-    Peaks are of live tensors, to the byte; what the process and its allocator need comes on top.
-    Exit code 1 where nothing fits.
+    Peaks are of live tensors, to the byte. The process and its allocator need more.
+    Mixed precision computes in bfloat16, with weights and optimizer states in float32.
+    Exit code 1 if nothing fits.
     """
     from nanolib.experiments.model import planning
     from nanolib.params import read_value

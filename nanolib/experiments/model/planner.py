@@ -125,10 +125,8 @@ class Planner:
             step = case.step(case.build(), case.no_ids(), 1e-3)
             step.first()
             size = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
-        item, cached = (
-            getattr(torch, self.request.kv_dtype).itemsize,
-            step.generation.keys_and_values,
-        )
+            cached = step.generation.keys_and_values
+        item = getattr(torch, self.request.kv_dtype).itemsize
         return 1 - sum(x.nbytes - x.numel() * item for x in cached) / size
 
     def _need(self, name: str, length: int) -> Callable[[int], float]:
@@ -152,8 +150,7 @@ class Planner:
             longer = lengthened(case.preset, case.overrides, length)
             case = replace(case, overrides=case.overrides | longer)
         if mode == "generation":  # the cache holds `length` tokens in the end
-            prompt = {"seq_len": max(1, length - 2), "new_tokens": 2}
-            return GenerationCase(**vars(case) | prompt)
+            return GenerationCase(**vars(case) | {"seq_len": length - 1})
         return replace(case, seq_len=length)
 
     @functools.cached_property

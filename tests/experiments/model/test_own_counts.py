@@ -3,13 +3,11 @@
 import dataclasses
 
 import pytest
-import torch
 
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
-from nanolib.models.generation import generation_of
-from nanolib.models.user import build_model, hugging_face_config
+from nanolib.models.user import hugging_face_config
 from tests.experiments.own import checked
 from tests.measuring import breakdown
 
@@ -193,25 +191,6 @@ def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(tmp_p
         said = case.formulas()
         assert said["flops"] == n * flops
         assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
-
-
-def test_a_window_is_decoded_past_and_goes_back_to_the_prompt():
-    options = HF | {"sliding_window": 16}
-    model = build_model("hf:MistralForCausalLM", options, "cpu", "float64", seed=0).eval()
-    ids = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
-    wanted = model.generate(
-        ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
-    )[:, 40:]
-    generation = generation_of(model, ids, 5)
-    generation.prefill()
-    found = [generation.token]
-    for _ in range(5):
-        generation.decode()
-        found.append(generation.token)
-    assert torch.equal(torch.stack(found, 1), wanted)
-    generation.token = found[0]
-    generation.decode()  # back at the prompt
-    assert torch.equal(generation.token, found[1])
 
 
 def test_a_token_over_a_window_sees_and_reads_the_window():

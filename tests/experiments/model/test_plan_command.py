@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.experiments.model.planner import USES
+from nanolib.experiments.model.request import Request
 
 SMALL = "-p num_layers=4 -p d_model=64 -p num_heads=4 -p vocab_size=128"
 LLAMA, TINY = "hf:LlamaForCausalLM", "decoder_tiny"
@@ -82,14 +83,16 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_pat
     assert ended.exit_code == 1 and "nothing fits as it is" in ended.output
 
 
-def test_training_is_mixed_unless_a_dtype_is_given():
-    titles = {}
-    for words in ("", "--precision mixed --dtype bfloat16", "--dtype bfloat16", "--precision pure"):
-        title = _plan(f"{TINY} --seq-len 16 {SMALL} {words}").output.partition(", 1 × 16")[0]
-        titles[words] = title.partition(" in ")[2]
-    assert [*titles.values()] == [
-        "float32, training in mixed precision",
-        "bfloat16, training in mixed precision",
-        "bfloat16",
-        "float32",
-    ]
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ({}, "float32, training in mixed precision"),
+        ({"dtype": "bfloat16", "precision": "mixed"}, "bfloat16, training in mixed precision"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"precision": "pure"}, "float32"),
+        ({"precision": "pure", "kv_dtype": "float16"}, "float32, keys and values in float16"),
+    ],
+)
+def test_training_is_mixed_unless_a_dtype_is_given(given, title):
+    request = Request(model=TINY, memory="1GiB", **given)
+    assert request.title.partition(", 1 × ")[0] == title
