@@ -81,11 +81,13 @@ class Planner:
                     batches[length] = batch
         except Unsupported as error:
             return Use(name, memory, refused=str(error))
-        # A model may read its data, which a plan does not have, or compute token by token.
-        except (Exception, SystemExit) as error:
-            self._late = str(error) if isinstance(error, TimeoutError) else ""
+        except TimeoutError as error:  # such as of a model that computes token by token
+            self._late = f"{error}; lower seq_len"
             if breakdown is None:
-                return Use(name, memory, refused=why_not_planned(error))
+                return Use(name, memory, refused=self._late)
+        # A model may read its data, which a plan does not have.
+        except (Exception, SystemExit) as error:
+            return Use(name, memory, refused=why_not_planned(error))
         return Use(name, memory, breakdown, batches)
 
     def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:

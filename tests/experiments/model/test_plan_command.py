@@ -74,7 +74,7 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_pat
     assert "training: the largest parts of the peak" in ended.output and "blocks.*" in ended.output
     _, _, batches = ended.output.partition("The largest batch that fits")
     rows = {line.split()[0]: line.split()[1:] for line in batches.splitlines()[2:5]}
-    assert list(rows) == ["64", "128", "512"] and rows["512"][2:] == ["—", "—"]
+    assert list(rows) == ["64", "256", "1024"] and rows["1024"][2:] == ["—", "—"]
     found = json.loads((tmp_path / "f.json").read_text())
     assert [use["use"] for use in found["uses"]] == list(USES)
     for use in found["uses"]:
