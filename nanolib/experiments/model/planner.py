@@ -77,8 +77,8 @@ class Planner:
         try:
             with planning_time_limit():
                 breakdown = self.breakdown(name, self.source.batch_size, self.source.seq_len)
-                for length, batch in self._batches(name, breakdown):
-                    batches[length] = batch
+            for length, batch in self._batches(name, breakdown):
+                batches[length] = batch
         except Unsupported as error:
             return Use(name, memory, refused=str(error))
         except TimeoutError as error:  # such as of a model that computes token by token
@@ -95,7 +95,8 @@ class Planner:
         fixed = sum(breakdown.by_kind.get(kind, 0) for kind in _SHARDED)
         most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
         for length in self.contexts:
-            most = largest(self._need(name, length), self.request.memory, guess, most, fixed)
+            with planning_time_limit():
+                most = largest(self._need(name, length), self.request.memory, guess, most, fixed)
             guess = max(1, most // 4)
             yield length, most * self.ranks
 

@@ -275,10 +275,7 @@ class Generating(Step):
         }
 
     def first(self) -> None:
-        """Read the prompt and, unless the cache would be full, one token.
-
-        Windows keep the whole prompt's tensors until the first token.
-        """
+        """Read the prompt and a token, if two fit: windows keep the prompt's tensors until then."""
         self.generation.prefill()
         if self.generation.new_tokens > 1:
             self.generation.decode()
