@@ -84,10 +84,7 @@ class Flag(enum.StrEnum):
     GOT_SLOWER = "got_slower", "it got slower while it ran; look for throttling or a growing cache"
     AUTOCORRELATED = "autocorrelated", "the interval is too narrow; use longer blocks"
     LOW_SAMPLE_COUNT = "low_sample_count", "too few blocks for a 95 % interval; raise budget_s"
-    CACHED_RESULT = (
-        "cached_result",
-        "later calls returned the first result; compute it in each call",
-    )
+    CACHED_RESULT = "cached_result", "later calls returned the first result; compute it each time"
     THROTTLED = "throttled", "the device lowered its clock, or a CPU quota held the process back"
     LAUNCH_BOUND = (
         "launch_bound",
@@ -143,6 +140,8 @@ METRICS: dict[str, Metric] = {
         Metric("sparsity", "1", "Sparsity", Direction.EQUAL),
         Metric("block_sparsity", "1", "Block sparsity", Direction.EQUAL),
         Metric("relative_error", "1", "Relative error"),
+        Metric("ulp_difference", "ULP", "Largest difference of logits"),
+        Metric("greedy_agreement", "1", "Greedy tokens that agree", Direction.HIGHER),
         Metric("loss", "nats", "Loss"),
         Metric("loss_difference", "nats", "Loss above dense"),
         Metric("loss_difference_from_bf16", "nats", "Loss above bf16"),

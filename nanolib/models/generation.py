@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from nanolib.models.cache import StaticCache
 from nanolib.models.transformer import Transformer
 
 WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
+# What the models of transformers call the cache that they take and return.
+_CACHES = ("past_key_values", "cache_params")
 
 
 class Generation:
@@ -40,11 +44,20 @@ class Generation:
         self._start = self.cache.length
 
     @torch.inference_mode()
-    def decode(self) -> None:
-        """Read the last token and choose the next."""
+    def next_logits(self) -> torch.Tensor:
+        """Read the last token.
+
+        Returns:
+            Logits of the next one, shape [batch, vocab_size].
+        """
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
-        self.token = self.model.decode(self.token, self.cache).argmax(dim=-1)
+        return self.model.decode(self.token, self.cache)
+
+    @torch.inference_mode()
+    def decode(self) -> None:
+        """Read the last token and choose the next."""
+        self.token = self.next_logits().argmax(dim=-1)
 
     def all_tokens(self) -> None:
         """Read the prompt and choose all tokens after it.
@@ -59,6 +72,11 @@ class Generation:
     def forget(self) -> None:
         """Hold nothing of a prompt, as before the first one."""
         self.cache.length = 0
+
+    @property
+    def keys_and_values(self) -> list[torch.Tensor]:
+        """The cache's keys and values."""
+        return [*self.cache.keys, *self.cache.values]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -103,57 +121,74 @@ class CapturedGeneration(Generation):
 
 
 class HuggingFaceGeneration(Generation):
-    """The same for a model of transformers, whose cache grows."""
+    """The same for a model of transformers, whose cache grows, slides or consists of states."""
 
     def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
-        self.token, self.cache = prompt[:, -1], None
+        self.token, self._cache_name = prompt[:, -1], _cache_name(model)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the cache before the next one is made."""
+        self.cache = self._prompt_cache = None
+        self._tokens = 0
 
     @torch.inference_mode()
     def prefill(self) -> None:
         """Read the prompt from the beginning and choose the first token."""
         self.forget()
         out = self.model(self.prompt, use_cache=True, logits_to_keep=1)
-        self.cache, self.token = out.past_key_values, out.logits[:, -1].argmax(dim=-1)
-        for layer in self.cache.layers:
-            # a window's keys can be taken back to the prompt only where those that have left it are still there
-            if getattr(layer, "is_sliding", False) and getattr(layer, "is_croppable", False):
-                layer.activate_past_recording()
-
-    def forget(self) -> None:
-        """Drop the cache, before another is made beside it."""
-        self.cache = None
+        self.cache = getattr(out, self._cache_name)
+        self.token = out.logits[:, -1].argmax(dim=-1)
 
     @torch.inference_mode()
-    def decode(self) -> None:
-        """Read the last token and choose the next."""
-        if self.cache.get_seq_length() == self.prompt.shape[1] + self.new_tokens:
-            try:
-                self.cache.crop(-self.new_tokens)
-            except RuntimeError:
-                raise Unsupported(
-                    f"the cache of {type(self.model).__name__} cannot go back to the prompt; leave decoding out: {WITHOUT_DECODING}"
-                ) from None
-        out = self.model(self.token[:, None], past_key_values=self.cache, use_cache=True)
-        self.token = out.logits[:, -1].argmax(dim=-1)
+    def next_logits(self) -> torch.Tensor:
+        """See `Generation.next_logits`; beyond the new tokens it goes on from the prompt again."""
+        if self._tokens == self.new_tokens:
+            self._restart()
+        self._tokens += 1
+        cache = {self._cache_name: self.cache}
+        return self.model(self.token[:, None], use_cache=True, **cache).logits[:, -1]
+
+    def _restart(self) -> None:
+        """Go on with a copy of the prompt's cache: windows and states cannot be cut back."""
+        if self._prompt_cache is None:
+            self.prefill()
+            self._prompt_cache = self.cache
+        self.cache, self._tokens = self._prompt_cache, 0
+        # A token replaces keys and values and writes into states, so only the states are copied.
+        self.cache = copy.deepcopy(self.cache, {id(x): x for x in self.keys_and_values})
+
+    @property
+    def keys_and_values(self) -> list[torch.Tensor]:
+        """The keys and values of the layers that attend."""
+        found = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
+        return [x for x in found if x is not None]
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The cache, the prompt and the last token."""
-        # keys and values of attention, states of other layers; not whole numbers such as a window's size
-        kept = tree_leaves([vars(layer) for layer in self.cache.layers]) if self.cache else []
-        cached = [x for x in kept if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        return [*cached, self.prompt, self.token]
+        held = () if self.cache is None else _tensors_of(self.cache)
+        # not whole numbers such as a window's size
+        return [*(x for x in held if x.is_floating_point()), self.prompt, self.token]
 
 
-def _generates(model: Any) -> bool:
-    """Whether a model of transformers generates, over a cache that it takes and gives back."""
+def _tensors_of(holder: Any) -> Iterator[torch.Tensor]:
+    """Find the tensors in an object's attributes, and in those of the objects that it has."""
+    for leaf in tree_leaves(vars(holder)):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
+            yield from _tensors_of(leaf)
+
+
+def _cache_name(model: Any) -> str:
+    """Return what a model of transformers that generates calls its cache; empty for any other."""
     takes = inspect.signature(model.forward).parameters
-    return (
-        hasattr(model, "can_generate")
-        and model.can_generate()
-        and all(name in takes for name in ("past_key_values", "use_cache", "logits_to_keep"))
-    )
+    generates = hasattr(model, "can_generate") and model.can_generate()
+    if not generates or not {"use_cache", "logits_to_keep"} <= set(takes):
+        return ""
+    return next((name for name in _CACHES if name in takes), "")
 
 
 def _has_static_step(model: nn.Module) -> bool:
@@ -182,7 +217,7 @@ def generation_of(
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
-    if hasattr(getattr(model, "config", None), "use_cache") and _generates(model):
+    if hasattr(getattr(model, "config", None), "use_cache") and _cache_name(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "

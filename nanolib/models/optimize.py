@@ -110,6 +110,10 @@ def _autocast(dtype: torch.dtype) -> Callable[[nn.Module, Forward, torch.Tensor]
     return wrapped
 
 
+def _autocast_checkpointed(model: nn.Module, forward: Forward, ids: torch.Tensor) -> Forward:
+    return _autocast(torch.bfloat16)(model, _checkpointed(model, forward, ids), ids)
+
+
 # Name → (model, its forward, example ids) → the forward to use in its place.
 OPTIMIZATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] = {
     "eager": _eager,
@@ -119,6 +123,7 @@ OPTIMIZATIONS: dict[str, Callable[[nn.Module, Forward, torch.Tensor], Forward]] 
     "cuda_graph": _cuda_graph,
     "checkpoint": _checkpointed,
     "autocast_bfloat16": _autocast(torch.bfloat16),
+    "autocast_bfloat16_checkpoint": _autocast_checkpointed,
     "autocast_float16": _autocast(torch.float16),
 }
 # Modes in which an optimization means anything, where that is not in inference and in training.
@@ -126,6 +131,7 @@ _MODES = {
     "eager": ("inference", "training", "generation"),
     "cuda_graph": ("inference", "training", "generation"),
     "checkpoint": ("training",),
+    "autocast_bfloat16_checkpoint": ("training",),
 }
 
 

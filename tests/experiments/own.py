@@ -1,6 +1,6 @@
 """Models that are small enough for a test, and what is planned of one."""
 
-from nanolib.experiments.model.planning import Request
+from nanolib.experiments.model.request import Request
 
 TINY = {"num_layers": 3, "d_model": 64, "num_heads": 4, "vocab_size": 300, "context_length": 64}
 LLAMA = {
@@ -13,8 +13,7 @@ LLAMA = {
 }
 
 
-def checked(model, seq_len, batch_size, options):
-    """The case that a plan is of, in float32 and dense."""
-    return Request(
-        model=model, memory="1GiB", seq_len=seq_len, batch_size=batch_size, options=options
-    ).case
+def checked(model, seq_len, batch_size, options, **rest):
+    """What a plan is asked: a model in float32 throughout, if nothing else is said."""
+    shape = {"memory": "20MiB", "seq_len": seq_len, "batch_size": batch_size}
+    return Request(model=model, options=options, **shape | {"precision": "pure"} | rest)

@@ -71,6 +71,8 @@ METRICS = _same(
 }
 LEFT_OUT = {
     "case_duration": "a time",
+    "ulp_difference": "rounding differs between processors",
+    "greedy_agreement": "rounding differs between processors",
     "latency": "a time",
     "reserved_memory": "of a GPU's allocator",
     "resident_memory": "what the system gave the process",

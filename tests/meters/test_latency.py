@@ -47,10 +47,11 @@ def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked):
     assert row.estimate == pytest.approx(100, rel=0.002)
 
 
-def test_a_row_says_that_outliers_were_dropped():
+def test_a_row_says_that_outliers_were_dropped(clocked):
     series = _noisy(500)
     series[12] = 900
-    row = summarize(series, outliers="remove")
+    clocked(series)
+    row = measure(lambda: None, outliers="remove")
     assert (
         Flag.OUTLIERS_REMOVED in row.flags
         and "outliers removed" in row.method
@@ -59,6 +60,8 @@ def test_a_row_says_that_outliers_were_dropped():
     assert not {Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE} & set(
         row.flags
     )  # which say that they are kept
+    with pytest.raises(BadInput, match="outliers: 'drop' is not valid; use keep or remove"):
+        measure(lambda: None, outliers="drop")
 
 
 def test_phases_are_timed_in_turn_and_summed(clocked):

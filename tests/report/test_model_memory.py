@@ -49,3 +49,16 @@ def test_tokens_of_all_users_and_of_each_are_drawn_over_the_batch(measured):
         ("each user", 1): 500,
         ("each user", 4): 62.5,
     }
+
+
+@pytest.mark.parametrize("agreement", [1.0, 0.75])
+def test_greedy_tokens_are_a_finding_only_if_they_differ(say, agreement):
+    factors, rows = inference()
+    for scope, share in (("run_to_run", 1.0), ("batch", 1.0), ("decode", agreement)):
+        rows.append(exact("ulp_difference", 12.0, scope=scope))
+        rows.append(exact("greedy_agreement", share, scope=scope))
+    found = [line for line in say("model", [(factors, rows)]) if "greedy" in line]
+    assert found == [
+        "tiny (dense, float32), batch 3, n = 64: 25% of greedy tokens differ between prefill and decode: "
+        "logits differ by at most 12 ULP."
+    ] * (agreement < 1)

@@ -1,4 +1,4 @@
-"""The model notebook's cases: a model at one shape that runs, trains or generates, and one that is trained for its loss."""
+"""The model notebook's timed cases: a model at one shape that runs, trains or generates."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
+from nanolib.experiments.model.determinism import determinism_rows
 from nanolib.experiments.model.look import (
     Counted,
     Look,
@@ -51,7 +52,7 @@ class ModelCase(ShapedCase):
 
     @property
     def planned_as(self) -> ModelCase:
-        """What has the same plan: the model under any name; if it is compiled or captured, the eager one."""
+        """The case with the same plan: the name is left out, and a compiled model is the eager one."""
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
@@ -61,7 +62,7 @@ class ModelCase(ShapedCase):
 
     @property
     def context_length(self) -> int | None:
-        """The longest sequence, tokens; None if nobody knows one."""
+        """The longest sequence, tokens; None if it is not known."""
         if self.runs_code:
             return None
         if self.own:
@@ -70,18 +71,18 @@ class ModelCase(ShapedCase):
 
     @property
     def position(self) -> int:
-        """Tokens that are cached before those whose work is counted."""
+        """Tokens in the cache before those whose work is counted."""
         return 0
 
     @property
     def counted(self) -> Counted | None:
-        """Its weights, work and traffic by formula; None if only a run of a model of the user's tells."""
+        """Weights, work and traffic by formula; None if only a run can count them."""
         if self.own:
             return self._look.counted
         config, length = self.config, 1 if self.position else self.seq_len
         parts = model_flops(config, self.batch_size, length, self._kept, position=self.position)
         moved = elements_moved(self.mode, config.parameter_count, config.parameter_count)
-        if self.position:  # a token sees itself too, which no cache holds yet
+        if self.position:  # a token attends to itself too, which is not in the cache yet
             keys = round((self._kept(1, self.position + 1) - 1) * config.kv_heads)
             cached = 2 * config.num_layers * self.batch_size * keys * config.head_dim
             moved = config.decoded_parameters(self.batch_size) + cached
@@ -90,7 +91,7 @@ class ModelCase(ShapedCase):
         return Counted(config.parameter_count, flops, moved * self.item)
 
     def _kept(self, q_len: int, kv_len: int) -> float:
-        """Query-key pairs that its attention keeps per head, all of them if the input decides."""
+        """Query-key pairs that its attention keeps per head; all of them if the input decides."""
         config = self.config
         options = attention.shared_options(config.attention_type, config.attention_options)
         found = attention.work(config.attention_type, q_len, kv_len, causal=True, options=options)
@@ -106,14 +107,14 @@ class ModelCase(ShapedCase):
         return f"{self.name} {self.mode} n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
 
     def unsupported(self) -> str:
-        """Why this machine cannot run it, as far as is known without running code of the user's."""
+        """Why this machine cannot run it, as far as is known without running your code."""
         reason = ""
         if self.own and not self.runs_code:
             reason = missing(self.preset) or self.plan().unsupported
         return reason or unsupported_on(self.optimization, self.device)
 
     def plan(self) -> Plan:
-        """The peak memory of a case, counted without running it."""
+        """The peak memory, counted without running the case."""
         return self._look.plan
 
     def not_planned(self) -> str:
@@ -129,23 +130,23 @@ class ModelCase(ShapedCase):
     def at_depth(
         self, depth: int, optimizer: str = "adamw", layers: str = "num_layers"
     ) -> tuple[nn.Module, Iterator[Workload]]:
-        """Its model with so many blocks, and its calls.
+        """Build the model with another number of blocks, and its calls.
 
         Args:
-            depth: Blocks; 0 for its own.
+            depth: Blocks; 0 for the model's own number.
             optimizer: A key of `OPTIMIZERS`.
-            layers: The option that says how many blocks there are.
+            layers: The option that sets the number of blocks.
         """
         overrides = self.overrides | ({layers: depth} if depth else {})
         model = replace(self, overrides=overrides).build()
         return model, self.step(model, self.no_ids(), 1e-3, optimizer).workloads()
 
     def no_ids(self) -> torch.Tensor:
-        """Ids of its shape, all 0: int64 [batch, length + 1]."""
+        """Return ids of the case's shape, all 0: int64 [batch, length + 1]."""
         return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """What formulas say before anything runs, without planning its memory.
+        """Predict by formula, without planning memory.
 
         Args:
             ceilings: As `roofline_ms` takes them.
@@ -175,14 +176,14 @@ class ModelCase(ShapedCase):
     def step(
         self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
-        """Its calls: what its times and its memory are of."""
+        """Build the calls that are timed and whose memory is measured."""
         if self.mode == "inference":
             return Inferring(model, ids[:, :-1], self.optimization)
         return Training(model, ids, self.optimization, learning_rate, optimizer)
 
     @property
     def group(self) -> str:
-        """See `Case.group`: all optimizations and types of one model, shape and mode."""
+        """See `Case.group`: all optimizations and dtypes of one model, shape and mode."""
         overrides = json.dumps(self.overrides, sort_keys=True)
         model = (self.device, self.preset, overrides, self.attention_type)
         return " ".join(map(str, (*model, self.seq_len, self.batch_size, self.mode)))
@@ -194,11 +195,11 @@ class ModelCase(ShapedCase):
 
     @property
     def is_baseline(self) -> bool:
-        """See `Case.is_baseline`: each type as it is."""
+        """See `Case.is_baseline`: the eager model in each dtype."""
         return self.optimization == "eager"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
-        """Its size, work and memory, and in turns with others of its group its times."""
+        """Measure size, work and memory, and times in turns with the others of its group."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())
@@ -233,9 +234,13 @@ class ModelCase(ShapedCase):
         for work in step.workloads():
             trace(work, self, params)  # first: under a counter of memory nothing compiled runs
             yield from self._memory_rows(work, model)
+        is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
+        compiles = self.optimization != "eager" or self.attention_type == "flex"
+        if params.determinism and is_first and not compiles:
+            yield from determinism_rows(model, ids[:, :-1])
 
     def _memory_rows(self, work: Workload, model: nn.Module) -> list[Measurement]:
-        """The peak of a call, by kind if its tensors are born where a counter sees them."""
+        """Measure the peak of a call, by kind if a counter sees its tensors."""
         if self.planned_as.optimization == self.optimization:
             planned = self._look.breakdowns.get(work.scope)
             return breakdown_rows(work, model, self.device, self.plan(), planned)
@@ -245,7 +250,7 @@ class ModelCase(ShapedCase):
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
-    """A prompt, and tokens generated one by one over its KV cache; FLOPs are the first one's."""
+    """A prompt, and tokens generated one by one over its cache; FLOPs are of the first token."""
 
     new_tokens: int = 1
 
@@ -257,11 +262,11 @@ class GenerationCase(ModelCase):
     def step(
         self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
-        """Reading the prompt, and one token after it."""
+        """Build the calls: reading the prompt, and one token after it."""
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
 
     def unsupported(self) -> str:
-        """Also a prompt and tokens that are too many for the model."""
+        """See `ModelCase.unsupported`; also a prompt and tokens that exceed the context."""
         length = self.context_length
         if length is not None and self.seq_len + self.new_tokens > length:
             return (
@@ -272,14 +277,14 @@ class GenerationCase(ModelCase):
 
 
 def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: int) -> Plan:
-    """The peak memory of a training step of any config's model, on a case's device."""
+    """Plan the peak memory of a training step of a config's model, on a case's device."""
     fields = config.model_dump()
     shape = (config.attention_type, seq_len, batch_size, config.dtype)
     return ModelCase(case.device, "", min(PRESETS), fields, *shape, "training").plan()
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
-    """What charts and tables call a model: one that was changed never goes by its bare name."""
+    """Return the name of a model in charts and tables; a changed model has its changes in it."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > 60:
         digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
@@ -289,7 +294,7 @@ def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eage
 
 
 def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
-    """Ids that a case works on: real text, int64 [batch_size, seq_len + 1], on its device."""
+    """Return ids of real text for a case: int64 [batch_size, seq_len + 1], on its device."""
     generator = torch.Generator().manual_seed(seed)
     ids = text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator)
     return ids.to(case.device)

@@ -1,4 +1,4 @@
-"""What does a whole model cost here? Inference, training and generation over presets, lengths and optimizations; and the loss."""
+"""The model notebook's parameters and grid: inference, training, generation and the loss."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class Params(OwnModelParams):
         train: Whether to measure training steps too.
         new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
         generation_batch_sizes: More batches of generation, after a prompt of the longest sequence length.
+        determinism: Whether to compare logits run to run, alone and in a batch, and by prefill and by decode.
         loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
         learning_rate: Of AdamW, for those steps.
         corpus: A text file or folder; empty means the standard library's sources.
@@ -78,6 +79,7 @@ class Params(OwnModelParams):
     train: bool = True
     new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)
     generation_batch_sizes: list[shared.Batch] = pydantic.Field([2, 4], max_length=64)
+    determinism: bool = True
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
@@ -115,7 +117,7 @@ class Params(OwnModelParams):
 
 
 def cases(params: Params) -> list[Case]:
-    """The ceilings, each model's inference, training and generation at each shape, then its loss at the shortest length."""
+    """List the ceilings, then each model's shapes in each mode and its loss at the shortest length."""
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     models = params.models(params.presets)

@@ -1,4 +1,4 @@
-"""What is known of a model's case before it runs: its memory, and if no formula knows them its weights, work and traffic."""
+"""What tensors without data show of a case before it runs: memory, weights, work and traffic."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nanolib.run.memory_plan import breakdowns_by_depth
 from nanolib.run.timeout import one_line, planning_time_limit
 from nanolib.run.worker import answers_of
 
-# of one case in the helper, s; if Python can be interrupted `time_to_look` ends it before
+# of one case in the helper, s; if Python can be interrupted, `planning_time_limit` ends it before
 _LIMIT_S = 90.0
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What one call of a model takes.
+    """The work of one call of a model.
 
     Attributes:
         parameters: Weights.
@@ -41,7 +41,7 @@ class Counted:
 
 
 def elements_moved(mode: str, parameters: int, learning: int) -> int:
-    """How many elements a call must move at least once.
+    """Count the elements that a call must move at least once.
 
     A forward pass reads the weights. A training step reads them twice, writes gradients, and fused
     AdamW reads those, the weights and both states, and writes all but the gradients.
@@ -56,12 +56,12 @@ def elements_moved(mode: str, parameters: int, learning: int) -> int:
 
 @dataclass(frozen=True)
 class Look:
-    """What tensors without data tell of a case.
+    """What tensors without data show of a case.
 
     Attributes:
         plan: Its peaks, or why they are not planned.
         breakdowns: Scope → what is alive at its peak.
-        counted: Of a model of the user's own; None if it does not run without data.
+        counted: Of your own model; None if it does not run without data.
     """
 
     plan: Plan
@@ -73,7 +73,7 @@ _LOOKS: dict[str, Look] = {}
 
 
 def look_at(case: Any) -> Look:
-    """What is known of a `ModelCase`; see `look_at_code` for one whose model is code of the user's.
+    """Look at a `ModelCase`; `look_at_code` does if its model is your code.
 
     Raises:
         BadInput: There is no such model.
@@ -87,11 +87,11 @@ def look_at(case: Any) -> Look:
 
 
 def look_at_code(name: str, cases: Sequence[Any]) -> None:
-    """Look at code of the user's once for all its cases, in a process that is ended afterwards.
+    """Look at your code once for all its cases, in a process that ends afterwards.
 
     Args:
         name: Where the model comes from.
-        cases: Of type `ModelCase`; without any, only whether there is such a model is found out.
+        cases: Of type `ModelCase`; without any, only the name is checked.
 
     Raises:
         BadInput: There is no such model.
@@ -134,7 +134,7 @@ def _look(case: Any) -> Look:
 
 
 def count_by_running(case: Any) -> None:
-    """Count by a run what tensors without data did not tell; `look_at` knows it from then on."""
+    """Count by a run what tensors without data did not show; `look_at` returns it from then on."""
     _LOOKS[case.case_id] = dataclasses.replace(look_at(case), counted=_count(case))
 
 

@@ -1,4 +1,4 @@
-"""What the parameters of notebooks share that take a model of the user's own."""
+"""What the parameters of notebooks that take your own model share."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from nanolib.run.case import Case
 
 
 def valid_model(name: str) -> str:
-    """The name of a model, if it has the form of one of the user's; no code is run.
+    """Check that a name has the form of your own model's, without running code.
 
     Raises:
-        ValueError: It has not.
+        ValueError: The name has another form.
     """
     try:
         check_name(name)
@@ -39,19 +39,19 @@ def valid_model(name: str) -> str:
 
 
 class OwnModelParams(shared.Params):
-    """Parameters whose notebook declares `model` and `model_options`, among its own and in their order."""
+    """Parameters of a notebook that declares `model` and `model_options`."""
 
-    LENGTHS: ClassVar[str] = "seq_lens"  # the parameter that says how long its sequences are
+    LENGTHS: ClassVar[str] = "seq_lens"  # the parameter with the sequence lengths
 
     _model = pydantic.field_validator("model", check_fields=False)(valid_model)
 
     @property
     def reads(self) -> tuple[int, str]:
-        """The longest sequence that a model is given, tokens, and the parameter that says so."""
+        """The longest sequence that the model reads, tokens, and its parameter."""
         return int(np.max(getattr(self, self.LENGTHS))), self.LENGTHS
 
     def models(self, presets: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-        """What is built: the user's own model with its options, or else each preset with the overrides."""
+        """Your own model with its options, or each preset with the overrides."""
         return (
             [(self.model, self.model_options)]
             if self.model
@@ -59,7 +59,7 @@ class OwnModelParams(shared.Params):
         )
 
     def look(self, cases: Sequence[Case]) -> None:
-        """Look once at a model that is code of the user's, for all cases that are going to be measured.
+        """Look once at a model that is your code, for all cases that will be measured.
 
         Raises:
             BadInput: There is no such model.
@@ -70,12 +70,12 @@ class OwnModelParams(shared.Params):
 
 
 def check_own(params: Any, longest: int, field: str = "seq_lens") -> None:
-    """Whether `model` and `model_options` of parameters fit together, without running code of the user's.
+    """Check that `model` and `model_options` fit together, without running your code.
 
     Args:
         params: Of a notebook.
-        longest: The longest sequence that the model is given, tokens.
-        field: The parameter that says so.
+        longest: The longest sequence that the model reads, tokens.
+        field: The parameter with that length.
 
     Raises:
         ValueError: Options without a model.
@@ -87,7 +87,7 @@ def check_own(params: Any, longest: int, field: str = "seq_lens") -> None:
         )
     if not params.model or runs_code(params.model):
         return
-    with contextlib.suppress(Unsupported):  # its cases will say so
+    with contextlib.suppress(Unsupported):  # its cases report it
         config = check_hugging_face(params.model, params.model_options, longest, field)
         vocabulary = getattr(config.get_text_config(), "vocab_size", text.VOCAB_SIZE)
         if vocabulary < text.VOCAB_SIZE:
@@ -97,13 +97,13 @@ def check_own(params: Any, longest: int, field: str = "seq_lens") -> None:
 
 
 def check_hugging_face(name: str, options: Mapping[str, Any], longest: int, field: str) -> Any:
-    """Look at the configuration of a model of transformers.
+    """Check the configuration of a model of transformers.
 
     Args:
         name: `hf:` and a class.
         options: Fields of its configuration.
-        longest: The longest sequence it is given, tokens.
-        field: The parameter that says so.
+        longest: The longest sequence that the model reads, tokens.
+        field: The parameter with that length.
 
     Returns:
         The configuration.

@@ -1,62 +1,60 @@
-"""One model's uses planned at one shape after the other, and the largest shapes that fit."""
+"""Plan the memory of one model's uses, and the largest batches that fit."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
-from nanolib.config import PRESETS
 from nanolib.experiments.model.case import GenerationCase, ModelCase
+from nanolib.experiments.model.request import MAX_MASKED, Request, lengthened
 from nanolib.measurement import BadInput, MemoryKind, Unsupported
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
 from nanolib.run.memory_plan import breakdowns_by_depth
-from nanolib.run.params import MAX_SEQ_LEN
+from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
-MAX_MASKED = 2**17  # tokens, if a mask is made: its tiles are real and grow with the square
 _BISECT_EVERY = 4  # guesses: a line may creep towards a bend
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
-# Use → mode of the case, optimization.
+# Use → mode of the case, optimization, and optimization in mixed precision.
 USES = {
-    "inference": ("inference", "eager"),
-    "decoding": ("generation", "eager"),
-    "training": ("training", "eager"),
-    "training, checkpointed": ("training", "checkpoint"),
+    "inference": ("inference", "eager", "eager"),
+    "decoding": ("generation", "eager", "eager"),
+    "training": ("training", "eager", "autocast_bfloat16"),
+    "training, checkpointed": ("training", "checkpoint", "autocast_bfloat16_checkpoint"),
 }
 
 
 @dataclass(frozen=True)
 class Use:
-    """What one use of the model needs.
+    """The memory that one use of the model needs.
 
     Attributes:
         name: One of `USES`.
-        memory: How much there is, bytes.
-        breakdown: What uses the memory at its peak; of one rank if there are several.
-        largest_batch: At this length; 0 if not one sequence fits.
-        longest: At this batch, tokens; 0 if none fits.
-        refused: Why it is not planned, in one line; then there is no breakdown.
+        memory: Memory of one rank, bytes.
+        breakdown: Memory use at its peak; of one rank if there are several.
+        batches: Context length → the largest batch that fits, 0 if not one sequence does. Lengths
+            are left out if planning them takes too long.
+        refused: Why there is no plan, in one line.
     """
 
     name: str
     memory: int
     breakdown: MemoryBreakdown = _NOTHING
-    largest_batch: int = 0
-    longest: int = 0
+    batches: Mapping[int, int] = field(default_factory=dict)
     refused: str = ""
 
     @property
     def fits(self) -> bool:
-        """Whether its peak is at most what there is."""
+        """Whether its peak fits."""
         return not self.refused and self.breakdown.peak <= self.memory
 
 
@@ -64,54 +62,93 @@ class Planner:
     """Plans uses of one model at one shape after the other; each is counted once.
 
     Args:
-        source: The case that all others are made from.
-        optimizer: A key of `OPTIMIZERS`.
-        ranks: Over which FSDP shares the model.
+        request: The model, its dtypes, its optimizer and its ranks.
     """
 
-    def __init__(self, source: ModelCase, optimizer: str = "adamw", ranks: int = 1) -> None:
-        self.source, self.optimizer, self.ranks = source, optimizer, ranks
-        self.breakdown = functools.cache(self._breakdown)
+    def __init__(self, request: Request) -> None:
+        self.request, self.source, self.ranks = request, request.case, request.ranks
+        self.breakdown, self._late = functools.cache(self._breakdown), ""
 
-    def use(self, name: str, memory: int) -> Use:
-        """What a use needs, and the largest batch and the longest sequence that fit."""
-        batch, length, ranks = self.source.batch_size, self.source.seq_len, self.ranks
+    def use(self, name: str) -> Use:
+        """Plan a use, and find the largest batch that fits at each context length."""
+        memory, breakdown, batches = self.request.memory, None, {}
+        if self._late:
+            return Use(name, memory, refused=self._late)
         try:
-            breakdown = self.breakdown(name, batch, length)
+            with planning_time_limit():
+                breakdown = self.breakdown(name, self.source.batch_size, self.source.seq_len)
+            for length, batch in self._batches(name, breakdown):
+                batches[length] = batch
         except Unsupported as error:
             return Use(name, memory, refused=str(error))
-        except (Exception, SystemExit) as error:  # a model may look at its data, which is not there
+        except TimeoutError as error:  # such as of a model that computes token by token
+            self._late = f"{error}; lower seq_len"
+            if breakdown is None:
+                return Use(name, memory, refused=self._late)
+        # A model may read its data, which a plan does not have.
+        except (Exception, SystemExit) as error:
             return Use(name, memory, refused=why_not_planned(error))
+        return Use(name, memory, breakdown, batches)
 
-        def of_batch(each: int) -> float:
-            return self._peak(name, each * ranks, length)
+    def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:
+        """Find the largest batch at each context length; a longer one takes no larger batch."""
+        fixed = sum(breakdown.by_kind.get(kind, 0) for kind in _SHARDED)
+        most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
+        for length in self.contexts:
+            with planning_time_limit():
+                most = largest(self._need(name, length), self.request.memory, guess, most, fixed)
+            guess = max(1, most // 4)
+            yield length, most * self.ranks
 
-        def of_length(tokens: int) -> float:
-            return self._peak(name, batch, tokens)
-
-        each = largest(of_batch, memory, batch // ranks, MAX_BATCH // ranks)
-        longest = largest(of_length, memory, length, self._most_tokens)
-        return Use(name, memory, breakdown, each * ranks, longest)
+    @property
+    def contexts(self) -> list[int]:
+        """The requested length, and powers of two up to the model's context."""
+        length = self.source.seq_len
+        most = min(max(length, self.source.context_length or 0), MAX_MASKED)
+        power = 1 << most.bit_length() - 1
+        return sorted({length, *(power // part for part in (4, 1) if power >= part)})
 
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
-        """What uses the memory at a use's peak at a shape, on one rank."""
+        """Plan the memory at a use's peak at a shape, on one rank."""
         case = self._case(name, batch // self.ranks, length)
         layers, depth = self.stack
-        at = functools.partial(case.at_depth, optimizer=self.optimizer, layers=layers)
+        at = functools.partial(case.at_depth, optimizer=self.request.optimizer, layers=layers)
+        shared = functools.partial(self._shared, cache_share=self._cache_share(case))
         with fake_tensors(), silent():
-            scopes = breakdowns_by_depth(depth, at, self._shared)
+            scopes = breakdowns_by_depth(depth, at, shared)
         return max(scopes.values(), key=lambda found: found.peak)
 
-    def _peak(self, name: str, batch: int, length: int) -> float:
-        """Bytes at a shape; infinite if the model does not take it."""
-        try:
-            return self.breakdown(name, batch, length).peak
-        except (Exception, SystemExit):
-            return math.inf
+    def _cache_share(self, case: ModelCase) -> float:
+        """Return the bytes of a cache with keys and values of `kv_dtype` as a share of its bytes."""
+        if not self.request.kv_dtype or case.mode != "generation":
+            return 1.0
+        layers, depth = self.stack
+        case = replace(case, overrides=case.overrides | ({layers: 1} if depth else {}))
+        with fake_tensors(), silent():
+            step = case.step(case.build(), case.no_ids(), 1e-3)
+            step.first()
+            size = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
+            cached = step.generation.keys_and_values
+        item = getattr(torch, self.request.kv_dtype).itemsize
+        return 1 - sum(x.nbytes - x.numel() * item for x in cached) / size
+
+    def _need(self, name: str, length: int) -> Callable[[int], float]:
+        """Return a function: batch on a rank → bytes; infinite if the model does not accept it."""
+
+        def need(batch: int) -> float:
+            try:
+                return self.breakdown(name, batch * self.ranks, length).peak
+            except (Exception, SystemExit):
+                return math.inf
+
+        return need
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
-        mode, optimization = USES[name]
-        case = replace(self.source, mode=mode, optimization=optimization, batch_size=batch)
+        mode, *optimizations = USES[name]
+        case = replace(self.source, mode=mode, batch_size=batch)
+        case = replace(case, optimization=optimizations[self.request.is_mixed])
+        if self.request.is_mixed and mode == "training":
+            case = replace(case, dtype="float32")
         if not case.own:
             longer = lengthened(case.preset, case.overrides, length)
             case = replace(case, overrides=case.overrides | longer)
@@ -121,7 +158,7 @@ class Planner:
 
     @functools.cached_property
     def stack(self) -> tuple[str, int]:
-        """The option that says how many equal blocks there are, and their number; 0 if unknown."""
+        """The option that sets the number of equal blocks, and their number; 0 if unknown."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers
@@ -137,78 +174,74 @@ class Planner:
         equal = len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1
         return (field, depth) if equal else ("", 0)
 
-    @property
-    def _most_tokens(self) -> int:
-        """The longest sequence that the model takes, or that is tried."""
-        if self.source.own:
-            return self.source.context_length or MAX_SEQ_LEN
-        return MAX_SEQ_LEN if self.source.attention_type == "dense" else MAX_MASKED
-
-    def _shared(self, whole: MemoryBreakdown) -> MemoryBreakdown:
-        """What one of several ranks holds under FSDP: its share, and the weights that are gathered."""
+    def _shared(self, whole: MemoryBreakdown, cache_share: float) -> MemoryBreakdown:
+        """Return the memory of one rank: under FSDP its share, and the weights that are gathered."""
+        parts = {
+            part: round(size * cache_share) if part.kind == MemoryKind.CACHE else size
+            for part, size in whole.parts.items()
+        }
         if self.ranks == 1:
-            return whole
+            return MemoryBreakdown(parts)
         depth, sizes = self.stack[1], [0, 0]
         for (kind, module), size in whole.by_module.items():
             if kind == MemoryKind.WEIGHTS:
                 sizes[".*" in module] += size
         outside, block = sizes[0], sizes[1] // depth
-        parts = {
-            part: -(-size // self.ranks) if part.kind in _SHARDED else size
-            for part, size in whole.parts.items()
-        }
+        for part in parts:
+            if part.kind in _SHARDED:
+                parts[part] = -(-parts[part] // self.ranks)
         if MemoryKind.GRADIENTS in whole.by_kind:
-            parts[Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")] = (
-                outside + block
-            )
+            scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
+            parts[scattered] = outside + block
         # the computing block and the next
         return MemoryBreakdown(parts | {Part(MemoryKind.GATHERED): outside + min(2, depth) * block})
 
 
-def largest(need: Callable[[int], float], memory: int, start: int, most: int) -> int:
-    """The largest n whose need fits; 0 if not even 1 does, `most` if all do.
+def largest(
+    need: Callable[[int], float], memory: int, start: int, most: int, fixed: int = 0
+) -> int:
+    """Find the largest n whose need fits; 0 if not even 1 does, `most` if all do.
 
     The next n is where the line through the last two needs meets the memory, and now and then the
-    middle.
+    middle. A need is the largest of several that grow in proportion, so it is convex: beyond two
+    points it is nowhere below their line.
 
     Args:
-        need: n → bytes, growing; infinite if n is not taken.
-        memory: Bytes that there are.
-        start: Where to begin.
+        need: n → bytes, growing and convex; infinite if n is not accepted.
+        memory: Bytes that are available.
+        start: The first guess.
         most: The largest n.
+        fixed: A guess at the bytes that do not grow.
     """
     fits, too_many = 0, most + 1
-    before, at, guesses = (0, 0.0), min(start, most), 0
+    before, at, guesses = (0, fixed), min(start, most), 0
     while too_many - fits > 1:
         needed, guesses = need(at), guesses + 1
         fits, too_many = (at, too_many) if needed <= memory else (fits, at)
-        slope = (needed - before[1]) / (at - before[0])
         follows = (fits + too_many) // 2
-        if 0 < slope < math.inf and guesses % _BISECT_EVERY:
-            follows = min(at + (memory - needed) / slope, most)
+        grows = 0 < (needed - before[1]) * (at - before[0]) < math.inf
+        if grows and guesses % _BISECT_EVERY:
+            follows = at + (memory - needed) * (at - before[0]) // (needed - before[1])
+            if before[0] and (needed <= memory) == (before[1] <= memory):
+                too_many = min(too_many, follows + 1)
         before = (at, needed) if needed < math.inf else before
-        at = min(max(int(follows), fits + 1), too_many - 1)
+        at = min(max(follows, fits + 1), too_many - 1)
     return fits
 
 
-def uses_of(source: ModelCase, optimizer: str, ranks: int, memory: int) -> Iterator[Use]:
-    """What each use of a model needs, and the most that fits.
+def uses_of(request: Request) -> Iterator[Use]:
+    """Plan each use of a model.
 
     Raises:
         BadInput: There is no such model, or ranks cannot share it.
     """
+    planner = Planner(request)
+    source = planner.source
     if source.runs_code:
         resolve(source.preset)
-    planner = Planner(source, optimizer, ranks)
-    if ranks > 1 and not planner.stack[1]:
+    if planner.ranks > 1 and not planner.stack[1]:
         raise BadInput(
             f"ranks: FSDP gathers equal blocks, which {source.preset} is not known to have"
         )
     for name in USES:
-        yield planner.use(name, memory)
-
-
-def lengthened(preset: str, options: Mapping[str, Any], seq_len: int) -> dict[str, int]:
-    """A preset's context made as long as the sequence."""
-    context = options.get("context_length") or PRESETS[preset].get("context_length", 0)
-    return {"context_length": seq_len} if context < seq_len else {}
+        yield planner.use(name)

@@ -1,4 +1,4 @@
-"""The calls that a model's case consists of: a forward pass, a training step, a prompt with its tokens."""
+"""The calls of a model's case: a forward pass, a training step, a prompt and its tokens."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from nanolib.run.rows import compile_row, timed_call_ms
 
 
 def weights_of(model: nn.Module) -> tuple[torch.Tensor, ...]:
-    """Weights, and tables such as those of positions: what a model holds whatever it does."""
+    """Return a model's weights and tables, such as those of positions."""
     return (*model.parameters(), *model.buffers())
 
 
 class Step:
-    """What is called over and over.
+    """A call that is repeated.
 
     Attributes:
-        scope: What the rows of the whole call say was measured.
-        compared: Which result is compared with the eager model's.
-        model: Whose calls.
-        ids: What it reads, int64 [batch, length], in training one more.
+        scope: The scope of the whole call's rows.
+        compared: The result that is compared with the eager model's.
+        model: The model that is called.
+        ids: Its input, int64 [batch, length]; training takes one token more.
         phases: Scope → call, in order.
-        tokens: How many a call reads or makes.
+        tokens: Tokens that a call reads or makes.
     """
 
     scope: ClassVar[str]
@@ -45,40 +45,40 @@ class Step:
     tokens: int
 
     def __call__(self) -> None:
-        """All phases."""
+        """Call all phases."""
         for phase in self.phases.values():
             phase()
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
-        """What is there before a call: weights, tables such as those of positions, ids."""
+        """Return the tensors that exist before a call, by kind: weights, tables and ids."""
         return {MemoryKind.WEIGHTS: weights_of(self.model), MemoryKind.INPUTS: [self.ids]}
 
     def first(self) -> None:
-        """Leave behind what a first call does and later calls find."""
+        """Make the tensors that a first call makes and later calls reuse."""
 
     def owners(self) -> dict[int, torch.Tensor]:
-        """The `id` of an optimizer's state → the weight that it belongs to."""
+        """Map the `id` of each optimizer state to its weight."""
         return {}
 
     def workloads(self) -> Iterator[Workload]:
-        """What its memory is measured of: the whole call."""
+        """List the calls whose memory is measured: the whole call."""
         rest = {"first": self.first, "phases": self.phases, "owners": self.owners}
         yield Workload.of_kinds(self.scope, self, self.kinds, **rest)
 
     def result(self) -> Any:
-        """What is compared; it changes nothing that a later call finds."""
+        """Compute the compared result, without an effect on later calls."""
         raise NotImplementedError
 
     def eager_result(self) -> Any:
-        """The same without the optimization."""
+        """Compute the same without the optimization."""
         raise NotImplementedError
 
     def difference(self) -> float:
-        """Relative error of the result against the eager one."""
+        """Return the relative error of the result against the eager one."""
         return relative_error(self.result(), self.eager_result())
 
     def against_eager(self, optimization: str) -> Iterator[Measurement]:
-        """Measure what compiling takes and how far the result is from the eager one."""
+        """Measure the compile time and the difference from the eager result."""
         if is_compiled(optimization):
             first_ms, later_ms = (timed_call_ms(self.result) for _ in range(2))
             yield compile_row(first_ms, later_ms)
@@ -106,17 +106,17 @@ class Inferring(Step):
 
     @torch.no_grad()  # torchao's FP8 layers by rows fail under inference_mode
     def result(self) -> Any:
-        """Logits."""
+        """Compute the logits."""
         return self._forward(self.ids)
 
     @torch.no_grad()
     def eager_result(self) -> Any:
-        """Logits without the optimization."""
+        """Compute the logits without the optimization."""
         return self._eager(self.ids)
 
 
 def check_loss(model: nn.Module) -> None:
-    """Raise Unsupported for a model that predicts no tokens, or learns nothing."""
+    """Raise Unsupported for a model without logits of tokens or without trainable weights."""
     lacking = ""
     if not predicts_tokens(model):
         lacking = "gives no logits of tokens"
@@ -162,7 +162,7 @@ class Training(Step):
         self._eager = logits_of(model)
         self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
         self._optimizer = OPTIMIZERS[optimizer](model.parameters(), learning_rate)
-        # a scaler looks at its tensors' values, which a plan has not
+        # A scaler reads the values of its tensors, which a plan does not have.
         has_data = not isinstance(ids, torch._subclasses.FakeTensor)
         scaled = has_data and optimization == "autocast_float16"
         self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
@@ -175,25 +175,25 @@ class Training(Step):
         self.tokens = ids[:, :-1].numel()
 
     def forward(self) -> None:
-        """The loss."""
+        """Compute the loss."""
         self._loss = next_token_loss(self._forward, self.ids)
 
     def backward(self) -> None:
-        """The gradients."""
+        """Compute the gradients."""
         self._scaler.scale(self._loss).backward()
 
     def optimizer_step(self) -> None:
-        """New weights; the gradients are dropped."""
+        """Update the weights and drop the gradients."""
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
 
     def result(self) -> torch.Tensor:
-        """The gradient of all weights as one vector; it leaves none behind."""
+        """Compute the gradient of all weights as one vector, and leave no gradient in them."""
         return self._gradient(self._forward)
 
     def eager_result(self) -> torch.Tensor:
-        """The gradient without the optimization, for which nothing is checkpointed."""
+        """Compute the gradient without the optimization and without checkpoints."""
         checkpointing = getattr(self.model, "checkpointing", False)
         self.model.checkpointing = False
         found = self._gradient(self._eager)
@@ -206,16 +206,16 @@ class Training(Step):
         return torch.cat([gradient.flatten() for gradient in found])
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
-        """Also the optimizer's states."""
+        """See `Step.kinds`; also the optimizer's states."""
         return super().kinds() | {MemoryKind.STATES: [state for _, state in self._states()]}
 
     def first(self) -> None:
-        """The optimizer's states."""
+        """Make the optimizer's states."""
         if not self._optimizer.state:
             self()
 
     def owners(self) -> dict[int, torch.Tensor]:
-        """The weight of each state."""
+        """See `Step.owners`."""
         return {id(state): weight for weight, state in self._states()}
 
     def _states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -224,12 +224,12 @@ class Training(Step):
 
 
 class Generating(Step):
-    """A prompt read at once, then token by token.
+    """A prompt that is read at once, then token by token.
 
     Args:
         model: Is put into evaluation mode.
         prompt: int64, shape [batch, length].
-        new_tokens: After so many it goes back to the end of the prompt.
+        new_tokens: Tokens after which it goes back to the end of the prompt.
         optimization: `eager` or `cuda_graph`.
     """
 
@@ -243,16 +243,16 @@ class Generating(Step):
         self.phases, self.tokens = {self.scope: self.generation.decode}, len(prompt)
 
     def result(self) -> torch.Tensor:
-        """The cache after all tokens."""
+        """Return the cache after all tokens."""
         return _filled_cache(self.generation)
 
     def eager_result(self) -> torch.Tensor:
-        """The cache that is filled without the optimization."""
+        """Return the cache that is filled without the optimization."""
         new_tokens = self.generation.new_tokens
         return _filled_cache(generation_of(self.model, self.ids, new_tokens))
 
     def filled(self) -> list[torch.Tensor]:
-        """Read the prompt; what its cache holds then."""
+        """Read the prompt, and return the tensors of its cache."""
         self.generation.prefill()
         return self.generation.tensors[:-2]
 
@@ -265,7 +265,7 @@ class Generating(Step):
         self.generation.all_tokens()
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
-        """Also the cache, and the last token."""
+        """See `Step.kinds`; also the cache and the last token."""
         *cache, prompt, token = self.generation.tensors
         # the cache is not the last: a counter's loop would keep what a call replaces
         return {
@@ -275,18 +275,19 @@ class Generating(Step):
         }
 
     def first(self) -> None:
-        """The prompt and one token: a later one's memory may depend on how full the cache is."""
+        """Read the prompt and a token, if two fit: windows keep the prompt's tensors until then."""
         self.generation.prefill()
-        self.generation.decode()
+        if self.generation.new_tokens > 1:
+            self.generation.decode()
 
     def workloads(self) -> Iterator[Workload]:
-        """Reading the prompt, and one token after it."""
+        """List the calls whose memory is measured: reading the prompt, and one token."""
         prefill = self.generation.prefill
         yield Workload.of_kinds("prefill", prefill, self.kinds, first=self._unread)
         yield from super().workloads()
 
     def _unread(self) -> None:
-        """What a prompt finds that is read again: masks are kept, the cache is its own to make."""
+        """Keep the masks of a prompt but not its cache, as for a prompt that is read again."""
         self.generation.prefill()
         self.generation.forget()
 

@@ -44,23 +44,32 @@ _COLUMNS = (
     Column("inference_memory", "Peak reading, MiB", "peak_memory", "inference"),
     Column("prefill", "First token, ms [95 %]", "latency", "prefill", interval=True),
     Column("decode", "Next token, ms [95 %]", "latency", "decode", interval=True),
-    Column("decode_p50", "", "latency", "decode", detail="p50"),
     Column("decode_p99", "", "latency", "decode", detail="p99"),
-    Column("decode_memory", "", "peak_memory", "decode"),
-    Column("decode_tokens_per_second", "", "tokens_per_second", "decode"),
     Column("forward", "", "latency", "forward", interval=True),
     Column("backward", "", "latency", "backward", interval=True),
     Column("optimizer_step", "", "latency", "optimizer_step", interval=True),
     Column("training_step", "Training step, ms [95 %]", "latency", "training_step", interval=True),
     Column("training_share", "", "mfu", "training_step"),
-    Column("training_tokens_per_second", "", "tokens_per_second", "training_step"),
     Column("training_memory", "Peak training, MiB", "peak_memory", "training_step"),
     Column("compile", "", "latency", "compile"),
     Column("difference", "", "relative_error", "against_eager", "logits"),
-    Column("gradient_difference", "", "relative_error", "against_eager", "gradient"),
+    Column("runs_ulp", "", "ulp_difference", "run_to_run"),
+    Column("batch_ulp", "", "ulp_difference", "batch"),
+    Column("decode_ulp", "", "ulp_difference", "decode"),
+    Column("runs_agreement", "", "greedy_agreement", "run_to_run"),
+    Column("batch_agreement", "", "greedy_agreement", "batch"),
+    Column("decode_agreement", "", "greedy_agreement", "decode"),
     Column("state", "State"),
 )
 MODEL_COLUMNS = titles(_COLUMNS)
+DETERMINISM_COLUMNS = {
+    "name": "Model",
+    "shape": "Attention, batch, dtype",
+    "runs_ulp": "Run to run, ULP",
+    "batch_ulp": "Alone or in a batch, ULP",
+    "decode_ulp": "Prefill or decode, ULP",
+    "agreement": "Greedy tokens that agree",
+}
 PART_COLUMNS = {
     "name": "Model",
     "call": "Call",
@@ -139,6 +148,14 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
         }
         tables.append(pd.DataFrame(columns).replace("", "—"))
     return pd.concat(tables, ignore_index=True)
+
+
+@cached
+def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per model whose logits were computed in several ways; `agreement` is the lowest of them."""
+    table = known(model_table(rows), "runs_ulp")
+    shares = table.filter(like="_agreement").min(axis=1)
+    return table.assign(agreement=shares.map("{:.0%}".format))
 
 
 def call_of(row: pd.Series) -> str:

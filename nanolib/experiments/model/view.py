@@ -9,6 +9,7 @@ import pandas as pd
 
 from nanolib.experiments.model.tables import (
     CALLS,
+    DETERMINISM_COLUMNS,
     MIB,
     MODEL,
     MODEL_COLUMNS,
@@ -19,6 +20,7 @@ from nanolib.experiments.model.tables import (
     batch_table,
     bytes_by_kind,
     call_of,
+    determinism_table,
     model_table,
     part_table,
     peak_table,
@@ -124,7 +126,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     for _, row in table[table["status"] == "oom_predicted"].iterrows():
         name = f"{row['name']}, n = {int(row['seq_len'])}, was not started"
         findings.append(Finding(name, row["message"]))
-    findings += [*_changes(table), *_memory(rows), *_batches(rows)]
+    findings += [*_changes(table), *_determinism(rows), *_memory(rows), *_batches(rows)]
     return [*findings, *roofline_words(rows, "model")]
 
 
@@ -180,6 +182,23 @@ def _changes(table: pd.DataFrame) -> Iterator[Finding]:
             yield Finding(name, ", ".join(parts), compared=compared)
 
 
+_WAYS = {
+    "runs": "from run to run",
+    "batch": "between a sequence alone and in a batch",
+    "decode": "between prefill and decode",
+}
+
+
+def _determinism(rows: pd.DataFrame) -> Iterator[Finding]:
+    """Where the same tokens, computed in another way, give other greedy tokens."""
+    for _, row in determinism_table(rows).iterrows():
+        for way, words in _WAYS.items():
+            if row[f"{way}_agreement"] < 1:
+                differ = f"{1 - row[f'{way}_agreement']:.0%} of greedy tokens differ {words}"
+                ulps = f"logits differ by at most {format_number(row[f'{way}_ulp'])} ULP"
+                yield Finding(differ, ulps, about=_about(row))
+
+
 def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
     """What uses each model's largest peak."""
     for _, row in peak_table(rows).iterrows():
@@ -220,6 +239,7 @@ SECTION = Section(
     {
         "Inference, generation and training": CaseTable(model_table, MODEL_COLUMNS),
         "Memory use": CaseTable(part_table, PART_COLUMNS),
+        "Determinism": CaseTable(determinism_table, DETERMINISM_COLUMNS),
     },
     verdict,
     files={"model_loss": model_loss, "model_roofline": roofline_chart("model")},

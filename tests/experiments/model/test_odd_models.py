@@ -130,13 +130,6 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
             {"training"},
             "has no weight that learns; leave the loss out: train: false",
         ),
-        (
-            "hf:Lfm2ForCausalLM",
-            LLAMA | {"layer_types": ["conv", "full_attention"]},
-            {"new_tokens": 2, "train": False},
-            {"generation"},
-            "cannot go back to the prompt; leave decoding out: new_tokens: 0 in model",
-        ),
     ],
 )
 def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measured(

@@ -3,15 +3,12 @@
 import dataclasses
 
 import pytest
-import torch
 
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
-from nanolib.meters.flops import model_flops
-from nanolib.models.generation import generation_of
-from nanolib.models.user import build_model, hugging_face_config
+from nanolib.models.user import hugging_face_config
 from tests.experiments.own import checked
 from tests.measuring import breakdown, timed_alone
 
@@ -72,8 +69,7 @@ def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
 @pytest.mark.parametrize("model", MODELS)
 def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run(model):
     n, item = 256, 4
-    source = checked(model, n, 1, dict(MODELS[model]))
-    planned = Planner(source, "adamw", 1).breakdown("decoding", 1, n)
+    planned = Planner(checked(model, n, 1, MODELS[model])).breakdown("decoding", 1, n)
     case = _generation(model, MODELS[model], n - 1)
     cached = (
         n - 1 if model.startswith("hf:") else n
@@ -102,7 +98,7 @@ def test_what_decoding_needs_beside_weights_and_cache_does_not_grow_with_the_lay
     field = "num_hidden_layers" if model.startswith("hf:") else "num_layers"
     options = {name: value for name, value in MODELS[model].items() if name != "sliding_window"}
     low, high = (
-        Planner(checked(model, 256, 1, options | {field: layers}), "adamw", 1)
+        Planner(checked(model, 256, 1, options | {field: layers}))
         .breakdown("decoding", 1, 256)
         .by_kind
         for layers in (LAYERS, 3 * LAYERS)
@@ -250,25 +246,6 @@ def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(tmp_p
         said = case.formulas()
         assert said["flops"] == n * flops
         assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
-
-
-def test_a_window_is_decoded_past_and_goes_back_to_the_prompt():
-    options = HF | {"sliding_window": 16}
-    model = build_model("hf:MistralForCausalLM", options, "cpu", "float64", seed=0).eval()
-    ids = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(0))
-    wanted = model.generate(
-        ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
-    )[:, 40:]
-    generation = generation_of(model, ids, 5)
-    generation.prefill()
-    found = [generation.token]
-    for _ in range(5):
-        generation.decode()
-        found.append(generation.token)
-    assert torch.equal(torch.stack(found, 1), wanted)
-    generation.token = found[0]
-    generation.decode()  # back at the prompt
-    assert torch.equal(generation.token, found[1])
 
 
 def test_a_token_over_a_window_sees_and_reads_the_window():

@@ -1,0 +1,84 @@
+"""How far a model's logits differ if the same tokens are computed in another way."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.models.generation import generation_of
+from nanolib.models.user import logits_of
+
+_POSITIONS = 8  # the last of each sequence
+
+
+def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measurement]:
+    """Compare logits run to run, of a sequence alone and in a batch, and of a prompt and its tokens.
+
+    Args:
+        model: In evaluation mode.
+        ids: int64, shape [batch, length]. Each sequence becomes two of half the length, so that a
+            batch has several and needs no more memory than a forward pass.
+
+    Yields:
+        `ulp_difference` and `greedy_agreement` of the last positions, by scope.
+    """
+    length = ids.shape[1] // 2
+    if (positions := min(_POSITIONS, length - 1)) < 1:
+        return
+    ids = ids[:, : 2 * length].reshape(-1, length)
+    batch, alone = (_read(model, some, positions) for some in (ids, ids[:1]))
+    others = {
+        "run_to_run": (batch, lambda: _read(model, ids, positions)),
+        "batch": (alone, lambda: batch[:1]),
+        "decode": (alone, lambda: _decode(model, ids[:1], positions)),
+    }
+    for scope, (logits, other) in others.items():
+        row = {"scope": scope, "method": f"logits of the last {positions} positions"}
+        with contextlib.suppress(Unsupported):  # no cache, or logits that are not finite
+            ulps, agreement = compare_logits(logits, other())
+            yield exact("ulp_difference", ulps, **row)
+            yield exact("greedy_agreement", agreement, **row)
+
+
+@torch.no_grad()
+def _read(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
+    """Logits of the last positions, shape [batch, positions, vocab_size]."""
+    return logits_of(model)(ids)[:, -positions:].cpu()
+
+
+def _decode(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
+    """The same over a cache, token by token."""
+    generation, logits = generation_of(model, ids[:, :-positions], positions), []
+    generation.prefill()
+    for position in range(-positions, 0):
+        generation.token = ids[:, position]
+        logits.append(generation.next_logits())
+    return torch.stack(logits, dim=1).cpu()
+
+
+def compare_logits(some: torch.Tensor, others: torch.Tensor) -> tuple[float, float]:
+    """Compare the logits of the same positions.
+
+    Args:
+        some: Floating-point, shape [..., vocab_size].
+        others: As `some`.
+
+    Returns:
+        The largest difference, in units in the last place of its position's largest logit: one near
+        zero has a tiny unit of its own. Then the share of positions whose largest logit is the same.
+
+    Raises:
+        Unsupported: A logit is not finite.
+    """
+    agreement = (some.argmax(dim=-1) == others.argmax(dim=-1)).double().mean().item()
+    exponent = torch.maximum(some.abs(), others.abs()).amax(dim=-1, keepdim=True).frexp().exponent
+    unit = torch.finfo(some.dtype).eps * 2.0 ** (exponent - 1)
+    ulps = ((some.double() - others.double()).abs() / unit).max().item()
+    if not math.isfinite(ulps):
+        raise Unsupported("a logit is not finite")
+    return ulps, agreement
