@@ -153,7 +153,7 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
 @cached
 def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model whose logits were computed in several ways; `agreement` is the lowest of them."""
-    table = known(model_table(rows), "runs_ulp")
+    table = drop_missing(model_table(rows), "runs_ulp")
     shares = table.filter(like="_agreement").min(axis=1)
     return table.assign(agreement=shares.map("{:.0%}".format))
 

@@ -8,6 +8,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
+from nanolib.meters.flops import model_flops
 from nanolib.models.user import hugging_face_config
 from tests.experiments.own import checked
 from tests.measuring import breakdown, timed_alone

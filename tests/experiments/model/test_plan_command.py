@@ -20,7 +20,7 @@ class fails(torch.nn.Linear):
         assert not self.weight.numel(), "never"
 """
 BAD = {
-    "nope": "model: 'nope' is no preset",
+    "nope": "model: 'nope' is not a known preset",
     "hf:Nope": "transformers has no model class 'Nope'",
     "mymodule:build": "there is no module 'mymodule'",
     "failing:fails": "model: 'failing:fails' cannot be planned: AssertionError: never",
@@ -28,7 +28,7 @@ BAD = {
     f"{TINY} --memory 5parsec": "memory: '5parsec' is not an amount",
     f"{TINY} --memory {'9' * 400}GiB": "is not an amount; use one such as 80GiB",
     f"{TINY} --ranks 3 --batch-size 4": "ranks: 3 does not divide batch_size 4",
-    f"{TINY} --dtype int3": "dtype: 'int3' is no dtype",
+    f"{TINY} --dtype int3": "dtype: 'int3' is not a known dtype",
     f"{TINY} --precision half": "precision: Input should be 'mixed' or 'pure', got 'half'",
     f"{TINY} --kv-dtype int3": "kv_dtype: Input should be 'float32', 'bfloat16', 'float16' or",
     f"{TINY} --seq-len 0": "seq_len: Input should be greater than 0, got 0",
