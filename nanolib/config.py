@@ -62,7 +62,7 @@ class NanoConfig(StrictModel):
         (512, 2)
         >>> config.attention_type = "spares"
         Traceback (most recent call last):
-        nanolib.measurement.BadInput: config.attention_type: 'spares' is no attention kind; use one of ...
+        nanolib.measurement.BadInput: config.attention_type: 'spares' is not an attention kind; use one of ...
     """
 
     NAME: ClassVar[str] = "config"
@@ -87,7 +87,7 @@ class NanoConfig(StrictModel):
     def _known_kind(cls, value: str) -> str:
         if value not in ATTENTION_KINDS:
             raise ValueError(
-                f"{value!r} is no attention kind; use one of {', '.join(ATTENTION_KINDS)}"
+                f"{value!r} is not an attention kind; use one of {', '.join(ATTENTION_KINDS)}"
             )
         return value
 

@@ -41,7 +41,7 @@ def test_assignment_is_validated_and_refused_whole():
     [
         (
             {"attention_type": "spare"},
-            "config.attention_type: 'spare' is no attention kind; use one of",
+            "config.attention_type: 'spare' is not an attention kind; use one of",
         ),
         ({"d_model": 0}, "config.d_model: Input should be greater than 0, got 0"),
         ({"d_model": True}, "config.d_model: True is true or false"),

@@ -1,4 +1,4 @@
-"""Token by token over a KV cache that is started over and over, for models of any source."""
+"""Generate token by token over a KV cache that goes back to the prompt, for models of any source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Unsupported
@@ -18,15 +18,15 @@ WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
 
 
 class Generation:
-    """A prompt, and the cache of a model that goes on from it.
+    """A prompt, and the cache of a model that continues it.
 
     Args:
-        model: Has `new_cache`, `prefill` and `decode` as `Transformer` has them.
+        model: Has `new_cache`, `prefill` and `decode`, as `Transformer`.
         prompt: int64 ids, shape [batch, length].
-        new_tokens: After so many the cache is taken back to the end of the prompt.
+        new_tokens: Number of tokens after which the cache goes back to the end of the prompt.
     """
 
-    def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
+    def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.cache = model.new_cache(*prompt.shape, new_tokens)
         self.token = prompt[:, -1]
@@ -34,7 +34,7 @@ class Generation:
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Read the prompt from the beginning and choose the first token."""
+        """Read the prompt from the beginning, and choose the first token."""
         self.cache.length = 0
         self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
         self._start = self.cache.length
@@ -47,34 +47,34 @@ class Generation:
         self.token = self.model.decode(self.token, self.cache).argmax(dim=-1)
 
     def all_tokens(self) -> None:
-        """Read the prompt and choose all tokens after it.
+        """Read the prompt, and choose all tokens after it.
 
-        A library may plan its kernel anew for each length of the cache: on an H200 a token took 83 ms, with the GPU at idle power,
-        as long as every length was new.
+        A library may plan its kernel for each new length of the cache: on an H200 a token at a new length took 83 ms, with the GPU
+        at idle power.
         """
         self.prefill()
         for _ in range(self.new_tokens):
             self.decode()
 
     def forget(self) -> None:
-        """Hold nothing of a prompt, as before the first one."""
+        """Empty the cache, as before the first prompt."""
         self.cache.length = 0
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The cache's buffers, the prompt and the last token."""
         return [*self.cache.tensors, self.prompt, self.token]
 
 
 class CapturedGeneration(Generation):
-    """The same with dense attention, each decoded token a replay of one CUDA graph, captured at the first of them.
+    """Generation with dense attention, whose tokens replay one CUDA graph, captured at the first token.
 
-    The graph reads the cache in whole, masked by the position, which a tensor holds.
+    The graph reads the whole cache under a mask of the position, which is a tensor.
     """
 
-    def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
+    def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # which the graph reads and writes in place
+        self.token = self.token.clone()  # the graph reads and writes it in place
         self._static = StaticCache(self.cache)
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -94,18 +94,18 @@ class CapturedGeneration(Generation):
         if self._graph is None:
             token = self.token.clone()
             self._graph, _ = optimize.captured(self._step)
-            self.token.copy_(token)  # warming up has gone on from what it chose itself
+            self.token.copy_(token)  # warm-up calls have replaced it
         self._graph.replay()
         self.cache.length += 1
 
-    def _step(self) -> torch.Tensor:
+    def _step(self) -> Tensor:
         return self.token.copy_(self.model.decode(self.token, self._static).argmax(dim=-1))
 
 
 class HuggingFaceGeneration(Generation):
-    """The same for a model of transformers, whose cache grows."""
+    """Generation of a model of transformers, whose cache grows."""
 
-    def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> None:
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.token, self.cache = prompt[:, -1], None
 
@@ -116,12 +116,12 @@ class HuggingFaceGeneration(Generation):
         out = self.model(self.prompt, use_cache=True, logits_to_keep=1)
         self.cache, self.token = out.past_key_values, out.logits[:, -1].argmax(dim=-1)
         for layer in self.cache.layers:
-            # a window's keys can be taken back to the prompt only where those that have left it are still there
+            # going back to the prompt needs the keys that have left the window
             if getattr(layer, "is_sliding", False) and getattr(layer, "is_croppable", False):
                 layer.activate_past_recording()
 
     def forget(self) -> None:
-        """Drop the cache, before another is made beside it."""
+        """Drop the cache, before the model makes another one."""
         self.cache = None
 
     @torch.inference_mode()
@@ -138,47 +138,41 @@ class HuggingFaceGeneration(Generation):
         self.token = out.logits[:, -1].argmax(dim=-1)
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The cache, the prompt and the last token."""
-        # keys and values of attention, states of other layers; not whole numbers such as a window's size
+        # keys, values and the states of other layers, but not whole numbers such as a window's size
         kept = tree_leaves([vars(layer) for layer in self.cache.layers]) if self.cache else []
-        cached = [x for x in kept if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        cached = [x for x in kept if isinstance(x, Tensor) and x.is_floating_point()]
         return [*cached, self.prompt, self.token]
 
 
 def _generates(model: Any) -> bool:
-    """Whether a model of transformers generates, over a cache that it takes and gives back."""
+    """Return whether a model of transformers generates over a cache that it takes and returns."""
     takes = inspect.signature(model.forward).parameters
-    return (
-        hasattr(model, "can_generate")
-        and model.can_generate()
-        and all(name in takes for name in ("past_key_values", "use_cache", "logits_to_keep"))
-    )
+    if not {"past_key_values", "use_cache", "logits_to_keep"} <= {*takes}:
+        return False
+    return hasattr(model, "can_generate") and model.can_generate()
 
 
 def _has_static_step(model: nn.Module) -> bool:
-    """Whether a token's step of the model can read a `StaticCache`."""
-    if not isinstance(model, Transformer):
+    """Return whether a token's step can read a `StaticCache`."""
+    if not isinstance(model, Transformer) or model.config.attention_type != "dense":
         return False
-    config = model.config
-    return (
-        config.attention_type == "dense"
-        and config.attention_options.get("backend", "auto") == "auto"
-    )
+    return model.config.attention_options.get("backend", "auto") == "auto"
 
 
 def generation_of(
-    model: nn.Module, prompt: torch.Tensor, new_tokens: int, captured: bool = False
+    model: nn.Module, prompt: Tensor, new_tokens: int, captured: bool = False
 ) -> Generation:
-    """The generation that fits a model; `captured` in a CUDA graph.
+    """Return the generation for a model; if `captured`, in a CUDA graph.
 
     Raises:
-        Unsupported: The model has no cache that is known here, or no graph can read it.
+        Unsupported: The model has no known cache, or no graph can read it.
     """
     if captured and not _has_static_step(model):
         raise Unsupported(
             f"a CUDA graph decodes presets with dense attention and backend auto; {type(model).__name__} is another model, "
-            "or attends otherwise"
+            "or has another attention"
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
@@ -186,5 +180,5 @@ def generation_of(
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "
-        f"measure what it can do: {WITHOUT_DECODING}"
+        f"leave decoding out: {WITHOUT_DECODING}"
     )

@@ -1,4 +1,4 @@
-"""What every rank checks of attention across ranks, against one process in float64; the tests assert what comes back."""
+"""The checks of attention on every rank, against one process in float64; the tests assert their results."""
 
 import contextlib
 
@@ -55,7 +55,7 @@ def check(_):
         "rounds": _rounds(),
         "bytes": _bytes(),
         "profiled": _profiled(),
-        "inert": _inert(),
+        "errors of input": _errors_of_input(),
     }
 
 
@@ -71,14 +71,13 @@ def _decode_errors(dtype):
         ]
         q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
         expected = masked_attention(q, k, v, causal_mask(q_len, total))
-        for form in ALGORITHMS:
+        for algorithm in ALGORITHMS:
             parts = layout.take(k, rank), layout.take(v, rank)
-            for told in (None, layout):
-                out = tree_attention_decode(q, *parts, algorithm=form, layout=told)
+            for given in (None, layout):
+                out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
                 assert out.dtype == dtype and out.shape == q.shape
-                found[f"{what} {form} {'told' if told else 'asked'}"] = relative_error(
-                    out, expected
-                )
+                name = f"{what} {algorithm} {'with' if given else 'without'} layout"
+                found[name] = relative_error(out, expected)
     return found
 
 
@@ -98,23 +97,23 @@ def _sequence_errors():
         mask = causal_mask(total, total) if causal else torch.ones(total, total, dtype=torch.bool)
         expected = masked_attention(*whole, mask)
         expected.backward(grad.double())
-        for form, layout in (
+        for algorithm, layout in (
             ("ring", Sharding.contiguous(total, world)),
             ("ring without overlap", Sharding.contiguous(total, world)),
             ("zigzag", Sharding.zigzag(total, world)),
             ("ulysses", Sharding.contiguous(total, world)),
         ):
-            if form == "ulysses" and heads % world:
+            if algorithm == "ulysses" and heads % world:
                 continue
             mine = [layout.take(x, rank).clone().requires_grad_() for x in (q, k, v)]
-            if form == "ulysses":
+            if algorithm == "ulysses":
                 out = ulysses_attention(*mine, causal=causal, layout=layout)
             else:
                 out = ring_attention(
-                    *mine, causal=causal, layout=layout, overlap="without" not in form
+                    *mine, causal=causal, layout=layout, overlap="without" not in algorithm
                 )
             out.backward(layout.take(grad, rank))
-            key = f"{form} {heads}:{kv_heads} causal={causal} n={total}"
+            key = f"{algorithm} {heads}:{kv_heads} causal={causal} n={total}"
             if out.numel():
                 found[f"{key} out"] = relative_error(
                     out.detach(), layout.take(expected.detach(), rank)
@@ -129,7 +128,7 @@ def _sequence_errors():
 
 
 class _Counted:
-    """Counts collectives and exchanges, and their payloads, as `torch.distributed` is asked for them."""
+    """Counts calls of collectives and exchanges of `torch.distributed`."""
 
     def __init__(self):
         self.rounds = 0
@@ -163,26 +162,26 @@ def _whole_forms(world):
 
 
 def _rounds():
-    """Form → rounds seen, and by formula."""
+    """Algorithm → rounds seen, and by formula."""
     rank, world = dist.get_rank(), dist.get_world_size()
     layout = Sharding.contiguous(64, world)
     shape = {"batch": 2, "heads": 8, "kv_heads": 8, "head_dim": 16, "itemsize": 4}
     q, k, v = torch.randn(2, 8, 1, 16), *torch.randn(2, 2, 8, layout.length(rank), 16).unbind()
     found = {}
-    for form in ALGORITHMS:
+    for algorithm in ALGORITHMS:
         with _Counted() as counted:
-            tree_attention_decode(q, k, v, algorithm=form, layout=layout)
-        found[form] = [counted.rounds, decode_traffic(form, layout, **shape).rounds]
+            tree_attention_decode(q, k, v, algorithm=algorithm, layout=layout)
+        found[algorithm] = [counted.rounds, decode_traffic(algorithm, layout, **shape).rounds]
     q = torch.randn(2, 8, layout.length(rank), 16)
-    for form, attend in _whole_forms(world).items():
+    for algorithm, attend in _whole_forms(world).items():
         with _Counted() as counted, torch.no_grad():
             attend(q, k, v, layout=layout)
-        found[form] = [counted.rounds, prefill_traffic(form, layout, **shape).rounds]
+        found[algorithm] = [counted.rounds, prefill_traffic(algorithm, layout, **shape).rounds]
     return found
 
 
 def _bytes():
-    """Form → bytes counted by the interface, and by formula; payloads of a megabyte and more."""
+    """Algorithm → bytes counted by the interface, and by formula; payloads of a megabyte and more."""
     rank, world = dist.get_rank(), dist.get_world_size()
     layout, shape = (
         Sharding.contiguous(2048, world),
@@ -191,17 +190,20 @@ def _bytes():
     q = torch.randn(8, 32, 32, 32)
     k, v = torch.randn(2, 8, 32, layout.length(rank), 32).unbind()
     found = {}
-    for form in TREE_ALGORITHMS:
+    for algorithm in TREE_ALGORITHMS:
         counted = count_bytes(
-            lambda form=form: tree_attention_decode(q, k, v, algorithm=form, layout=layout), calls=2
+            lambda algorithm=algorithm: tree_attention_decode(
+                q, k, v, algorithm=algorithm, layout=layout
+            ),
+            calls=2,
         )
-        found[form] = [counted, decode_traffic(form, layout, q_len=32, **shape).total]
+        found[algorithm] = [counted, decode_traffic(algorithm, layout, q_len=32, **shape).total]
     q, k, v = torch.randn(3, 1, 8, layout.length(rank), 64).unbind()
     shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
-    for form, attend in _whole_forms(world).items():
+    for algorithm, attend in _whole_forms(world).items():
         with torch.no_grad():
             counted = count_bytes(lambda attend=attend: attend(q, k, v, layout=layout), calls=2)
-        found[form] = [counted, prefill_traffic(form, layout, **shape).total]
+        found[algorithm] = [counted, prefill_traffic(algorithm, layout, **shape).total]
     return found
 
 
@@ -222,10 +224,10 @@ def _profiled():
     }
 
 
-def _inert():
-    """Lines that bad input gets, on every rank alike, before anything is sent."""
+def _errors_of_input():
+    """Messages of bad input, the same on every rank, before anything is sent."""
     q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 6, 8)
-    said = []
+    messages = []
     for call in (
         lambda: tree_attention_decode(q, k, k, algorithm="trees"),
         lambda: tree_attention_decode(q, k, k[..., :4], algorithm="fused"),
@@ -235,5 +237,5 @@ def _inert():
         try:
             call()
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages

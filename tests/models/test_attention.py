@@ -1,4 +1,4 @@
-"""Attention kinds against the masked reference in float64, and the work that their masks say."""
+"""Attention kinds against the masked reference in float64, and the work of their masks."""
 
 import os
 
@@ -14,7 +14,7 @@ from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import Options, choose_mask, watched_work
-from tests.models.inputs import TOLD, TOLERANCE, agrees, closed_form, masked_by, qkv
+from tests.models.inputs import REQUIRED, TOLERANCE, agrees, closed_form, masked_by, qkv
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
@@ -37,7 +37,7 @@ def test_dense_equals_the_reference(causal, q_len, kv_len, kv_heads, backend):
 @pytest.mark.parametrize(("q_len", "kv_len"), [(600, 600), (64, 64), (1, 77), (33, 200), (5, 5)])
 def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
     sizes = {"window": 37, "global_tokens": 5, "random_tokens": 9, "block_size": 32}
-    options = Options(pattern=pattern, **sizes, **TOLD.get(pattern, {}))
+    options = Options(pattern=pattern, **sizes, **REQUIRED.get(pattern, {}))
     inputs = qkv(2, 4, 2, q_len, kv_len)
     mask, _ = masked_by(inputs, causal, options)
     out = attention.attend("sparse", *inputs, causal=causal, options=options)
@@ -54,19 +54,19 @@ def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, 
     inputs = qkv(3, 8, 2, q_len, kv_len)
     dense_mask, mask = masked_by(inputs, True, options)
     with torch.no_grad():
-        out = block_sparse.attend_by_blocks(*inputs, mask, 0.3)
-        assert relative_error(out, masked_attention(*inputs, dense_mask, 0.3)) < TOLERANCE
+        out = block_sparse.attend_by_blocks(*inputs, mask)
+        assert relative_error(out, masked_attention(*inputs, dense_mask)) < TOLERANCE
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 def test_queries_before_the_first_key_are_refused_or_right(pattern):
     sizes = {"window": 20, "global_tokens": 2, "random_tokens": 16, "block_size": 16}
-    options = Options(pattern=pattern, **sizes, **TOLD.get(pattern, {}) | {"per_head": False})
+    options = Options(pattern=pattern, **sizes, **REQUIRED.get(pattern, {}) | {"per_head": False})
     inputs = qkv(1, 2, 2, 90, 40)
     if pattern in ("random", "bigbird", "document"):
         for kind in ("sparse", "flex"):
-            said = "q: more queries than keys; for a pattern of tiles or documents give at most"
-            with torch.no_grad(), pytest.raises(BadInput, match=said):
+            message = "q: more queries than keys; for a pattern of tiles or documents give at most"
+            with torch.no_grad(), pytest.raises(BadInput, match=message):
                 attention.attend(kind, *inputs, causal=False, options=options.model_dump())
         return
     dense_mask, mask = masked_by(inputs, False, options)
@@ -76,7 +76,7 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
     out = attention.attend("sparse", *inputs, causal=False, options=options)
     assert agrees(out, reference, inputs) and not out[:, :, blind].any()
     with torch.no_grad():
-        out = block_sparse.attend_by_blocks(*inputs, mask, 0.25)
+        out = block_sparse.attend_by_blocks(*inputs, mask)
         assert relative_error(out, reference) < TOLERANCE and not out[:, :, blind].any()
 
 
@@ -102,7 +102,7 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
 )
 def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, batch, group, options):
     q_len = min(queries, kv_len)
-    parsed = Options(pattern=pattern, **TOLD.get(pattern, {}) | options)
+    parsed = Options(pattern=pattern, **REQUIRED.get(pattern, {}) | options)
     inputs = qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)
     dense, mask = masked_by(inputs, causal, parsed)
     out = attention.attend("sparse", *inputs, causal=causal, options=parsed)
@@ -116,7 +116,7 @@ def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, bat
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
 @pytest.mark.parametrize("pattern", ["random", "strided", "block", "top_k"])
-def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity):
+def test_a_pattern_of_tiles_has_the_requested_sparsity(pattern, sparsity):
     options = Options(pattern=pattern, sparsity=sparsity, block_size=16)
     q, k, _ = qkv(1, 2, 2, 640, 640)
     work = choose_mask(q, k, causal=False, options=options).work
@@ -125,7 +125,7 @@ def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity):
         assert work.kept == 640 * round((1 - sparsity) * 40) * 16
 
 
-def test_heads_draw_for_themselves_when_asked_to():
+def test_each_head_draws_its_own_tiles_with_per_head():
     q, k, _ = qkv(2, 3, 3, 256, 256)
     options = {"pattern": "random", "sparsity": 0.75, "block_size": 16}
     alone = choose_mask(q, k, causal=False, options=Options(**options, per_head=True))
@@ -143,10 +143,10 @@ def _tiles(mask, size):
 
 def test_a_kernel_that_torch_lacks_is_unsupported_and_any_other_error_stays(monkeypatch):
     q, k, v = qkv(1, 1, 1, 8, 8)
-    said = ["No available kernel. Aborting execution.", "out of memory"]
+    messages = ["No available kernel. Aborting execution.", "out of memory"]
 
     def fails(*_):
-        raise RuntimeError(said.pop(0))
+        raise RuntimeError(messages.pop(0))
 
     monkeypatch.setattr(dense, "_call", fails)
     with pytest.raises(
@@ -198,7 +198,7 @@ def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it_or_one(n, spar
     assert got.kept == max(reaching, default=kept[0])
 
 
-def test_who_watches_is_told_what_each_call_keeps():
+def test_watched_work_is_what_each_call_keeps():
     inputs = qkv(1, 2, 2, 96, 96)
     options = Options(pattern="top_k", sparsity=0.5, block_size=16)
     with watched_work() as found:

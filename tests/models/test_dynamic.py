@@ -1,4 +1,4 @@
-"""The patterns that look at the input, against their rules written out tile by tile."""
+"""The patterns that depend on the input, against their rules applied tile by tile."""
 
 import math
 

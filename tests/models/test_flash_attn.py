@@ -1,4 +1,4 @@
-"""The package flash_attn in stub packages of each version: which is found, what it is handed, and what is said where it fails."""
+"""flash-attn by stub packages of each version: which is found, its arguments, and its errors."""
 
 import importlib
 import sys
@@ -16,10 +16,10 @@ from tests.models.inputs import TOLERANCE, qkv
 STUB = """
 import torch
 
-def flash_attn_func(q, k, v, softmax_scale, causal):
+def flash_attn_func(q, k, v, causal):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True
+        q, k, v, is_causal=causal, enable_gqa=True
     ).transpose(1, 2)
     return RETURNED
 """
@@ -78,11 +78,11 @@ def test_the_version_named_is_taken_or_the_newest_and_a_broken_one_hides_no_othe
     install(*there, broken=broken)
     assert flash_attn.found_version(version) == found
     if found is None:
-        with pytest.raises(Unsupported) as said:
+        with pytest.raises(Unsupported) as caught:
             options = {"version": version}
             attention.attend("flash_attn", *_inputs(), causal=True, options=options)
-        assert ("undefined symbol: _ZN3c104" in str(said.value)) == (version in broken)
-        assert 'pip install -e ".[cuda]"' in str(said.value)
+        assert ("undefined symbol: _ZN3c104" in str(caught.value)) == (version in broken)
+        assert 'pip install -e ".[cuda]"' in str(caught.value)
 
 
 def _inputs():
@@ -95,8 +95,8 @@ def test_each_version_is_called_as_it_wants(install, version):
     q, k, v = _inputs()
     with pytest.raises(Unsupported, match="flash_attn has no cpu kernel"):
         attention.attend("flash_attn", q, k, v, causal=True)
-    out = flash_attn.call(flash_attn.found_version(), q, k, v, causal=True, scale=0.5)
-    assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8), 0.5)) < TOLERANCE
+    out = flash_attn.call(flash_attn.found_version(), q, k, v, causal=True)
+    assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8))) < TOLERANCE
 
 
 def test_what_a_version_asserts_is_unsupported(monkeypatch):
@@ -105,24 +105,23 @@ def test_what_a_version_asserts_is_unsupported(monkeypatch):
 
     monkeypatch.setattr(flash_attn, "_imported", lambda version: (refuses, ""))
     with pytest.raises(Unsupported, match="flash_attn 4: head_dim 16 is not supported on SM"):
-        flash_attn.call(4, *_inputs(), causal=True, scale=None)
+        flash_attn.call(4, *_inputs(), causal=True)
 
 
 def test_it_takes_short_types_on_a_gpu(monkeypatch):
     called = []
     monkeypatch.setattr(flash_attn, "found_version", lambda version: 3)
-    monkeypatch.setattr(flash_attn, "call", lambda *x, **rest: called.append((x, rest)))
+    monkeypatch.setattr(flash_attn, "call", lambda *x: called.append(x))
     gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    rest = {"causal": True, "scale": 0.5}
+    rest = {"causal": True, "options": flash_attn.Options()}
     with pytest.raises(Unsupported, match="computes in float16 and bfloat16, not in float32"):
-        flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
+        flash_attn.attend(gpu, gpu, gpu, **rest)
     for gpu.dtype in (torch.float16, torch.bfloat16):
-        flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
-    assert called == [((3, gpu, gpu, gpu), rest)] * 2
+        flash_attn.attend(gpu, gpu, gpu, **rest)
+    assert called == [(3, gpu, gpu, gpu, True)] * 2
 
 
-def test_a_dense_case_says_whose_flash_kernels_it_runs(monkeypatch):
-    """They are swapped when the next case is called, so that versions are never mixed."""
+def test_flash_kernels_are_swapped_when_another_case_is_called(monkeypatch):
     done = []
     for name in ("activate_flash_attention_impl", "restore_flash_attention_impl"):
         monkeypatch.setattr(
@@ -145,5 +144,5 @@ def test_flash_kernels_that_are_not_there_are_unsupported():
     options = {"backend": "flash", "impl": "FA3"}
     with pytest.raises(Unsupported, match="impl FA3 has no cpu kernel; leave impl out"):
         attention.attend("dense", *_inputs(), causal=True, options=options)
-    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 is of backend flash"):
+    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 needs backend: flash"):
         dense.Options(impl="FA3")

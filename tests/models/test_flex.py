@@ -16,7 +16,7 @@ from nanolib.models.attention import dynamic, flex, sparse
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import masked_attention, relative_error
-from tests.models.inputs import TOLD, masked_by
+from tests.models.inputs import REQUIRED, masked_by
 
 SHAPES = {  # batch, heads, key heads, queries, keys
     "square": (2, 4, 4, 80, 80),
@@ -43,7 +43,7 @@ def _options(pattern, **others):
         global_tokens=5,
         random_tokens=9,
         block_size=16,
-        **(drawn | TOLD.get(pattern, {}) | others),
+        **(drawn | REQUIRED.get(pattern, {}) | others),
     )
 
 
@@ -141,11 +141,12 @@ def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
 
 
 def test_a_long_mask_that_was_chosen_is_made_in_little_memory():
-    q, k = torch.zeros(1, 2, 512, 1), torch.zeros(1, 2, LONG, 1)
     with LiveBytes() as counter:
-        cells = dynamic._Cells.of(q, k, True, 128, 128)
+        cells = dynamic.cells_of(
+            dynamic.Sizes(512, LONG, True, 128, 128, 64), torch.device("cpu"), None
+        )
         table = torch.arange(LONG // 128).eq(7).expand(1, 2, 4, -1)
-        mask = flex.chosen_mask(cells.choice(table, 64))
+        mask = flex.chosen_mask(dynamic.Choice(table, cells, 2))
     assert counter.peak < 400 * 2**20
     assert mask.to_dense().nonzero()[:5, 2:].tolist() == [
         [0, 7],

@@ -12,7 +12,7 @@ from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask
-from tests.models.inputs import TOLD, TOLERANCE, qkv
+from tests.models.inputs import REQUIRED, TOLERANCE, qkv
 
 DENSE = {
     "backend": ["auto", "math", "flash", "efficient", "cudnn"],
@@ -29,8 +29,7 @@ SPARSE = {
     "seed": [0, 3],
     "per_head": [False, True],
     "document_lengths": [[7, 30]],
-    "document_starts": [[7, 30]],
-    "mask_mod": [TOLD["own"]["mask_mod"]],
+    "mask_mod": [REQUIRED["own"]["mask_mod"]],
 }
 WALKED = {
     "dense": DENSE,
@@ -42,7 +41,6 @@ WALKED = {
 NEEDS = {  # option → what it is an option of
     "impl": {"backend": "flash"},
     "document_lengths": {"pattern": "document"},
-    "document_starts": {"pattern": "document"},
     "mask_mod": {"pattern": "own"},
     "random_tokens": {"pattern": "bigbird"},
     "sparsity": {"pattern": "window"},
@@ -74,7 +72,7 @@ def test_nothing_is_left_out(kind):
     ],
 )
 def test_each_value_gives_the_reference_or_says_why_not(kind, name, value, causal):
-    options = NEEDS.get(name, {}) | (TOLD.get(value, {}) if name == "pattern" else {})
+    options = NEEDS.get(name, {}) | (REQUIRED.get(value, {}) if name == "pattern" else {})
     options = attention.parse_options(kind, options | {name: value})
     inputs = [x.detach() for x in qkv(1, 4, 2, 45, 45)]
     mask = causal_mask(45, 45) if causal else torch.ones(45, 45, dtype=torch.bool)

@@ -9,7 +9,7 @@ SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
 
 
 @pytest.mark.parametrize(
-    ("form", "rounds", "hops", "sent"),
+    ("algorithm", "rounds", "hops", "sent"),
     [
         # on two ranks an all-reduce sends its payload once
         (
@@ -36,8 +36,10 @@ SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
         ),
     ],
 )
-def test_decode_sends_what_one_counts_by_hand(form, rounds, hops, sent):
-    assert decode_traffic(form, Sharding.contiguous(11, 2), **SHAPE) == Traffic(rounds, hops, sent)
+def test_decode_sends_what_one_counts_by_hand(algorithm, rounds, hops, sent):
+    assert decode_traffic(algorithm, Sharding.contiguous(11, 2), **SHAPE) == Traffic(
+        rounds, hops, sent
+    )
 
 
 def test_shares_of_queries_that_differ_pass_by_unevenly():
@@ -48,7 +50,7 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
 
 
 @pytest.mark.parametrize(
-    ("form", "layout", "rounds", "hops", "sent"),
+    ("algorithm", "layout", "rounds", "hops", "sent"),
     [
         ("ring", Sharding.contiguous(11, 2), 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
         ("zigzag", Sharding.zigzag(12, 3), 2, 2, (2 * 4 * 2 * 2 * 8 * 2,) * 3),
@@ -69,8 +71,8 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
         ),  # two key heads, each twice
     ],
 )
-def test_prefill_sends_what_one_counts_by_hand(form, layout, rounds, hops, sent):
-    assert prefill_traffic(form, layout, **SHAPE) == Traffic(rounds, hops, sent)
+def test_prefill_sends_what_one_counts_by_hand(algorithm, layout, rounds, hops, sent):
+    assert prefill_traffic(algorithm, layout, **SHAPE) == Traffic(rounds, hops, sent)
 
 
 def test_one_rank_sends_nothing_and_all_send_the_sum():

@@ -33,7 +33,7 @@ BAD = [
     (
         "attention",
         {"attention_types": ["spares"]},
-        "attention.attention_types: attention_type: 'spares' is no attention kind",
+        "attention.attention_types: attention_type: 'spares' is not an attention kind",
     ),
     (
         "attention",
@@ -129,7 +129,7 @@ BAD = [
     (
         "attention",
         {"attention_types": [{"kind": ["dense"]}]},
-        "attention.attention_types: attention_type: ['dense'] is no attention kind",
+        "attention.attention_types: attention_type: ['dense'] is not an attention kind",
     ),
     (
         "attention",

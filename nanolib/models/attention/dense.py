@@ -1,4 +1,4 @@
-"""Dense attention: torch's scaled_dot_product_attention by backend."""
+"""Compute dense attention by torch's scaled_dot_product_attention, with a choice of its backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention.reference import causal_mask
-from nanolib.models.attention.work import Work, dense_work
+from nanolib.models.attention.work import dense_work
 from nanolib.params import StrictModel
 
 _BACKENDS = {
@@ -21,15 +21,18 @@ _BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-_CPU_BACKENDS = ("math", "flash")  # torch falls back to math on CPU without a word for the others
+_CPU_BACKENDS = (
+    "math",
+    "flash",
+)  # for the others torch falls back to math on CPU, without a warning
 
 
 class Options(StrictModel):
     """Options of `dense`.
 
     Attributes:
-        backend: Which SDPA kernel; `auto` lets torch choose.
-        impl: Whose flash kernels the backend `flash` runs: torch's own, or those of flash-attn 3 or 4.
+        backend: SDPA kernel; `auto` lets torch choose.
+        impl: Flash kernels that the backend `flash` runs: torch's own if empty, or those of flash-attn 3 or 4.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -40,15 +43,17 @@ class Options(StrictModel):
     @pydantic.model_validator(mode="after")
     def _flash_has_it(self) -> Options:
         if self.impl and self.backend != "flash":
-            raise ValueError(f"impl: {self.impl} is of backend flash, not {self.backend}")
+            raise ValueError(f"impl: {self.impl} needs backend: flash, got {self.backend}")
         return self
 
 
-_active = ""  # which implementation torch's dispatcher has
+_active = ""  # the implementation in torch's dispatcher
 
 
 def activate(impl: str) -> None:
-    """Let the backend `flash` run an implementation; a backward pass needs the one that its forward pass had.
+    """Register the implementation that the backend `flash` runs.
+
+    A backward pass needs the implementation that its forward pass had.
 
     Raises:
         Unsupported: It is not installed, or this torch does not know it.
@@ -67,22 +72,20 @@ def activate(impl: str) -> None:
         _active = impl
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
-) -> Tensor:
-    """Dense attention; see `nanolib.models.attention.attend`."""
+def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
+    """Compute dense attention; see `nanolib.models.attention.attend`."""
     activate(options.impl if q.device.type == "cuda" else "")
     if options.impl and q.device.type != "cuda":
         raise Unsupported(f"impl {options.impl} has no {q.device.type} kernel; leave impl out")
     if options.backend == "auto":
-        return _call(q, k, v, causal, scale)
+        return _call(q, k, v, causal)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:
         raise Unsupported(
             f"SDPA backend {options.backend} has no CPU kernel; use {' or '.join(_CPU_BACKENDS)}"
         )
     with sdpa_kernel(_BACKENDS[options.backend]):
         try:
-            return _call(q, k, v, causal, scale)
+            return _call(q, k, v, causal)
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
@@ -91,9 +94,9 @@ def attend(
             ) from None
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
+def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
-    # is_causal aligns at the start, we align at the end: they agree only for square scores. One query sees every key.
+    # is_causal aligns at the start, nanolib at the end: they agree only for square scores. One query sees every key.
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(
@@ -102,11 +105,8 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
         v,
         attn_mask=mask,
         is_causal=causal and square,
-        scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work:
-    """Everything that causality allows."""
-    return dense_work(q_len, kv_len, causal)
+work = dense_work

@@ -222,7 +222,7 @@ BAD = [
         ["decoder_tiny", "--attention-type", "flex"],
         "cannot be planned: a compiled kernel allocates out of the counter's sight",
     ),
-    (["decoder_tiny", "--attention-type", "odd"], "attention_type: 'odd' is no attention kind"),
+    (["decoder_tiny", "--attention-type", "odd"], "attention_type: 'odd' is not an attention kind"),
     (
         ["decoder_tiny", "-p", "d_model=x"],
         "d_model: Input should be a valid integer",
@@ -263,7 +263,7 @@ BAD = [
     (["nowhere.json"], "model: 'nowhere.json' is no config file of transformers (FileNotFound"),
     (["own:fails"], "model: 'own:fails' cannot be planned: AssertionError: never"),
     (["hf:Nope"], "transformers has no model class 'Nope'"),
-    (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is no field of LlamaConfig"),
+    (["hf:LlamaForCausalLM", "-p", "foo=1"], "'foo' is not a field of LlamaConfig"),
     (["mymodule:build"], "there is no module 'mymodule'"),
     (["decoder_tiny", "--json", "nowhere/f.json"], "nowhere is not a folder"),
 ]
