@@ -19,8 +19,8 @@ def create_model(
     """Build a transformer with random weights.
 
     Args:
-        config: The model; its dtype is that of the weights.
-        device: Device of the weights; `meta` builds only shapes.
+        config: The model. Its dtype is that of the weights.
+        device: Device of the weights. `meta` builds only shapes.
         seed: Seeds a separate generator, so that the same seed gives the same model.
 
     Returns:

@@ -16,7 +16,7 @@ class KVCache:
     Attributes:
         keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
         values: As `keys`.
-        scores: Per layer, shape [batch, max_len]: the scores by which `dca` chooses its globals; empty for other patterns.
+        scores: Per layer, shape [batch, max_len]: the scores by which `dca` chooses its globals. Empty for other patterns.
         length: Positions filled.
     """
 
@@ -64,7 +64,7 @@ class StaticCache:
     A token writes its key and value at a position that it reads from a tensor, and attends to the whole buffers under a mask.
 
     Args:
-        cache: The owner of the buffers; its `length` stays the same.
+        cache: The owner of the buffers. Its `length` stays the same.
 
     Attributes:
         start: The position of the next token, int64 [1], which the caller sets.

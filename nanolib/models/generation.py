@@ -164,7 +164,7 @@ def _has_static_step(model: nn.Module) -> bool:
 def generation_of(
     model: nn.Module, prompt: Tensor, new_tokens: int, captured: bool = False
 ) -> Generation:
-    """Return the generation for a model; if `captured`, in a CUDA graph.
+    """Return the generation for a model. If `captured`, in a CUDA graph.
 
     Raises:
         Unsupported: The model has no known cache, or no graph can read it.

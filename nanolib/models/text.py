@@ -74,7 +74,7 @@ def batch(data: Tensor, batch_size: int, length: int, generator: torch.Generator
     Args:
         data: The bytes from `load`.
         batch_size: Sequences.
-        length: Bytes per sequence; for a loss over n predictions give n + 1.
+        length: Bytes per sequence. For a loss over n predictions give n + 1.
         generator: Draws the windows.
 
     Returns:
@@ -92,13 +92,8 @@ def batch(data: Tensor, batch_size: int, length: int, generator: torch.Generator
 
 
 def batches(
-    data: Tensor,
-    count: int,
-    batch_size: int,
-    length: int,
-    generator: torch.Generator,
-    device: str,
+    data: Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
 ) -> Iterator[Tensor]:
-    """Draw `count` batches on `device`, one at a time; see `batch`."""
+    """Draw `count` batches on `device`, one at a time. See `batch`."""
     for _ in range(count):
         yield batch(data, batch_size, length, generator).to(device)

@@ -1,4 +1,4 @@
-"""Train a model for its loss; `experiments.model.steps.Training` has the steps that are timed."""
+"""Train a model for its loss. `experiments.model.steps.Training` has the steps that are timed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def train(
     """Train by AdamW on the loss of the next token.
 
     Args:
-        model: ids → logits; its weights change.
+        model: ids → logits. Its weights change.
         batches: One per step, int64 [batch, length + 1], on the model's device.
         rate: Learning rate, or step → learning rate.
-        autocast: Dtype of the products; None for that of the weights. In float16 the loss is scaled.
-        clip: Largest norm of all gradients; None for no limit.
+        autocast: Dtype of the products, None for that of the weights. In float16 the loss is scaled.
+        clip: Largest norm of all gradients, None for no limit.
 
     Returns:
         The loss before each step, nats per token, float32 [steps].

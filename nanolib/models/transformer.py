@@ -30,7 +30,7 @@ class RotaryEmbedding(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim], with the first position `start`; a tensor for one token."""
+        """Rotate x, shape [batch, heads, length, head_dim], with the first position `start`, which is a tensor for one token."""
 
         def rows(table: Tensor) -> Tensor:
             if isinstance(start, Tensor):
@@ -60,7 +60,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
     ) -> Tensor:
-        """x: shape [batch, length, d_model]; the result has the same."""
+        """x: shape [batch, length, d_model]. The result has the same."""
         batch, length, _ = x.shape
         q, k, v = (
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -89,7 +89,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x)); or GELU: down(gelu(up(x)))."""
+    """SwiGLU: down(silu(gate(x)) · up(x)), or GELU: down(gelu(up(x)))."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: shape [..., d_model]; the result has the same."""
+        """x: shape [..., d_model]. The result has the same."""
         up = self.up(x)
         return self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up)
 
@@ -117,7 +117,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
     ) -> Tensor:
-        """x: shape [batch, length, d_model]; the result has the same."""
+        """x: shape [batch, length, d_model]. The result has the same."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -232,12 +232,12 @@ class Transformer(nn.Module):
         )
 
     def prefill(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """Read a prompt into `cache`; return the logits of its last position, shape [batch, vocab_size]."""
+        """Read a prompt into `cache`. Return the logits of its last position, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids, cache)[:, -1])
 
     def decode(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Read one token per sequence, ids of shape [batch]; return the logits for the next, shape [batch, vocab_size].
+        """Read one token per sequence, ids of shape [batch]. Return the logits for the next, shape [batch, vocab_size].
 
-        The cache appends the token; the caller sets the position of a static cache.
+        The cache appends the token. The caller sets the position of a static cache.
         """
         return self.head(self.hidden(ids[:, None], cache)[:, -1])

@@ -22,15 +22,15 @@ from nanolib.models.functions import cause, check_function, imported
 _HF = "hf:"
 # the names of the number of blocks in transformers' configurations
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-# an option that code reads from a configuration or its keywords
-_READ_OPTION = re.compile(r'config\.(\w+)|(?:config, |get\(|pop\(|\[)"(\w+)"')
+# the name of an option that code reads from a configuration, or from its keywords
+_READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
 _ONE_SEQUENCE = (
     "nanolib_one_sequence"  # nanolib's name for SDPA in transformers' register of attention
 )
 
 
 def runs_code(name: str) -> bool:
-    """Return whether building the named model runs code of the user's; transformers' classes do not."""
+    """Return whether building the named model runs code of the user's. Classes of transformers have none."""
     return bool(name) and not name.startswith(_HF)
 
 
@@ -45,10 +45,10 @@ def check_name(name: str) -> None:
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:
-    """Return the function that builds a named model; importing a module of the user's runs it.
+    """Return the function that builds a named model. Importing a module of the user's runs it.
 
     Args:
-        name: `package.module:build`, imported from the working directory or the environment; or `hf:` and a class of transformers.
+        name: `package.module:build`, imported from the working directory or the environment, or `hf:` and a class of transformers.
 
     Returns:
         Options → module: int64 ids [batch, length] → logits [batch, length, vocab], an object with `.logits`, or a tuple that
@@ -76,7 +76,7 @@ def build_model(
         name: As `resolve` takes it.
         options: Arguments of its function, or of its class's configuration.
         device: Device of the weights.
-        dtype: torch's default dtype during the build; weights of another dtype are converted.
+        dtype: torch's default dtype during the build. Weights of another dtype are converted.
         seed: Seeds a separate generator for the weights.
 
     Returns:
@@ -104,7 +104,7 @@ def build_model(
 def fresh_weights(
     device: str | torch.device, dtype: torch.dtype, seed: int | None
 ) -> Iterator[None]:
-    """Set the default device and dtype of new tensors; with a seed, draw them from a separate generator."""
+    """Set the default device and dtype of new tensors. With a seed, draw them from a separate generator."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -229,9 +229,8 @@ def _known_options(model_class: Any) -> list[str]:
     for base in config_class.__mro__:
         names |= {*inspect.signature(base.__init__).parameters} - {"self", "args", "kwargs"}
     for module in {base.__module__ for base in (model_class, *config_class.__mro__[:-1])}:
-        for found in _READ_OPTION.findall(inspect.getsource(sys.modules[module])):
-            names |= {*found}
-    return sorted(name for name in names if name and not name.startswith("_"))
+        names |= {*_READ_OPTION.findall(inspect.getsource(sys.modules[module]))}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def layers_field(config: Any) -> str:
@@ -241,7 +240,7 @@ def layers_field(config: Any) -> str:
 
 
 def context_length(config: Any) -> int | None:
-    """Return the longest sequence of a model of transformers, tokens; None without a limit."""
+    """Return the longest sequence of a model of transformers, tokens, or None without a limit."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
@@ -253,7 +252,7 @@ def predicts_tokens(model: nn.Module) -> bool:
 
 
 def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return ids → logits for a model of any source, which returns them, an object with `.logits`, or a tuple; without a cache."""
+    """Return ids → logits for a model of any source, which returns them, an object with `.logits`, or a tuple. Its cache is off."""
     cacheless = {}
     if hasattr(getattr(model, "config", None), "use_cache"):
         taken = inspect.signature(model.forward).parameters.values()

@@ -1,6 +1,8 @@
 """The checks of attention on every rank, against one process in float64; the tests assert their results."""
 
 import contextlib
+import functools
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -127,84 +129,46 @@ def _sequence_errors():
     return found
 
 
-class _Counted:
-    """Counts calls of collectives and exchanges of `torch.distributed`."""
-
-    def __init__(self):
-        self.rounds = 0
-        self._undo = contextlib.ExitStack()
-
-    def __enter__(self):
-        for name in (
-            "all_reduce",
-            "all_gather_into_tensor",
-            "all_to_all_single",
-            "batch_isend_irecv",
-        ):
-            self._wrap(name, getattr(dist, name))
-        return self
-
-    def _wrap(self, name, original):
-        def counted(*arguments, **named):
-            self.rounds += 1
-            return original(*arguments, **named)
-
-        setattr(dist, name, counted)
-        self._undo.callback(setattr, dist, name, original)
-
-    def __exit__(self, *error):
-        self._undo.close()
-
-
-def _whole_forms(world):
-    """Those whose eight heads share out over the ranks."""
-    return {"ring": ring_attention} | ({} if 8 % world else {"ulysses": ulysses_attention})
+def _calls(algorithms, total, q_len, batch, heads, head_dim):
+    """Algorithm, its call without gradients, and its traffic: decoding by `algorithms`, then a whole sequence."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layout = Sharding.contiguous(total, world)
+    shape = {"batch": batch, "heads": heads, "kv_heads": heads, "head_dim": head_dim, "itemsize": 4}
+    q, k, v = torch.randn(3, batch, heads, layout.length(rank), head_dim).unbind()
+    queries = torch.randn(batch, heads, q_len, head_dim)
+    for name in algorithms:
+        call = functools.partial(
+            tree_attention_decode, queries, k, v, algorithm=name, layout=layout
+        )
+        yield name, call, decode_traffic(name, layout, q_len=q_len, **shape)
+    whole = {"ring": ring_attention} | ({} if heads % world else {"ulysses": ulysses_attention})
+    for name, attend in whole.items():
+        call = functools.partial(attend, q, k, v, layout=layout)
+        yield f"whole {name}", call, prefill_traffic(name, layout, **shape)
 
 
 def _rounds():
-    """Algorithm → rounds seen, and by formula."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    layout = Sharding.contiguous(64, world)
-    shape = {"batch": 2, "heads": 8, "kv_heads": 8, "head_dim": 16, "itemsize": 4}
-    q, k, v = torch.randn(2, 8, 1, 16), *torch.randn(2, 2, 8, layout.length(rank), 16).unbind()
+    """Algorithm → collectives and exchanges of a call, and by formula."""
     found = {}
-    for algorithm in ALGORITHMS:
-        with _Counted() as counted:
-            tree_attention_decode(q, k, v, algorithm=algorithm, layout=layout)
-        found[algorithm] = [counted.rounds, decode_traffic(algorithm, layout, **shape).rounds]
-    q = torch.randn(2, 8, layout.length(rank), 16)
-    for algorithm, attend in _whole_forms(world).items():
-        with _Counted() as counted, torch.no_grad():
-            attend(q, k, v, layout=layout)
-        found[algorithm] = [counted.rounds, prefill_traffic(algorithm, layout, **shape).rounds]
+    names = ("all_reduce", "all_gather_into_tensor", "all_to_all_single", "batch_isend_irecv")
+    for algorithm, call, traffic in _calls(ALGORITHMS, 64, 1, 2, 8, 16):
+        with contextlib.ExitStack() as stack, torch.no_grad():
+            spies = [
+                stack.enter_context(mock.patch.object(dist, name, wraps=getattr(dist, name)))
+                for name in names
+            ]
+            call()
+        found[algorithm] = [sum(spy.call_count for spy in spies), traffic.rounds]
     return found
 
 
+@torch.no_grad()
 def _bytes():
-    """Algorithm → bytes counted by the interface, and by formula; payloads of a megabyte and more."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    layout, shape = (
-        Sharding.contiguous(2048, world),
-        {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 32, "itemsize": 4},
-    )
-    q = torch.randn(8, 32, 32, 32)
-    k, v = torch.randn(2, 8, 32, layout.length(rank), 32).unbind()
-    found = {}
-    for algorithm in TREE_ALGORITHMS:
-        counted = count_bytes(
-            lambda algorithm=algorithm: tree_attention_decode(
-                q, k, v, algorithm=algorithm, layout=layout
-            ),
-            calls=2,
-        )
-        found[algorithm] = [counted, decode_traffic(algorithm, layout, q_len=32, **shape).total]
-    q, k, v = torch.randn(3, 1, 8, layout.length(rank), 64).unbind()
-    shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
-    for algorithm, attend in _whole_forms(world).items():
-        with torch.no_grad():
-            counted = count_bytes(lambda attend=attend: attend(q, k, v, layout=layout), calls=2)
-        found[algorithm] = [counted, prefill_traffic(algorithm, layout, **shape).total]
-    return found
+    """Algorithm → bytes that the interface counts, and by formula; payloads of a megabyte and more."""
+    return {
+        algorithm: [count_bytes(call, calls=2), sum(traffic.sent)]
+        for algorithm, call, traffic in _calls(TREE_ALGORITHMS, 2048, 256, 1, 8, 64)
+    }
 
 
 def _profiled():

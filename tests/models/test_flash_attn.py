@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import dense, flash_attn
+from nanolib.models.attention import flash_attn
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from tests.models.inputs import TOLERANCE, qkv
 
@@ -119,30 +119,3 @@ def test_it_takes_short_types_on_a_gpu(monkeypatch):
     for gpu.dtype in (torch.float16, torch.bfloat16):
         flash_attn.attend(gpu, gpu, gpu, **rest)
     assert called == [(3, gpu, gpu, gpu, True)] * 2
-
-
-def test_flash_kernels_are_swapped_when_another_case_is_called(monkeypatch):
-    done = []
-    for name in ("activate_flash_attention_impl", "restore_flash_attention_impl"):
-        monkeypatch.setattr(
-            torch.nn.attention, name, lambda *of, name=name: done.append((name[:7], *of))
-        )
-    for impl in ("", "FA4", "FA4", "FA3", "", ""):
-        dense.activate(impl)
-    assert done == [
-        ("activat", "FA4"),
-        ("restore",),
-        ("activat", "FA3"),
-        ("restore",),
-    ]
-
-
-def test_flash_kernels_that_are_not_there_are_unsupported():
-    with pytest.raises(Unsupported, match="impl FA4: ModuleNotFoundError: No module named"):
-        dense.activate("FA4")
-    dense.activate("")
-    options = {"backend": "flash", "impl": "FA3"}
-    with pytest.raises(Unsupported, match="impl FA3 has no cpu kernel; leave impl out"):
-        attention.attend("dense", *_inputs(), causal=True, options=options)
-    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 needs backend: flash"):
-        dense.Options(impl="FA3")

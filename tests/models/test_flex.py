@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._higher_order_ops.flex_attention import flex_attention as operation
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import LiveBytes
@@ -157,6 +158,26 @@ def test_a_long_mask_that_was_chosen_is_made_in_little_memory():
     ]
 
 
+class _Operations(TorchDispatchMode):
+    """Counts torch's operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("pattern", "most"), [("dca", 70), ("top_k", 60), ("threshold", 65)])
+def test_listing_chosen_tiles_takes_few_operations_once_the_shape_is_known(pattern, most):
+    """Each is a launch on a GPU, in every forward pass."""
+    q, k, _ = _inputs("square")
+    for _ in range(2):
+        with _Operations() as operations:
+            flex.mask_of(q, k, causal=True, options=_options(pattern))
+    assert operations.count <= most
+
+
 @pytest.mark.parametrize(("grad", "donated"), [(True, False), (False, True)])
 def test_a_graph_is_compiled_so_that_its_backward_pass_can_be_repeated(monkeypatch, grad, donated):
     found = []
@@ -177,6 +198,12 @@ def test_it_says_that_it_has_no_backward_on_cpu():
     """Forward it is compiled, and compared with the reference, by the walk of the full parameters."""
     with pytest.raises(Unsupported, match="no backward pass on CPU; use sparse"):
         attention.attend("flex", *_inputs("square"), causal=True, options={"pattern": "random"})
+
+
+@pytest.mark.parametrize("backend", ["triton", "flash"])
+def test_a_backend_needs_a_gpu(backend):
+    with pytest.raises(Unsupported, match=f"FlexAttention has no backend {backend} on CPU"):
+        attention.attend("flex", *_inputs("square"), causal=True, options={"backend": backend})
 
 
 OPTIONS = {"pattern": "window", "window": 16, "block_size": 16}

@@ -107,10 +107,7 @@ def test_shares_that_vanish_and_saturate_are_counted():
         assert [
             float(fp8.quantize(torch.tensor([x]), cast).overflow)
             for x in (float(inside), float(outside))
-        ] == [
-            0,
-            1,
-        ]
+        ] == [0, 1]
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     assert all(fp8.quantize(x, fp8.Cast(format, "row")).overflow == 0 for format in fp8.FORMATS)
     rows = fp8.quantize(torch.tensor([[1.0, 2.0], [100.0, 448.0]]), fp8.Cast(granularity="row"))

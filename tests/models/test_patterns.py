@@ -16,23 +16,6 @@ from tests.models.inputs import REQUIRED, qkv
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
 
-def test_options_have_these_defaults():
-    """Recorded runs and the texts of notebooks assume them."""
-    assert Options().model_dump() == {
-        "pattern": "local_global",
-        "window": 256,
-        "global_tokens": 32,
-        "random_tokens": 0,
-        "sparsity": None,
-        "mass": 0.9,
-        "block_size": 128,
-        "seed": 0,
-        "per_head": False,
-        "document_lengths": (),
-        "mask_mod": "",
-    }
-
-
 def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_them():
     options = attention.shared_options("sparse", {"window": 7, "backend": "math"})
     assert options == Options(window=7)
@@ -50,13 +33,7 @@ def test_a_pattern_that_knows_what_to_keep_takes_no_sparsity(pattern):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-    ("lengths", "starts"),
-    [
-        ([3, 5], [0, 3, 8, 11, 16, 19]),
-        ([50], [0]),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "starts"), [([3, 5], [0, 3, 8, 11, 16, 19]), ([50], [0])])
 def test_a_document_sees_itself(lengths, starts, causal):
     number = [sum(start <= i for start in starts) for i in range(21)]
     mask = _elements(

@@ -115,12 +115,12 @@ def attend(
     options: Any = None,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention of one kind; scores are multiplied by head_dim ** -0.5.
+    """Compute attention of one kind. Scores are multiplied by head_dim ** -0.5.
 
     Args:
         kind: One of `kinds()`.
         q: Queries, shape [batch, heads, q_len, head_dim].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim]; kv_heads divides heads.
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads.
         v: Values, shape as `k`.
         causal: Whether a query sees only keys at or before its own position.
         options: The kind's `Options` or a mapping for them.
@@ -149,7 +149,7 @@ def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = Non
     """Count the connections and tiles that the kind's mask keeps.
 
     Returns:
-        The counts; None if they depend on the input.
+        The counts, or None if they depend on the input.
 
     Example:
         >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})

@@ -123,7 +123,7 @@ def set_rows(into: Tensor, x: Tensor, block: Block) -> None:
 
 
 def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> Tensor:
-    """Compute attention weights in the buffer, shape [heads, group · rows, keys]; zero if a query sees no key."""
+    """Compute attention weights in the buffer, shape [heads, group · rows, keys], zero if a query sees no key."""
     heads, height = queries.size(0), queries.size(1)
     scores = schedule.scores[: heads * height * block.keys].view(heads, height, block.keys)
     torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=schedule.scale, out=scores)

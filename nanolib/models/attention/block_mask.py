@@ -62,7 +62,7 @@ class QueryBlock:
             keys: The keys it attends to, in order, int64.
             kv_len: Keys of the sequence.
             kept: Whether a query sees a key, bool [rows, keys from `begin` on].
-            begin: Index of the first key in `kept`; all queries see the keys before it.
+            begin: Index of the first key in `kept`. All queries see the keys before it.
         """
         edges = np.flatnonzero(np.diff(keys) > 1) + 1
         starts = keys[np.r_[0, edges][: len(keys)]]
@@ -158,7 +158,7 @@ class BlockMask:
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
-    """Count the connections and tiles that the pattern keeps; None if they depend on the input."""
+    """Count the connections and tiles that the pattern keeps, or None if they depend on the input."""
     if options.pattern in DYNAMIC:
         return None
     return static_mask(options, q_len, kv_len, causal, 1).work
@@ -172,11 +172,11 @@ def static_mask(
 
     Args:
         options: The pattern and its sizes.
-        q_len: Queries; they have the last positions of the keys.
+        q_len: Queries. They have the last positions of the keys.
         kv_len: Keys.
         causal: Whether the future is masked.
         heads: Query heads.
-        size: Side of a tile of the plan; None means `block_size`.
+        size: Side of a tile of the plan. None means `block_size`.
 
     Raises:
         BadInput: There are more queries than keys, and the pattern has a table.
@@ -218,7 +218,7 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
 def static_mask_mod(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
 ) -> MaskMod:
-    """Return a pattern's `mask_mod` of queries and keys; options come from `with_window`."""
+    """Return a pattern's `mask_mod` of queries and keys. Options come from `with_window`."""
     mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
     return at_end(mask_mod, kv_len - q_len, causal)
 

@@ -42,7 +42,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
         mask: The keys that each block of queries sees, for the same lengths.
 
     Returns:
-        Shape and dtype of `q`; zero for a query without any key.
+        Shape and dtype of `q`, zero for a query without any key.
     """
     kernel = _BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks
     return kernel(q, k, v, mask)
@@ -75,20 +75,25 @@ class _BlockSparse(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
 
 
+def _key_heads(k: Tensor) -> _Heads:
+    return list(itertools.product(range(k.shape[0]), range(k.shape[1])))
+
+
 def _calls(
-    heads: _Heads, mask: BlockMask, query_heads: int, group: int
+    q: Tensor, k: Tensor, mask: BlockMask, heads: _Heads
 ) -> Iterator[tuple[int, slice, slice, Plan]]:
     """Split heads into calls of a loop: all heads of a sequence if they share their mask, otherwise one query head each.
 
     Args:
-        heads: The key heads to compute.
+        q: Shape [batch, heads, q_len, head_dim].
+        k: Shape [batch, kv_heads, kv_len, head_dim].
         mask: The keys that each block sees.
-        query_heads: Query heads of a sequence.
-        group: Query heads that share their keys.
+        heads: The key heads to compute.
 
     Yields:
         The sequence, its query heads, its key heads, and their plan.
     """
+    group = q.shape[1] // k.shape[1]
     if mask.shared:
         for b, some in itertools.groupby(heads, key=lambda head: head[0]):
             numbers = [h for _, h in some]
@@ -97,7 +102,7 @@ def _calls(
         return
     for b, kv_head in heads:
         for h in range(kv_head * group, (kv_head + 1) * group):
-            yield b, slice(h, h + 1), slice(kv_head, kv_head + 1), mask.plan(b * query_heads + h)
+            yield b, slice(h, h + 1), slice(kv_head, kv_head + 1), mask.plan(b * q.shape[1] + h)
 
 
 def _over_heads(
@@ -111,10 +116,9 @@ def _over_heads(
     q, k = by_query[0], by_key[0]
     modes = _get_current_dispatch_mode_stack()
     loop = getattr(block_loops, name) if modes else compiled_loop(name)
-    group = q.shape[1] // k.shape[1]
 
     def run(heads: _Heads) -> None:
-        for b, queries, kv, plan in _calls(heads, mask, q.shape[1], group):
+        for b, queries, kv, plan in _calls(q, k, mask, heads):
             count = kv.stop - kv.start
             loop(
                 *(x[b, queries].unflatten(0, (count, -1)) for x in by_query),
@@ -122,7 +126,7 @@ def _over_heads(
                 _schedule(plan, count, (queries.stop - queries.start) // count, q, k.shape[2]),
             )
 
-    heads = [(b, h) for b in range(k.shape[0]) for h in range(k.shape[1])]
+    heads = _key_heads(k)
     threads = min(torch.get_num_threads(), len(heads))
     if threads < 2 or modes:
         with torch.autocast("cpu", enabled=False):  # as in other threads, which never autocast
@@ -180,7 +184,7 @@ def compiled_loop(name: str) -> Callable[..., None]:
     """Compile a loop of `block_loops` if torch can: two threads that run it do not wait for each other's Python."""
     loop = getattr(block_loops, name)
     with _COMPILING, warnings.catch_warnings():
-        # torch deprecates TorchScript; without it the plain function computes the same
+        # torch deprecates TorchScript. Without it the plain function computes the same
         warnings.simplefilter("ignore")
         try:
             return torch.jit.script(loop)
@@ -189,17 +193,12 @@ def compiled_loop(name: str) -> Callable[..., None]:
 
 
 def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
-    """Compute attention block by block through torch's SDPA, for devices without the loops; arguments as of `attend`."""
+    """Compute attention block by block through torch's SDPA, for devices without the loops. Its arguments are those of `attend`."""
     if mask.shared:
         return _attend_by_plan(q, k, v, mask.plans[0])
-    group = q.shape[1] // k.shape[1]
     outs = []
-    for head in range(q.shape[0] * q.shape[1]):
-        parts = (
-            x.flatten(0, 1)[at][None, None]
-            for x, at in ((q, head), (k, head // group), (v, head // group))
-        )
-        outs.append(_attend_by_plan(*parts, mask.plan(head)))
+    for b, queries, kv, plan in _calls(q, k, mask, _key_heads(k)):
+        outs.append(_attend_by_plan(q[b, queries][None], k[b, kv][None], v[b, kv][None], plan))
     return torch.cat(outs).view_as(q)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import pydantic
-import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -31,52 +29,16 @@ class Options(StrictModel):
     """Options of `dense`.
 
     Attributes:
-        backend: SDPA kernel; `auto` lets torch choose.
-        impl: Flash kernels that the backend `flash` runs: torch's own if empty, or those of flash-attn 3 or 4.
+        backend: SDPA kernel. `auto` lets torch choose.
     """
 
     NAME: ClassVar[str] = "attention_options"
 
     backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
-    impl: Literal["", "FA3", "FA4"] = ""
-
-    @pydantic.model_validator(mode="after")
-    def _flash_has_it(self) -> Options:
-        if self.impl and self.backend != "flash":
-            raise ValueError(f"impl: {self.impl} needs backend: flash, got {self.backend}")
-        return self
-
-
-_active = ""  # the implementation in torch's dispatcher
-
-
-def activate(impl: str) -> None:
-    """Register the implementation that the backend `flash` runs.
-
-    A backward pass needs the implementation that its forward pass had.
-
-    Raises:
-        Unsupported: It is not installed, or this torch does not know it.
-    """
-    global _active
-    if impl == _active:
-        return
-    if _active:
-        torch.nn.attention.restore_flash_attention_impl()
-        _active = ""
-    if impl:
-        try:
-            torch.nn.attention.activate_flash_attention_impl(impl)
-        except Exception as error:  # torch is older, or the package's import fails
-            raise Unsupported(f"impl {impl}: {type(error).__name__}: {error}") from error
-        _active = impl
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
-    """Compute dense attention; see `nanolib.models.attention.attend`."""
-    activate(options.impl if q.device.type == "cuda" else "")
-    if options.impl and q.device.type != "cuda":
-        raise Unsupported(f"impl {options.impl} has no {q.device.type} kernel; leave impl out")
+    """Compute dense attention. See `nanolib.models.attention.attend`."""
     if options.backend == "auto":
         return _call(q, k, v, causal)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:
@@ -100,12 +62,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=causal and square,
-        enable_gqa=q.shape[1] != k.shape[1],
+        q, k, v, attn_mask=mask, is_causal=causal and square, enable_gqa=q.shape[1] != k.shape[1]
     )
 
 

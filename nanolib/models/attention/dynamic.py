@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
         causal: Whether the future is masked.
         block_size: Queries per cell.
         key_size: Keys per cell.
-        window: Reach of the window that is kept next to the chosen cells, tokens; 0 for none.
+        window: Reach of the window that is kept next to the chosen cells, tokens, 0 for none.
     """
 
     q_len: int
@@ -52,8 +52,8 @@ class Cells:
         own: Cells with the position of one of their queries.
         allowed: Cells of which causality lets some query see some key.
         complete: Cells that the sequence's end does not cut, and of which causality lets all queries see all keys.
-        near: Cells of which the window keeps some pair; None without a window.
-        within: Cells of which the window keeps all pairs; None without a window.
+        near: Cells of which the window keeps some pair. None without a window.
+        within: Cells of which the window keeps all pairs. None without a window.
     """
 
     sizes: Sizes
@@ -66,7 +66,7 @@ class Cells:
 
 @functools.lru_cache(maxsize=4)  # the tables of single keys are large: a byte per block and key
 def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
-    """Return the cells of a shape, the same object for the next call; `planning` is the mode of tensors without data."""
+    """Return the cells of a shape, the same object for the next call. `planning` is the mode of tensors without data."""
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
@@ -88,7 +88,7 @@ class Choice:
     """The cells that a chooser keeps.
 
     Attributes:
-        chosen: Whether a cell is kept, bool [batch, heads, query blocks, key cells]; 1 head for all heads.
+        chosen: Whether a cell is kept, bool [batch, heads, query blocks, key cells], with 1 head for all heads.
         cells: What the shape decides.
         heads: Query heads.
     """
@@ -98,7 +98,7 @@ class Choice:
     heads: int
 
     def mask_mod(self, chosen: Any) -> MaskMod:
-        """Return whether a query sees a key; `chosen` is that of the class, as a tensor or an array."""
+        """Return whether a query sees a key. `chosen` is that of the class, as a tensor or an array."""
         batch, heads = chosen.shape[:2]
         q_len, kv_len, causal, size, key_size, window = self.cells.sizes
         offset = kv_len - q_len
@@ -110,7 +110,7 @@ class Choice:
         return at_end(keeps, offset, causal)
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
-        """Return the cells with a kept pair, and those whose pairs are all kept; shape as `chosen`."""
+        """Return the cells with a kept pair, and those whose pairs are all kept. Shape as `chosen`."""
         some = whole = self.chosen
         if self.cells.sizes.window:
             some, whole = some | self.cells.near, whole | self.cells.within
@@ -120,7 +120,7 @@ class Choice:
         """Return the tiles with a kept pair, and those whose pairs are all kept: bool [batch, heads, query tiles, key tiles].
 
         Args:
-            side: Queries and keys of a tile; a multiple of `block_size`.
+            side: Queries and keys of a tile, a multiple of `block_size`.
         """
         sizes, shape = self.cells.sizes, self.chosen.shape
         rows, columns = side // sizes.block_size, side // sizes.key_size
@@ -162,7 +162,7 @@ class Choice:
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Keep each row's own tile and the tiles with the highest estimated scores.
 
-    `sparsity` sets how many tiles a row keeps; without a sparsity, they have `window` tokens.
+    `sparsity` sets how many tiles a row keeps. Without a sparsity, they have `window` tokens.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
@@ -215,7 +215,7 @@ def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
 
 
 def _tile_means(x: Tensor, size: int) -> Tensor:
-    """Average each tile's tokens, float32 [batch, heads, tiles, head_dim]; the last tile may have fewer tokens."""
+    """Average each tile's tokens, float32 [batch, heads, tiles, head_dim]. The last tile may have fewer tokens."""
     return avg_pool2d(x.float(), (size, 1), ceil_mode=True)
 
 
@@ -231,7 +231,7 @@ def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | N
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         causal: Whether the future is masked.
         options: `window`, `global_tokens`, `random_tokens`, `block_size`, `seed`.
-        scores: Per token, shape [batch, kv_len]; None means the norm of its keys.
+        scores: Per token, shape [batch, kv_len]. None means the norm of its keys.
     """
     values = k.detach().float().norm(dim=-1).mean(dim=1) if scores is None else scores.detach()
     wide = torch.float32 if q.device.type == "mps" else torch.float64  # MPS has no float64
@@ -272,7 +272,7 @@ def _drawn(
     """Draw each block's random tokens.
 
     Returns:
-        How many leading tokens each block of queries chooses among, int64 [blocks, 1]; and the drawn tokens, int64
+        How many leading tokens each block of queries chooses among, int64 [blocks, 1], and the drawn tokens, int64
         [blocks, random_tokens], `kv_len` if it may choose none.
     """
     size, count = options.block_size, options.random_tokens

@@ -33,7 +33,7 @@ class Options(StrictModel):
     """Options of `flash_attn`.
 
     Attributes:
-        version: Major version; `auto` takes the newest that is installed.
+        version: Major version. `auto` takes the newest that is installed.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -78,7 +78,7 @@ def missing(version: Version = "auto") -> str:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
-    """Compute dense attention; see `nanolib.models.attention.attend`.
+    """Compute dense attention. See `nanolib.models.attention.attend`.
 
     Raises:
         Unsupported: The version is not installed, or has no kernel for this device, dtype or head_dim.

@@ -18,12 +18,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention import flash_attn
-from nanolib.models.attention.block_mask import (
-    static_mask,
-    static_mask_mod,
-    with_window,
-    work,
-)
+from nanolib.models.attention.block_mask import static_mask, static_mask_mod, with_window, work
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.patterns import MaskMod, placed, tile_count
 from nanolib.models.attention.patterns import Options as SparseOptions
@@ -41,7 +36,7 @@ class Options(SparseOptions):
     """Options of `flex`: those of `sparse`, and the kernel.
 
     Attributes:
-        backend: torch's kernel for FlexAttention; `auto` lets torch choose, `flash` is flash-attn 4.
+        backend: torch's kernel for FlexAttention. `auto` lets torch choose, `flash` is flash-attn 4.
     """
 
     backend: Literal["auto", "triton", "flash"] = "auto"
@@ -65,7 +60,7 @@ def computes_sparse(
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Return why FlexAttention cannot run on a device, or an empty string; this compiles nothing."""
+    """Return why FlexAttention cannot run on a device, or an empty string. This compiles nothing."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
@@ -87,7 +82,7 @@ def attend(
     options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute sparse attention by FlexAttention; a plan calls its operation without compiling. See `attention.attend`.
+    """Compute sparse attention by FlexAttention. A plan calls its operation without compiling. See `attention.attend`.
 
     Raises:
         Unsupported: The device has no such kernel, or no backward pass.
@@ -103,7 +98,7 @@ def attend(
     if q.device.type == "cpu":  # it refuses inputs that require a gradient, even under no_grad
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
-    # a donated buffer lets the backward pass overwrite what the graph has saved; the setting is part of the compiled code
+    # a donated buffer lets the backward pass overwrite what the graph has saved. The setting is part of the compiled code
     with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
         out = kernel(
             q,
@@ -133,7 +128,7 @@ def compiled(*of: Any) -> Any:
 def mask_of(
     q: Tensor, k: Tensor, *, causal: bool, options: SparseOptions, scores: Tensor | None = None
 ) -> FlexMask:
-    """Make FlexAttention's mask; arguments as of `sparse.choose_mask`."""
+    """Make FlexAttention's mask. Its arguments are those of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
     shape = q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
@@ -190,7 +185,7 @@ def chosen_mask(choice: Choice) -> FlexMask:
 def _list_tiles(
     some: Tensor, whole: Tensor, tile: int, mask_mod: MaskMod, lengths: tuple[int, int]
 ) -> FlexMask:
-    """Make a mask from the tiles with a kept pair, and those whose pairs are all kept; shapes as of `Choice.tiles`."""
+    """Make a mask from the tiles with a kept pair, and those whose pairs are all kept. Shapes as of `Choice.tiles`."""
     part, lists = some & ~whole, []
     for tiles in (part, whole, part.mT.contiguous(), whole.mT.contiguous()):
         order = tiles.int().argsort(dim=-1, descending=True, stable=True)

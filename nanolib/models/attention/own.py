@@ -20,7 +20,7 @@ class Options(StrictModel):
     """Options of `own`.
 
     Attributes:
-        call: `package.module:function` of q, k, v and causal, with the shapes of `attention.attend`; it returns the output.
+        call: `package.module:function` of q, k, v and causal, with the shapes of `attention.attend`. It returns the output.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -35,7 +35,7 @@ class Options(StrictModel):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
-    """Call the function; see `nanolib.models.attention.attend`.
+    """Call the function. See `nanolib.models.attention.attend`.
 
     Raises:
         BadInput: There is no such function, or its result has another shape than `q`.

@@ -1,7 +1,7 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
 A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of positions, and a line in `PATTERNS`.
-FlexAttention takes the `mask_mod`; the CPU kernel plans its tiles from it. Causality is applied on top. Patterns that depend on
+FlexAttention takes the `mask_mod`. The CPU kernel plans its tiles from it. Causality is applied on top. Patterns that depend on
 the input are in `dynamic`.
 
 nanolib evaluates a pattern for every pair to find its tiles, which takes long for long sequences. It evaluates patterns in
@@ -28,7 +28,7 @@ from nanolib.params import StrictModel
 MaskMod = Callable[
     [Any, Any, Any, Any], Any
 ]  # (batch, head, query, key) → whether the query sees the key
-Device = torch.device | None  # of the indices; None for arrays on the host
+Device = torch.device | None  # of the indices, None for arrays on the host
 DYNAMIC = ("top_k", "threshold", "dca")
 WINDOWED = ("window", "local_global", "bigbird")  # their window sets the sparsity
 BY_TILE = ("strided", "block", "random", "top_k")  # their number of tiles sets it
@@ -40,7 +40,7 @@ _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 
 
 class Options(StrictModel):
-    """Options of `sparse` and `flex`; each pattern's docstring names those that it reads.
+    """Options of `sparse` and `flex`. Each pattern's docstring names those that it reads.
 
     Attributes:
         pattern: A key of `PATTERNS`, or one of `DYNAMIC`.
@@ -48,10 +48,10 @@ class Options(StrictModel):
         global_tokens: Number of positions that all see: the leading ones (`local_global`, `bigbird`, `prefix_lm`), or at
             most this number of chosen ones (`dca`).
         random_tokens: Random keys (`bigbird`, `random`: in whole tiles).
-        sparsity: Share of connections to remove, in [0, 1); it replaces `window`.
+        sparsity: Share of connections to remove, in [0, 1). It replaces `window`.
         mass: Share of the estimated attention that `threshold` keeps.
         block_size: Side of a tile, which is skipped or computed, and queries per block.
-        seed: Of random tiles and keys.
+        seed: Seed of random tiles and keys.
         per_head: Whether each head has a mask of its own (`random`, `bigbird`, `own`).
         document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full (`document`).
         mask_mod: `package.module:function`, your own mask (`own`).
@@ -91,11 +91,11 @@ class Options(StrictModel):
         return self
 
     def masked_heads(self, heads: int) -> int:
-        """Return how many heads have a mask of their own; 1 if all share it."""
+        """Return how many heads have a mask of their own, 1 if all share it."""
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:
-        """Return whether causality is applied on top of the pattern; `prefix_lm` has its own."""
+        """Return whether causality is applied on top of the pattern. `prefix_lm` has its own."""
         return causal and self.pattern != "prefix_lm"
 
 
@@ -105,7 +105,7 @@ def tile_count(length: int, size: int) -> int:
 
 
 def placed(x: np.ndarray, device: Device) -> Any:
-    """Copy an array to a device; the copy has no data in a plan, whose tensors have none.
+    """Copy an array to a device. The copy has no data in a plan, whose tensors have none.
 
     `.to` would keep a small array's values, and need the device.
     """
@@ -140,7 +140,7 @@ def local_global(options: Options, kv_len: int, heads: int, device: Device) -> M
 
 
 def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep a query's own tile and every stride-th tile from it; the stride is 1 / (1 − `sparsity`), or `window` in tiles.
+    """Keep a query's own tile and every stride-th tile from it. The stride is 1 / (1 − `sparsity`), or `window` in tiles.
 
     Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; by tiles, which can be skipped.
     """
@@ -209,7 +209,7 @@ def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Mask
 
 
 def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Import your own `mask_mod`, the same for each sequence of a batch; nanolib evaluates it for every pair on the host."""
+    """Import your own `mask_mod`, the same for each sequence of a batch. nanolib evaluates it for every pair on the host."""
     mask_mod = imported("attention_options.mask_mod", options.mask_mod)
     return mask_mod if device else own.on_arrays(mask_mod)
 

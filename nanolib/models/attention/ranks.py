@@ -19,7 +19,7 @@ class Ranks:
     """The ranks of a process group. Without a process group there is one rank, which sends nothing.
 
     Args:
-        group: The process group; None means all ranks.
+        group: The process group. None means all ranks.
         timer: Its context `time_block(name)` times a part: `comp_…` computes, `comm_…` sends and receives.
 
     Attributes:
@@ -63,7 +63,7 @@ class Ranks:
         return parts
 
     def all_reduce(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Reduce all ranks' x to one; this may overwrite x."""
+        """Reduce all ranks' x to one. This may overwrite x."""
         # collectives add up storages: a kernel's strides are not those of an empty shard
         x = x.contiguous()
         if self.world > 1:
@@ -85,7 +85,7 @@ class Ranks:
 
         Args:
             send: Any shapes.
-            length: Length of the received tensors in dimension `dim`; their other dimensions are those of `send`.
+            length: Length of the received tensors in dimension `dim`. Their other dimensions are those of `send`.
             dim: By default the positions of [batch, heads, positions, head_dim].
         """
         shapes = [(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]
@@ -96,7 +96,7 @@ class Ranks:
 
 
 class Hop:
-    """A step around the ring that has started; see `Ranks.hop`."""
+    """A step around the ring that has started. See `Ranks.hop`."""
 
     def __init__(
         self,

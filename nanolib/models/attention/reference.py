@@ -6,13 +6,8 @@ import torch
 from torch import Tensor
 
 
-def masked_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-) -> Tensor:
-    """Compute softmax(q kᵀ / √head_dim where mask) v in float64; a row without any key gives zero.
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute softmax(q kᵀ / √head_dim where mask) v in float64. A row without any key gives zero.
 
     Args:
         q: Shape [batch, heads, q_len, head_dim].
@@ -31,7 +26,7 @@ def masked_attention(
 
 
 def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> Tensor:
-    """Make the causal mask: True if key j is at or before query i's position kv_len - q_len + i; shape [q_len, kv_len]."""
+    """Make the causal mask: True if key j is at or before query i's position kv_len - q_len + i. Shape [q_len, kv_len]."""
     position = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]
     return torch.arange(kv_len, device=device)[None, :] <= position
 

@@ -39,17 +39,17 @@ def ring_attention(
     overlap: bool = True,
     timer: Any = None,
 ) -> Tensor:
-    """Compute attention over a sequence that is sharded across ranks; it has a backward pass.
+    """Compute attention over a sequence that is sharded across ranks. It has a backward pass.
 
     Args:
         q: This rank's queries, shape [batch, heads, local_len, head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]; kv_heads divides heads.
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides heads.
         v: Shape as `k`.
         causal: Whether a query sees no later position.
-        layout: Positions of each rank; None means one piece each in order of rank, with gathered lengths.
-        group: The process group; None means all ranks.
-        overlap: Whether a hop runs while a block is computed; without it both can be timed.
-        timer: Times the parts `comp_blocks` and `comm_hop`; see `Ranks`.
+        layout: Positions of each rank. None means one piece each in order of rank, with gathered lengths.
+        group: The process group. None means all ranks.
+        overlap: Whether a hop runs while a block is computed. Without it both can be timed.
+        timer: Times the parts `comp_blocks` and `comm_hop`. See `Ranks`.
 
     Returns:
         Shape and dtype of `q`.
@@ -125,7 +125,7 @@ class _Ring(torch.autograd.Function):
 def rotate(
     k: Tensor, v: Tensor, layout: Sharding, ranks: Ranks, overlap: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Pass keys and values around the ring; yields their owner, and they, this rank's own first."""
+    """Pass keys and values around the ring. Yield their owner and them, this rank's own first."""
     current, hop = [k, v], None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
@@ -158,13 +158,7 @@ def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
 
 
 def block_gradients(
-    grad_out: Tensor,
-    q: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
+    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute what a block of keys adds to the gradients.
 
@@ -178,7 +172,7 @@ def block_gradients(
         causal: Whether queries and keys are the same positions, and a query sees no later one.
 
     Returns:
-        Gradients of q, k and v; float32.
+        Gradients of q, k and v, float32.
     """
     kv_heads = k.shape[1]
     folded, k, v = fold_groups(q, k, v, causal)
@@ -196,15 +190,9 @@ def block_gradients(
 
 
 def plain_gradients(
-    grad_out: Tensor,
-    q: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    k: Tensor,
-    v: Tensor,
-    causal: bool,
+    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same some queries at a time, for devices without that kernel; keys have as many heads as queries."""
+    """Compute the same some queries at a time, for devices without that kernel. Keys have as many heads as queries."""
     wide, scale = wide_type(q), q.shape[-1] ** -0.5
     k, v = k.to(wide), v.to(wide)  # once for all parts
     grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))

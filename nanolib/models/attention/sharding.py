@@ -19,14 +19,14 @@ class Sharding:
     """Pieces of a sequence over ranks, in each rank's order.
 
     Attributes:
-        pieces: Per rank, positions [start, stop) of each piece; a piece may be empty.
+        pieces: Per rank, positions [start, stop) of each piece. A piece may be empty.
     """
 
     pieces: tuple[tuple[Piece, ...], ...]
 
     @classmethod
     def contiguous(cls, total: int, world: int) -> Sharding:
-        """Give each rank one piece, in order; lengths differ by one at most."""
+        """Give each rank one piece, in order. Lengths differ by one at most."""
         return cls(tuple((piece,) for piece in _split(total, world)))
 
     @classmethod
@@ -56,7 +56,7 @@ class Sharding:
         return sum(stop - start for start, stop in self.pieces[rank])
 
     def take(self, x: Tensor, rank: int, dim: int = 2) -> Tensor:
-        """Return a rank's part of a whole sequence; a view if it is one piece."""
+        """Return a rank's part of a whole sequence, a view if it is one piece."""
         if x.shape[dim] != self.total:
             raise BadInput(
                 f"x: {x.shape[dim]} positions in dimension {dim}; this layout has {self.total}"

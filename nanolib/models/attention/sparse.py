@@ -33,15 +33,9 @@ def watched_work() -> Iterator[list[Work]]:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    options: Options,
-    scores: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None
 ) -> Tensor:
-    """Compute sparse attention; see `nanolib.models.attention.attend`."""
+    """Compute sparse attention. See `nanolib.models.attention.attend`."""
     given = {"causal": causal, "options": options, "scores": scores}
     by_flex = flex.computes_sparse(
         q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
@@ -56,7 +50,7 @@ def attend(
 
 
 def _is_counted() -> bool:
-    """Return whether a dispatch mode counts operations; it knows those of the loops, not FlexAttention's."""
+    """Return whether a dispatch mode counts operations. It knows those of the loops, not FlexAttention's."""
     modes = _get_current_dispatch_mode_stack()
     return detect_fake_mode() is None and any(
         not isinstance(mode, FakeTensorMode) for mode in modes

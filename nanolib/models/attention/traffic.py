@@ -25,11 +25,6 @@ class Traffic:
     hops: int
     sent: tuple[float, ...]
 
-    @property
-    def total(self) -> float:
-        """Bytes that all ranks send together."""
-        return sum(self.sent)
-
 
 def all_reduce_bytes(payload: float, world: int) -> float:
     """Compute the bytes that each rank sends."""
@@ -37,12 +32,12 @@ def all_reduce_bytes(payload: float, world: int) -> float:
 
 
 def all_gather_bytes(payload: float, world: int) -> float:
-    """Compute the bytes that each rank sends; the payload is one rank's part."""
+    """Compute the bytes that each rank sends. The payload is one rank's part."""
     return (world - 1) * payload
 
 
 def all_to_all_bytes(payload: float, world: int) -> float:
-    """Compute the bytes that each rank sends; the payload is all of a rank's data."""
+    """Compute the bytes that each rank sends. The payload is all of a rank's data."""
     return (world - 1) / world * payload
 
 
@@ -67,7 +62,7 @@ def decode_traffic(
         kv_heads: Key heads.
         head_dim: Width of a head.
         q_len: Queries per sequence.
-        itemsize: Bytes per element of q, k, v; sums are sent in 4.
+        itemsize: Bytes per element of q, k, v. Sums are sent in 4.
     """
     world, rows = layout.world, batch * heads * q_len
     if world == 1:
@@ -107,14 +102,14 @@ def prefill_traffic(
         return Traffic(0, 0, (0.0,))
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
-        # Queries, keys and values have this rank's length; outputs have the others', which differ by one at most.
+        # Queries, keys and values have this rank's length. Outputs have the others', which differ by one at most.
         sent = (all_to_all_bytes(layout.length(rank) * row, world) for rank in range(world))
         return Traffic(4, 4 * (world - 1), tuple(sent))
     return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
 
 
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:
-    """Compute a ring's traffic: a rank sends every shard except the next rank's; `per_key` is the bytes of one position."""
+    """Compute a ring's traffic: a rank sends every shard except the next rank's. `per_key` is the bytes of one position."""
     world, total = layout.world, layout.total
     lengths = [layout.length((rank + 1) % world) for rank in range(world)]
     sent = tuple(float(per_key * (total - length)) for length in lengths)

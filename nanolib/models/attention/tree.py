@@ -1,7 +1,7 @@
 """Decode over keys that are sharded across ranks: every rank attends to its own keys, and the parts are reduced.
 
 softmax(q kᵀ) v over all keys = Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), with m the largest lse. Three algorithms send this sum in
-different ways; `ring` and `pass_q` are baselines.
+different ways. `ring` and `pass_q` are baselines.
 
 Source: Shyam et al., Tree Attention (arXiv 2408.04093); for `pass_q`, Yang et al. (arXiv 2411.01783).
 """
@@ -40,18 +40,19 @@ def tree_attention_decode(
 
     Args:
         q: The queries of the last q_len positions, the same on every rank, shape [batch, heads, q_len, head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]; kv_heads divides heads; local_len may be 0 and differ.
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides heads. Their number may be 0,
+            and may differ between ranks.
         v: Shape as `k`.
-        group: The process group; None means all ranks. Without `torch.distributed` there is one rank.
+        group: The process group. None means all ranks. Without `torch.distributed` there is one rank.
         algorithm: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse, then both sums packed),
-            `gather` (one all-gather of outputs and lse); or `ring` (keys and values go around), `pass_q` (shares of the queries
-            go around).
+            `gather` (one all-gather of outputs and lse), or the baselines `ring` (keys and values go around) and `pass_q`
+            (shares of the queries go around).
         layout: Positions of each rank, one piece each in order of rank. Several queries need it, and so does `ring`: if None,
             they gather the lengths, for which the host waits.
-        timer: Times the parts; see `Ranks`.
+        timer: Times the parts. See `Ranks`.
 
     Returns:
-        Shape and dtype of `q`, the same on every rank; zero if there is no key.
+        Shape and dtype of `q`, the same on every rank, zero if there is no key.
 
     Raises:
         BadInput: The algorithm is unknown, or the shapes do not fit each other or the layout.
@@ -97,7 +98,7 @@ class _Decode:
     ranks: Ranks | None
 
     def visible(self, rank: int) -> Tensor | None:
-        """Return whether a rank's key is at or before the query, bool [q_len, local_len]; None if all are."""
+        """Return whether a rank's key is at or before the query, bool [q_len, local_len], or None if all are."""
         q_len = self.q.shape[2]
         if q_len == 1:
             return None
@@ -117,13 +118,13 @@ class _Decode:
             return self.partial(self.ranks.rank, self.k, self.v)
 
     def largest(self, lse: Tensor) -> Tensor:
-        """Return the largest log-sum-exp of all ranks; 0 if no rank has a key."""
+        """Return the largest log-sum-exp of all ranks, or 0 if no rank has a key."""
         with self.ranks.time("comm_max_lse"):
             largest = self.ranks.all_reduce(lse.clone(), dist.ReduceOp.MAX)
         return finite(largest)
 
     def sum_ranks(self, x: Tensor, name: str) -> Tensor:
-        """Sum all ranks' x, timed by that name; this may overwrite x."""
+        """Sum all ranks' x, timed by that name. This may overwrite x."""
         with self.ranks.time(name):
             return self.ranks.all_reduce(x)
 
@@ -177,11 +178,11 @@ def _ring(call: _Decode) -> Tensor:
 
 
 def _pass_q(call: _Decode) -> Tensor:
-    """Pass shares of the queries around the ranks with their results so far; keys stay on their rank."""
+    """Pass shares of the queries around the ranks with their results so far. Keys stay on their rank."""
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
     rows = q.shape[1] // kv_heads * q.shape[2]
-    # Queries of one key head stay together, so that its keys are read once; they are sent with sums in the wide dtype.
+    # Queries of one key head stay together, so that its keys are read once. They are sent with sums in the wide dtype.
     shares = [slice(*piece) for (piece,) in Sharding.contiguous(batch * kv_heads, world).pieces]
     keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
     mask = call.visible(ranks.rank)

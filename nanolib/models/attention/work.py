@@ -30,7 +30,7 @@ class Work:
 
     @property
     def sparsity(self) -> float:
-        """Share of connections removed; if causal, of the causal triangle."""
+        """Share of connections removed. If causal, of the causal triangle."""
         return 1 - self.kept / self.total
 
     @property
@@ -44,7 +44,7 @@ class Work:
 
 
 def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
-    """Count the query-key pairs of dense attention; causality is aligned at the end."""
+    """Count the query-key pairs of dense attention. Causality is aligned at the end."""
     if not causal:
         return q_len * kv_len
     return q_len * (kv_len - q_len) + q_len * (q_len + 1) // 2

@@ -25,7 +25,7 @@ class Cast:
     """The cast of one operand of a product.
 
     Attributes:
-        format: `e4m3` (3 bits of mantissa, up to 448), `e5m2` (2 bits, up to 57,344), or `bf16`, which is not scaled; empty
+        format: `e4m3` (3 bits of mantissa, up to 448), `e5m2` (2 bits, up to 57,344), or `bf16`, which is not scaled. Empty
             for no cast.
         granularity: One scale for the whole `tensor`, or one per `row` that the product sums over.
         power_of_2: Whether scales are rounded down to a power of two, so that scaling does not round.
@@ -62,7 +62,7 @@ class Recipe:
 
 
 _ROW = Cast(granularity="row", power_of_2=True)
-# torchao's names; `torchao.float8.config` defines them.
+# torchao's names. `torchao.float8.config` defines them.
 RECIPES = {
     "tensorwise": Recipe(),
     "rowwise": Recipe(_ROW, _ROW, _ROW, _ROW, _ROW, _ROW),
@@ -94,9 +94,7 @@ def recipe_of(name: str) -> Recipe:
     Raises:
         BadInput: The name is unknown.
     """
-    if name == BF16:
-        return _all(format="bf16")
-    known = RECIPES | CONTROLS
+    known = RECIPES | CONTROLS | {BF16: _all(format="bf16")}
     if name not in known:
         raise BadInput(f"recipe: {name!r} is not known; use one of {', '.join(known)}")
     return known[name]
@@ -113,7 +111,7 @@ def round_to(x: Tensor, format: str) -> Tensor:
         format: `e4m3` or `e5m2`.
 
     Returns:
-        float32, shape of `x`, clamped to the largest value; NaN for NaN.
+        float32, shape of `x`, clamped to the largest value. NaN for NaN.
     """
     bits, least = _BITS[format]
     largest = torch.finfo(FORMATS[format]).max

@@ -23,13 +23,11 @@ class AuditedLayer:
 
     Attributes:
         name: Its name in `named_modules`.
-        shape: (out, in).
         converted: Whether its products are in 8 bits.
         flops: FLOP of its forward product per token.
     """
 
     name: str
-    shape: tuple[int, int]
     converted: bool
     flops: int
 
@@ -42,7 +40,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 def audit(model: nn.Module) -> list[AuditedLayer]:
     """List the linear layers, and whether each was converted."""
     return [
-        AuditedLayer(name, tuple(layer.weight.shape), _is_float8(layer), 2 * layer.weight.numel())
+        AuditedLayer(name, _is_float8(layer), 2 * layer.weight.numel())
         for name, layer in linear_layers(model).items()
     ]
 
@@ -56,7 +54,7 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
 
     Args:
         model: Not yet converted.
-        excluded_modules: Names of layers that stay in high precision, with `*` and `?`; the last part of a name matches all
+        excluded_modules: Names of layers that stay in high precision, with `*` and `?`. The last part of a name matches all
             layers with that part.
 
     Raises:
@@ -118,15 +116,15 @@ def convert(
     Args:
         model: Its weights keep their dtype.
         recipe: A key of `RECIPES`, or of `CONTROLS` (emulated only).
-        excluded_modules: As in `chosen_layers`; controls of `EVERYWHERE` ignore it.
-        emulate: Whether to emulate; by default if the device has no FP8 tensor cores.
+        excluded_modules: As in `chosen_layers`. Controls of `EVERYWHERE` ignore it.
+        emulate: Whether to emulate, by default if the device has no FP8 tensor cores.
         rounded: As in `EmulatedLinear`.
 
     Returns:
-        The audit; every chosen layer is converted.
+        The audit. Every chosen layer is converted.
 
     Raises:
-        BadInput: As `chosen_layers`; or the recipe is unknown, or a layer was not converted.
+        BadInput: As `chosen_layers`, or the recipe is unknown, or a layer was not converted.
         Unsupported: Without emulation: there are no FP8 tensor cores, or the recipe is a control.
     """
     wanted = recipe_of(recipe)

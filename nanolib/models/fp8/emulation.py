@@ -11,7 +11,7 @@ from nanolib.models.fp8.casts import Cast, Recipe, round_to, scale_of
 
 
 def _operand(x: Tensor, cast: Cast, dim: int) -> Tensor:
-    """Cast an operand to 8 bits and back; without a format, leave it."""
+    """Cast an operand to 8 bits and back. Without a format, leave it."""
     if not cast.format:
         return x
     if cast.format == "bf16":
@@ -56,7 +56,7 @@ def emulated_linear(x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
 
 
 class EmulatedLinear(nn.Linear):
-    """A linear layer whose products are emulated; under autocast its input is cast as for any other.
+    """A linear layer whose products are emulated. Under autocast its input is cast as for any other.
 
     Args:
         source: The layer whose weights it takes.
@@ -72,7 +72,7 @@ class EmulatedLinear(nn.Linear):
         self.recipe, self.rounded = recipe, rounded
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: shape [..., in_features]; the result has [..., out_features]."""
+        """x: shape [..., in_features]. The result has [..., out_features]."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
