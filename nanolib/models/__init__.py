@@ -1,4 +1,7 @@
-"""Build what nanolib measures: transformers, attention kinds and the text they read. Models do not import the meters."""
+"""Build what nanolib measures: transformers, attention kinds and the text they read.
+
+Models do not import the meters.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ class KVCache:
     Attributes:
         keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
         values: As `keys`.
-        scores: Per layer, shape [batch, max_len]: the scores by which `dca` chooses its globals. Empty for other patterns.
+        scores: Per layer, shape [batch, max_len]: the scores by which `dca` chooses its globals.
+            Empty for other patterns.
         length: Positions filled.
     """
 
@@ -61,7 +62,8 @@ class KVCache:
 class StaticCache:
     """The buffers of a `KVCache` for one token at a time, with fixed shapes and addresses, which a CUDA graph replays.
 
-    A token writes its key and value at a position that it reads from a tensor, and attends to the whole buffers under a mask.
+    A token writes its key and value at a position that it reads from a tensor, and attends to the
+    whole buffers under a mask.
 
     Args:
         cache: The owner of the buffers. Its `length` stays the same.

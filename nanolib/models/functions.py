@@ -32,7 +32,9 @@ def check_function(field: str, name: str, other: str = "") -> None:
 
 
 def imported(field: str, name: str) -> Callable[..., Any]:
-    """Import a function that a parameter names, from the working directory or the environment. This runs its module.
+    """Import a function that a parameter names, from the working directory or the environment.
+
+    This runs its module.
 
     Raises:
         BadInput: The name has another form, or its import fails.

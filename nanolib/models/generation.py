@@ -49,8 +49,8 @@ class Generation:
     def all_tokens(self) -> None:
         """Read the prompt, and choose all tokens after it.
 
-        A library may plan its kernel for each new length of the cache: on an H200 a token at a new length took 83 ms, with the GPU
-        at idle power.
+        A library may plan its kernel for each new length of the cache: on an H200 a token at a new
+        length took 83 ms, with the GPU at idle power.
         """
         self.prefill()
         for _ in range(self.new_tokens):

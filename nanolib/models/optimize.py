@@ -61,7 +61,10 @@ def _cuda_graph(model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
 
 
 def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Capture a call in a CUDA graph. Return the graph, and the tensor that a replay writes its result to."""
+    """Capture a call in a CUDA graph.
+
+    Return the graph, and the tensor that a replay writes its result to.
+    """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # what libraries allocate at a first call must not be captured

@@ -1,7 +1,8 @@
 """Make torch compile functions separately though they have the same code.
 
-Dynamo caches its graphs by a function's code. It searches all graphs of one code at each call, gives up after eight, and
-forgets all of them at once. Calls that are timed in turns must not share a cache.
+Dynamo caches its graphs by a function's code. It searches all graphs of one code at each call,
+gives up after eight, and forgets all of them at once. Calls that are timed in turns must not share
+a cache.
 """
 
 from __future__ import annotations

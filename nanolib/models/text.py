@@ -22,8 +22,8 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
     """Read a corpus as bytes.
 
     Args:
-        corpus: A text file, or a folder, whose files are read in the order of their names. If empty, the standard library's
-            `.py` files.
+        corpus: A text file, or a folder, whose files are read in the order of their names. If
+            empty, the standard library's `.py` files.
         max_bytes: Largest number of bytes to read.
 
     Returns:
@@ -58,7 +58,8 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
 def _files_below(folder: str, library: bool) -> Iterator[str]:
     """List regular files in the order of their names, lazily, since a folder may be a whole disk.
 
-    The standard library's are only its own Python files, since site-packages differs between machines.
+    The standard library's are only its own Python files, since site-packages differs between
+    machines.
     """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir(follow_symlinks=False):

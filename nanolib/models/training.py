@@ -27,7 +27,8 @@ def train(
         model: ids → logits. Its weights change.
         batches: One per step, int64 [batch, length + 1], on the model's device.
         rate: Learning rate, or step → learning rate.
-        autocast: Dtype of the products, None for that of the weights. In float16 the loss is scaled.
+        autocast: Dtype of the products, None for that of the weights. In float16 the loss is
+            scaled.
         clip: Largest norm of all gradients, None for no limit.
 
     Returns:

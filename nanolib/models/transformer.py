@@ -18,7 +18,10 @@ Cache = KVCache | StaticCache
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotate pairs (i, i + head_dim / 2) by position · 10,000^(−2i/head_dim). Source: Su et al. (2021), arXiv 2104.09864."""
+    """Rotate pairs (i, i + head_dim / 2) by position · 10,000^(−2i/head_dim).
+
+    Source: Su et al. (2021), arXiv 2104.09864.
+    """
 
     def __init__(self, head_dim: int, max_len: int) -> None:
         super().__init__()
@@ -232,11 +235,16 @@ class Transformer(nn.Module):
         )
 
     def prefill(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """Read a prompt into `cache`. Return the logits of its last position, shape [batch, vocab_size]."""
+        """Read a prompt into `cache`.
+
+        Return the logits of its last position, shape [batch, vocab_size].
+        """
         return self.head(self.hidden(ids, cache)[:, -1])
 
     def decode(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Read one token per sequence, ids of shape [batch]. Return the logits for the next, shape [batch, vocab_size].
+        """Read one token per sequence, ids of shape [batch].
+
+        Return the logits for the next, shape [batch, vocab_size].
 
         The cache appends the token. The caller sets the position of a static cache.
         """

@@ -30,7 +30,10 @@ _ONE_SEQUENCE = (
 
 
 def runs_code(name: str) -> bool:
-    """Return whether building the named model runs code of the user's. Classes of transformers have none."""
+    """Return whether building the named model runs code of the user's.
+
+    Classes of transformers have none.
+    """
     return bool(name) and not name.startswith(_HF)
 
 
@@ -48,11 +51,12 @@ def resolve(name: str) -> Callable[..., nn.Module]:
     """Return the function that builds a named model. Importing a module of the user's runs it.
 
     Args:
-        name: `package.module:build`, imported from the working directory or the environment, or `hf:` and a class of transformers.
+        name: `package.module:build`, imported from the working directory or the environment, or
+            `hf:` and a class of transformers.
 
     Returns:
-        Options → module: int64 ids [batch, length] → logits [batch, length, vocab], an object with `.logits`, or a tuple that
-        begins with them.
+        Options → module: int64 ids [batch, length] → logits [batch, length, vocab], an object with
+        `.logits`, or a tuple that begins with them.
 
     Raises:
         BadInput: There is no such module, function or class.
@@ -104,7 +108,10 @@ def build_model(
 def fresh_weights(
     device: str | torch.device, dtype: torch.dtype, seed: int | None
 ) -> Iterator[None]:
-    """Set the default device and dtype of new tensors. With a seed, draw them from a separate generator."""
+    """Set the default device and dtype of new tensors.
+
+    With a seed, draw them from a separate generator.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -157,7 +164,8 @@ def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
 def _attend_to_one_sequence(model: Any) -> None:
     """Let a model without data make the masks of a run.
 
-    transformers cannot see in it whether a row packs several sequences, and would make a mask of n × n that no run has.
+    transformers cannot see in it whether a row packs several sequences, and would make a mask of n
+    × n that no run has.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

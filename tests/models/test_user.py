@@ -102,7 +102,7 @@ def test_what_cannot_be_found_is_one_line(module, name, words):
     assert len(caught.value.lines) == 1
 
 
-def test_what_builds_no_module_is_told(module):
+def test_a_function_that_returns_no_module_is_refused(module):
     with pytest.raises(TypeError, match=r"returned int; return a torch\.nn\.Module"):
         build_model(f"{module}:nothing", {}, "cpu", "float32")
 

@@ -1,10 +1,11 @@
 """Compute attention of every kind through one function, `attend`.
 
 A kind is a module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, options)` and
-`work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`. A pattern of the `sparse` kind is a
-function in `patterns`. Nothing here imports the meters.
+`work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`. A
+pattern of the `sparse` kind is a function in `patterns`. Nothing here imports the meters.
 
-Causality is aligned at the end: query i of q_len has position kv_len - q_len + i, as in decoding over a cache.
+Causality is aligned at the end: query i of q_len has position kv_len - q_len + i, as in decoding
+over a cache.
 """
 
 from __future__ import annotations

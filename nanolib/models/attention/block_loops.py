@@ -16,8 +16,8 @@ class Block(NamedTuple):
         keys: Number of keys that it attends to.
         start: Its first key if its keys are one range, otherwise −1.
         unit: Length of the equal pieces that its keys consist of.
-        pieces: Which pieces, int64, of all heads that go at once, one head after the other. torch's gather is a plain copy
-            only along the first dimension.
+        pieces: Which pieces, int64, of all heads that go at once, one head after the other. torch's
+            gather is a plain copy only along the first dimension.
         hidden_from: Index of the first of its keys that some query does not see.
         hidden: Which keys a query does not see: bool [queries, keys from there].
         blind: Whether some query sees no key.
@@ -40,7 +40,8 @@ class Schedule(NamedTuple):
     Attributes:
         blocks: All blocks that see some key.
         heads: How many heads go at once.
-        scores: Buffer for their scores. All blocks share it, since new memory would be cleared each time.
+        scores: Buffer for their scores. All blocks share it, since new memory would be cleared each
+            time.
         keys: Buffer for their keys.
         scale: Factor on the scores.
     """

@@ -38,10 +38,12 @@ class QueryBlock:
     Attributes:
         rows: Queries [start, stop).
         runs: Key ranges [start, stop), in order, with gaps between them.
-        unit: Length of the equal pieces that its keys consist of. It divides the sequence's length and each piece's start.
+        unit: Length of the equal pieces that its keys consist of. It divides the sequence's length
+            and each piece's start.
         pieces: Which pieces, int64.
         hidden_from: Index of the first of its keys that some query does not see.
-        hidden: Which keys a query does not see: bool [rows, keys from there], without columns if all queries see all.
+        hidden: Which keys a query does not see: bool [rows, keys from there], without columns if
+            all queries see all.
     """
 
     rows: Run
@@ -112,7 +114,8 @@ class BlockMask:
     """A mask in blocks.
 
     Attributes:
-        plans: One for all heads, one per head, or one per head of each sequence, with the first sequence's heads first.
+        plans: One for all heads, one per head, or one per head of each sequence, with the first
+            sequence's heads first.
         q_len: Queries.
         kv_len: Keys.
         causal: Whether the future is masked.

@@ -1,8 +1,9 @@
 """Compute block-sparse attention on CPU, forward and backward: only the kept tiles.
 
-Each block of queries gathers the keys of its kept tiles and attends to them by two matrix products in float32. Heads are spread
-over threads, since a single block is too small to be divided. The backward pass computes the scores again, block by block, so that
-memory stays linear in the sequence. On other devices each block goes through torch's SDPA.
+Each block of queries gathers the keys of its kept tiles and attends to them by two matrix products
+in float32. Heads are spread over threads, since a single block is too small to be divided. The
+backward pass computes the scores again, block by block, so that memory stays linear in the
+sequence. On other devices each block goes through torch's SDPA.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def _over_heads(
 ) -> None:
     """Run a loop of `block_loops` over the key heads of all sequences, on threads that compute on one core each.
 
-    A dispatch mode (a counter of FLOPs or of live bytes) sees only the calling thread. Under a mode everything runs in that thread,
-    by the plain loop, whose operations the mode counts.
+    A dispatch mode (a counter of FLOPs or of live bytes) sees only the calling thread. Under a mode
+    everything runs in that thread, by the plain loop, whose operations the mode counts.
     """
     q, k = by_query[0], by_key[0]
     modes = _get_current_dispatch_mode_stack()
@@ -193,7 +194,10 @@ def compiled_loop(name: str) -> Callable[..., None]:
 
 
 def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
-    """Compute attention block by block through torch's SDPA, for devices without the loops. Its arguments are those of `attend`."""
+    """Compute attention block by block through torch's SDPA, for devices without the loops.
+
+    Its arguments are those of `attend`.
+    """
     if mask.shared:
         return _attend_by_plan(q, k, v, mask.plans[0])
     outs = []

@@ -1,7 +1,8 @@
 """Choose the keys that each head keeps from the queries and keys themselves.
 
-A chooser takes q, k, causal, options and scores, and returns a `Choice` on the device of q and k. The host waits for nothing until
-it reads the blocks. A new chooser is a function, and a name in `patterns.DYNAMIC`.
+A chooser takes q, k, causal, options and scores, and returns a `Choice` on the device of q and k.
+The host waits for nothing until it reads the blocks. A new chooser is a function, and a name in
+`patterns.DYNAMIC`.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ class Sizes(NamedTuple):
 class Cells:
     """The cells that a chooser chooses from: a block of queries and a tile of keys, or a single key.
 
-    The tables are bool [query blocks, key cells], on the input's device. They depend only on the shape.
+    The tables are bool [query blocks, key cells], on the input's device. They depend only on the
+    shape.
 
     Attributes:
         sizes: The shape.
         own: Cells with the position of one of their queries.
         allowed: Cells of which causality lets some query see some key.
-        complete: Cells that the sequence's end does not cut, and of which causality lets all queries see all keys.
+        complete: Cells that the sequence's end does not cut, and of which causality lets all
+            queries see all keys.
         near: Cells of which the window keeps some pair. None without a window.
         within: Cells of which the window keeps all pairs. None without a window.
     """
@@ -66,7 +69,10 @@ class Cells:
 
 @functools.lru_cache(maxsize=4)  # the tables of single keys are large: a byte per block and key
 def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
-    """Return the cells of a shape, the same object for the next call. `planning` is the mode of tensors without data."""
+    """Return the cells of a shape, the same object for the next call.
+
+    `planning` is the mode of tensors without data.
+    """
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
@@ -88,7 +94,8 @@ class Choice:
     """The cells that a chooser keeps.
 
     Attributes:
-        chosen: Whether a cell is kept, bool [batch, heads, query blocks, key cells], with 1 head for all heads.
+        chosen: Whether a cell is kept, bool [batch, heads, query blocks, key cells], with 1 head
+            for all heads.
         cells: What the shape decides.
         heads: Query heads.
     """
@@ -98,7 +105,10 @@ class Choice:
     heads: int
 
     def mask_mod(self, chosen: Any) -> MaskMod:
-        """Return whether a query sees a key. `chosen` is that of the class, as a tensor or an array."""
+        """Return whether a query sees a key.
+
+        `chosen` is that of the class, as a tensor or an array.
+        """
         batch, heads = chosen.shape[:2]
         q_len, kv_len, causal, size, key_size, window = self.cells.sizes
         offset = kv_len - q_len
@@ -110,7 +120,10 @@ class Choice:
         return at_end(keeps, offset, causal)
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
-        """Return the cells with a kept pair, and those whose pairs are all kept. Shape as `chosen`."""
+        """Return the cells with a kept pair, and those whose pairs are all kept.
+
+        Shape as `chosen`.
+        """
         some = whole = self.chosen
         if self.cells.sizes.window:
             some, whole = some | self.cells.near, whole | self.cells.within
@@ -180,7 +193,8 @@ def threshold(
 ) -> Choice:
     """Keep each row's own tile and the fewest tiles whose estimated attention adds up to `mass`.
 
-    If causal, only earlier tiles are estimated, since the mean of a row's own keys includes the future.
+    If causal, only earlier tiles are estimated, since the mean of a row's own keys includes the
+    future.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
@@ -199,7 +213,8 @@ def _tiles(q: Tensor, k: Tensor, causal: bool, size: int) -> Cells:
 def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
     """Estimate the scores of tiles by the means of their queries and keys.
 
-    If causal, the first query replaces the mean of the queries, since later ones have seen the future.
+    If causal, the first query replaces the mean of the queries, since later ones have seen the
+    future.
 
     Returns:
         Shape [batch, heads, query tiles, key tiles], −inf if causality forbids the tile.
@@ -215,16 +230,20 @@ def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
 
 
 def _tile_means(x: Tensor, size: int) -> Tensor:
-    """Average each tile's tokens, float32 [batch, heads, tiles, head_dim]. The last tile may have fewer tokens."""
+    """Average each tile's tokens, float32 [batch, heads, tiles, head_dim].
+
+    The last tile may have fewer tokens.
+    """
     return avg_pool2d(x.float(), (size, 1), ceil_mode=True)
 
 
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Keep a local window, the tokens with the highest scores as globals, and random keys (Dynamic Context Allocation).
 
-    The number of globals depends on the input: tokens whose score is more than one standard deviation above the mean, at
-    least one and at most `global_tokens`. Each block of queries draws its own random keys. If causal, a block chooses among the
-    tokens before it, so that no choice depends on the future, and decoding over a cache chooses as the whole sequence does.
+    The number of globals depends on the input: tokens whose score is more than one standard
+    deviation above the mean, at least one and at most `global_tokens`. Each block of queries draws
+    its own random keys. If causal, a block chooses among the tokens before it, so that no choice
+    depends on the future, and decoding over a cache chooses as the whole sequence does.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
@@ -272,8 +291,8 @@ def _drawn(
     """Draw each block's random tokens.
 
     Returns:
-        How many leading tokens each block of queries chooses among, int64 [blocks, 1], and the drawn tokens, int64
-        [blocks, random_tokens], `kv_len` if it may choose none.
+        How many leading tokens each block of queries chooses among, int64 [blocks, 1], and the
+        drawn tokens, int64 [blocks, random_tokens], `kv_len` if it may choose none.
     """
     size, count = options.block_size, options.random_tokens
     places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]

@@ -1,7 +1,7 @@
 """Compute dense attention by flash-attn 2, 3 or 4.
 
-Version 4 is `pip install flash-attn-4`, a pure Python wheel that compiles its kernels when they are first called. Versions 2 and 3
-are built from source.
+Version 4 is `pip install flash-attn-4`, a pure Python wheel that compiles its kernels when they are
+first called. Versions 2 and 3 are built from source.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -
     """Compute dense attention. See `nanolib.models.attention.attend`.
 
     Raises:
-        Unsupported: The version is not installed, or has no kernel for this device, dtype or head_dim.
+        Unsupported: The version is not installed, or has no kernel for this device, dtype or
+            head_dim.
     """
     version = found_version(options.version)
     if version is None:

@@ -36,7 +36,8 @@ class Options(SparseOptions):
     """Options of `flex`: those of `sparse`, and the kernel.
 
     Attributes:
-        backend: torch's kernel for FlexAttention. `auto` lets torch choose, `flash` is flash-attn 4.
+        backend: torch's kernel for FlexAttention. `auto` lets torch choose, `flash` is flash-attn
+            4.
     """
 
     backend: Literal["auto", "triton", "flash"] = "auto"
@@ -53,14 +54,18 @@ def computes_sparse(
 ) -> bool:
     """Return whether FlexAttention computes `sparse`: on CUDA, since a loop over blocks needs thousands of launches.
 
-    The queries of a single block, as in decoding, need no loop, and FlexAttention would compile for each new length of keys.
+    The queries of a single block, as in decoding, need no loop, and FlexAttention would compile for
+    each new length of keys.
     """
     has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
     return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Return why FlexAttention cannot run on a device, or an empty string. This compiles nothing."""
+    """Return why FlexAttention cannot run on a device, or an empty string.
+
+    This compiles nothing.
+    """
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
@@ -82,7 +87,9 @@ def attend(
     options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute sparse attention by FlexAttention. A plan calls its operation without compiling. See `attention.attend`.
+    """Compute sparse attention by FlexAttention.
+
+    A plan calls its operation without compiling. See `attention.attend`.
 
     Raises:
         Unsupported: The device has no such kernel, or no backward pass.
@@ -185,7 +192,10 @@ def chosen_mask(choice: Choice) -> FlexMask:
 def _list_tiles(
     some: Tensor, whole: Tensor, tile: int, mask_mod: MaskMod, lengths: tuple[int, int]
 ) -> FlexMask:
-    """Make a mask from the tiles with a kept pair, and those whose pairs are all kept. Shapes as of `Choice.tiles`."""
+    """Make a mask from the tiles with a kept pair, and those whose pairs are all kept.
+
+    Shapes as of `Choice.tiles`.
+    """
     part, lists = some & ~whole, []
     for tiles in (part, whole, part.mT.contiguous(), whole.mT.contiguous()):
         order = tiles.int().argsort(dim=-1, descending=True, stable=True)

@@ -20,7 +20,8 @@ class Options(StrictModel):
     """Options of `own`.
 
     Attributes:
-        call: `package.module:function` of q, k, v and causal, with the shapes of `attention.attend`. It returns the output.
+        call: `package.module:function` of q, k, v and causal, with the shapes of
+            `attention.attend`. It returns the output.
     """
 
     NAME: ClassVar[str] = "attention_options"

@@ -1,4 +1,6 @@
-"""Compute attention over a part of the keys, with the log-sum-exp that merges parts. Parts meet in float32.
+"""Compute attention over a part of the keys, with the log-sum-exp that merges parts.
+
+Parts meet in float32.
 
 Grouped heads are folded, not copied: the queries that share a key head become rows of one product.
 """
@@ -25,14 +27,15 @@ def partial_attention(
 
     Args:
         q: Shape [batch, heads, q_len, head_dim].
-        k: Shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads and kv_len may be 0.
+        k: Shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads and kv_len may be
+            0.
         v: Shape as `k`.
         causal: Whether query i sees only keys up to i. Then q_len and kv_len are equal.
         mask: Whether a query may see a key, bool [q_len, kv_len], instead of `causal`.
 
     Returns:
-        Output, shape of `q`, and log-sum-exp of the scores, [batch, heads, q_len], both float32 (float64 for such input).
-        A query that sees no key has output 0 and log-sum-exp −inf.
+        Output, shape of `q`, and log-sum-exp of the scores, [batch, heads, q_len], both float32
+        (float64 for such input). A query that sees no key has output 0 and log-sum-exp −inf.
     """
     wide = wide_type(q)
     if q.numel() == 0 or k.shape[2] == 0:
@@ -50,9 +53,12 @@ def wide_type(x: Tensor) -> torch.dtype:
 
 
 def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Give queries and keys the same number of heads. Results for the folded queries reshape to the shape of `q`.
+    """Give queries and keys the same number of heads.
 
-    The queries that share a key head become rows of one head. A causal triangle cannot be folded, so its keys are repeated.
+    Results for the folded queries reshape to the shape of `q`.
+
+    The queries that share a key head become rows of one head. A causal triangle cannot be folded,
+    so its keys are repeated.
     """
     batch, heads, q_len, head_dim = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
@@ -87,7 +93,10 @@ def _in_pieces(
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute output and log-sum-exp in the wide dtype. Queries and keys have the same number of heads."""
+    """Compute output and log-sum-exp in the wide dtype.
+
+    Queries and keys have the same number of heads.
+    """
     if q.device.type == "cpu":
         bias = None
         if mask is not None:

@@ -1,12 +1,13 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
-A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of positions, and a line in `PATTERNS`.
-FlexAttention takes the `mask_mod`. The CPU kernel plans its tiles from it. Causality is applied on top. Patterns that depend on
-the input are in `dynamic`.
+A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of
+positions, and a line in `PATTERNS`. FlexAttention takes the `mask_mod`. The CPU kernel plans its
+tiles from it. Causality is applied on top. Patterns that depend on the input are in `dynamic`.
 
-nanolib evaluates a pattern for every pair to find its tiles, which takes long for long sequences. It evaluates patterns in
-`BY_CORNERS` only where tiles begin and end and on the diagonal. Such a pattern keeps the diagonal, and within a tile it is
-constant, a band around the diagonal, a part of a document, or the leading rows or columns.
+nanolib evaluates a pattern for every pair to find its tiles, which takes long for long sequences.
+It evaluates patterns in `BY_CORNERS` only where tiles begin and end and on the diagonal. Such a
+pattern keeps the diagonal, and within a tile it is constant, a band around the diagonal, a part of
+a document, or the leading rows or columns.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ class Options(StrictModel):
     Attributes:
         pattern: A key of `PATTERNS`, or one of `DYNAMIC`.
         window: Reach of the local part, tokens.
-        global_tokens: Number of positions that all see: the leading ones (`local_global`, `bigbird`, `prefix_lm`), or at
-            most this number of chosen ones (`dca`).
+        global_tokens: Number of positions that all see: the leading ones (`local_global`,
+            `bigbird`, `prefix_lm`), or at most this number of chosen ones (`dca`).
         random_tokens: Random keys (`bigbird`, `random`: in whole tiles).
         sparsity: Share of connections to remove, in [0, 1). It replaces `window`.
         mass: Share of the estimated attention that `threshold` keeps.
         block_size: Side of a tile, which is skipped or computed, and queries per block.
         seed: Seed of random tiles and keys.
         per_head: Whether each head has a mask of its own (`random`, `bigbird`, `own`).
-        document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full (`document`).
+        document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full
+            (`document`).
         mask_mod: `package.module:function`, your own mask (`own`).
     """
 
@@ -140,9 +142,12 @@ def local_global(options: Options, kv_len: int, heads: int, device: Device) -> M
 
 
 def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep a query's own tile and every stride-th tile from it. The stride is 1 / (1 − `sparsity`), or `window` in tiles.
+    """Keep a query's own tile and every stride-th tile from it.
 
-    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; by tiles, which can be skipped.
+    The stride is 1 / (1 − `sparsity`), or `window` in tiles.
+
+    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; by tiles,
+    which can be skipped.
     """
     size = options.block_size
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
@@ -209,7 +214,10 @@ def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Mask
 
 
 def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Import your own `mask_mod`, the same for each sequence of a batch. nanolib evaluates it for every pair on the host."""
+    """Import your own `mask_mod`, the same for each sequence of a batch.
+
+    nanolib evaluates it for every pair on the host.
+    """
     mask_mod = imported("attention_options.mask_mod", options.mask_mod)
     return mask_mod if device else own.on_arrays(mask_mod)
 

@@ -20,7 +20,8 @@ class Ranks:
 
     Args:
         group: The process group. None means all ranks.
-        timer: Its context `time_block(name)` times a part: `comp_…` computes, `comm_…` sends and receives.
+        timer: Its context `time_block(name)` times a part: `comp_…` computes, `comm_…` sends and
+            receives.
 
     Attributes:
         rank: This process's rank.
@@ -85,7 +86,8 @@ class Ranks:
 
         Args:
             send: Any shapes.
-            length: Length of the received tensors in dimension `dim`. Their other dimensions are those of `send`.
+            length: Length of the received tensors in dimension `dim`. Their other dimensions are
+                those of `send`.
             dim: By default the positions of [batch, heads, positions, head_dim].
         """
         shapes = [(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]

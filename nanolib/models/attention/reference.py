@@ -26,7 +26,10 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> Tensor:
-    """Make the causal mask: True if key j is at or before query i's position kv_len - q_len + i. Shape [q_len, kv_len]."""
+    """Make the causal mask: True if key j is at or before query i's position kv_len - q_len + i.
+
+    Shape [q_len, kv_len].
+    """
     position = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]
     return torch.arange(kv_len, device=device)[None, :] <= position
 

@@ -1,9 +1,11 @@
 """Compute ring attention, forward and backward: each rank keeps its queries, and keys and values go around the ranks.
 
-The next hop overlaps with the computation of a block. A rank sees `world` blocks of keys. With causality and one piece per rank,
-the last rank has work in all of them and the first in one. `Sharding.zigzag` gives every rank the same work.
+The next hop overlaps with the computation of a block. A rank sees `world` blocks of keys. With
+causality and one piece per rank, the last rank has work in all of them and the first in one.
+`Sharding.zigzag` gives every rank the same work.
 
-Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in github.com/zhuzilin/ring-flash-attention.
+Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in
+github.com/zhuzilin/ring-flash-attention.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ def ring_attention(
 
     Args:
         q: This rank's queries, shape [batch, heads, local_len, head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides heads.
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
+            heads.
         v: Shape as `k`.
         causal: Whether a query sees no later position.
-        layout: Positions of each rank. None means one piece each in order of rank, with gathered lengths.
+        layout: Positions of each rank. None means one piece each in order of rank, with gathered
+            lengths.
         group: The process group. None means all ranks.
         overlap: Whether a hop runs while a block is computed. Without it both can be timed.
         timer: Times the parts `comp_blocks` and `comm_hop`. See `Ranks`.
@@ -192,7 +196,10 @@ def block_gradients(
 def plain_gradients(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same some queries at a time, for devices without that kernel. Keys have as many heads as queries."""
+    """Compute the same some queries at a time, for devices without that kernel.
+
+    Keys have as many heads as queries.
+    """
     wide, scale = wide_type(q), q.shape[-1] ** -0.5
     k, v = k.to(wide), v.to(wide)  # once for all parts
     grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))

@@ -50,7 +50,10 @@ def attend(
 
 
 def _is_counted() -> bool:
-    """Return whether a dispatch mode counts operations. It knows those of the loops, not FlexAttention's."""
+    """Return whether a dispatch mode counts operations.
+
+    It knows those of the loops, not FlexAttention's.
+    """
     modes = _get_current_dispatch_mode_stack()
     return detect_fake_mode() is None and any(
         not isinstance(mode, FakeTensorMode) for mode in modes

@@ -1,7 +1,8 @@
 """Compute the communication steps and the bytes of attention across ranks by formula.
 
-Collectives are rings here, as in gloo, and in NCCL if they are large. A rank sends 2(W − 1)/W of a payload that is all-reduced,
-W − 1 times one that is all-gathered, and (W − 1)/W of one that is sent all to all.
+Collectives are rings here, as in gloo, and in NCCL if they are large. A rank sends 2(W − 1)/W of a
+payload that is all-reduced, W − 1 times one that is all-gathered, and (W − 1)/W of one that is sent
+all to all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ class Traffic:
 
     Attributes:
         rounds: Collectives and exchanges in a row, each of which waits for the previous one.
-        hops: Messages in a row: an all-reduce in a ring of W ranks has 2(W − 1), an all-gather W − 1.
+        hops: Messages in a row: an all-reduce in a ring of W ranks has 2(W − 1), an all-gather W −
+            1.
         sent: Bytes that each rank sends, by rank.
     """
 
@@ -109,7 +111,10 @@ def prefill_traffic(
 
 
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:
-    """Compute a ring's traffic: a rank sends every shard except the next rank's. `per_key` is the bytes of one position."""
+    """Compute a ring's traffic: a rank sends every shard except the next rank's.
+
+    `per_key` is the bytes of one position.
+    """
     world, total = layout.world, layout.total
     lengths = [layout.length((rank + 1) % world) for rank in range(world)]
     sent = tuple(float(per_key * (total - length)) for length in lengths)

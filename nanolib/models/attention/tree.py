@@ -1,9 +1,10 @@
 """Decode over keys that are sharded across ranks: every rank attends to its own keys, and the parts are reduced.
 
-softmax(q kᵀ) v over all keys = Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), with m the largest lse. Three algorithms send this sum in
-different ways. `ring` and `pass_q` are baselines.
+softmax(q kᵀ) v over all keys = Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), with m the largest lse.
+Three algorithms send this sum in different ways. `ring` and `pass_q` are baselines.
 
-Source: Shyam et al., Tree Attention (arXiv 2408.04093); for `pass_q`, Yang et al. (arXiv 2411.01783).
+Source: Shyam et al., Tree Attention (arXiv 2408.04093); for `pass_q`, Yang et al. (arXiv
+2411.01783).
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ def tree_attention_decode(
     """Compute attention of the newest tokens over a sequence whose keys are on several ranks, one piece each, in order.
 
     Args:
-        q: The queries of the last q_len positions, the same on every rank, shape [batch, heads, q_len, head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides heads. Their number may be 0,
-            and may differ between ranks.
+        q: The queries of the last q_len positions, the same on every rank, shape [batch, heads,
+            q_len, head_dim].
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
+            heads. Their number may be 0, and may differ between ranks.
         v: Shape as `k`.
-        group: The process group. None means all ranks. Without `torch.distributed` there is one rank.
-        algorithm: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse, then both sums packed),
-            `gather` (one all-gather of outputs and lse), or the baselines `ring` (keys and values go around) and `pass_q`
-            (shares of the queries go around).
-        layout: Positions of each rank, one piece each in order of rank. Several queries need it, and so does `ring`: if None,
-            they gather the lengths, for which the host waits.
+        group: The process group. None means all ranks. Without `torch.distributed` there is one
+            rank.
+        algorithm: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse,
+            then both sums packed), `gather` (one all-gather of outputs and lse), or the baselines
+            `ring` (keys and values go around) and `pass_q` (shares of the queries go around).
+        layout: Positions of each rank, one piece each in order of rank. Several queries need it,
+            and so does `ring`: if None, they gather the lengths, for which the host waits.
         timer: Times the parts. See `Ranks`.
 
     Returns:
@@ -178,7 +181,10 @@ def _ring(call: _Decode) -> Tensor:
 
 
 def _pass_q(call: _Decode) -> Tensor:
-    """Pass shares of the queries around the ranks with their results so far. Keys stay on their rank."""
+    """Pass shares of the queries around the ranks with their results so far.
+
+    Keys stay on their rank.
+    """
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
     rows = q.shape[1] // kv_heads * q.shape[2]

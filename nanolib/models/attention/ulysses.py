@@ -27,15 +27,19 @@ def ulysses_attention(
     group: Any = None,
     timer: Any = None,
 ) -> Tensor:
-    """Compute dense attention over a sequence that is sharded across ranks, one piece each. It has a backward pass.
+    """Compute dense attention over a sequence that is sharded across ranks, one piece each.
+
+    It has a backward pass.
 
     Args:
-        q: This rank's queries, shape [batch, heads, local_len, head_dim]. The ranks divide the heads.
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. The ranks divide kv_heads, or kv_heads the ranks;
-            then a head of keys goes to several ranks.
+        q: This rank's queries, shape [batch, heads, local_len, head_dim]. The ranks divide the
+            heads.
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. The ranks divide
+            kv_heads, or kv_heads the ranks; then a head of keys goes to several ranks.
         v: Shape as `k`.
         causal: Whether a query sees no later position.
-        layout: Positions of each rank, one piece each. None means in order of rank, with gathered lengths.
+        layout: Positions of each rank, one piece each. None means in order of rank, with gathered
+            lengths.
         group: The process group. None means all ranks.
         timer: Times the parts `comm_all_to_all` and `comp_attention`. See `Ranks`.
 
@@ -72,7 +76,10 @@ def ulysses_attention(
 
 
 class _AllToAll(torch.autograd.Function):
-    """Exchange shards of the sequence for shards of the heads, or back. The gradient goes the other way."""
+    """Exchange shards of the sequence for shards of the heads, or back.
+
+    The gradient goes the other way.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> Tensor:

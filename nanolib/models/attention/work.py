@@ -39,7 +39,10 @@ class Work:
         return 1 - self.kept_tiles / self.total_tiles
 
     def flops(self, batch: int, heads: int, head_dim: int) -> int:
-        """Count the FLOPs of both products, forward: 4 · batch · heads · kept · head_dim. A multiply-add counts two."""
+        """Count the FLOPs of both products, forward: 4 · batch · heads · kept · head_dim.
+
+        A multiply-add counts two.
+        """
         return 4 * batch * heads * self.kept * head_dim
 
 
@@ -53,7 +56,8 @@ def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
 def dense_work(q_len: int, kv_len: int, causal: bool, options: Any = None) -> Work:
     """Count all pairs that causality allows, in tiles of `BLOCK_SIZE`.
 
-    The sequence's end may cut the last tile of a row or a column. No option of a dense kind changes the count.
+    The sequence's end may cut the last tile of a row or a column. No option of a dense kind changes
+    the count.
     """
     kept = allowed_pairs(q_len, kv_len, causal)
     rows, columns = -(-q_len // BLOCK_SIZE), -(-kv_len // BLOCK_SIZE)

@@ -1,8 +1,9 @@
 """Compute linear layers in 8-bit floating point: the cast, its products, and the conversion of a model.
 
-A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps it, and rounds to nearest even.
-`round_to` rounds by its own formula and `quantize` by torch. Tests compare the two. Without FP8 tensor cores a product is
-emulated: (a / scale_a) @ (b / scale_b) in float32, bit for bit torchao's own emulation.
+A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps it,
+and rounds to nearest even. `round_to` rounds by its own formula and `quantize` by torch. Tests
+compare the two. Without FP8 tensor cores a product is emulated: (a / scale_a) @ (b / scale_b) in
+float32, bit for bit torchao's own emulation.
 """
 
 from nanolib.models.fp8.casts import (

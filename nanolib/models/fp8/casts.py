@@ -25,10 +25,11 @@ class Cast:
     """The cast of one operand of a product.
 
     Attributes:
-        format: `e4m3` (3 bits of mantissa, up to 448), `e5m2` (2 bits, up to 57,344), or `bf16`, which is not scaled. Empty
-            for no cast.
+        format: `e4m3` (3 bits of mantissa, up to 448), `e5m2` (2 bits, up to 57,344), or `bf16`,
+            which is not scaled. Empty for no cast.
         granularity: One scale for the whole `tensor`, or one per `row` that the product sums over.
-        power_of_2: Whether scales are rounded down to a power of two, so that scaling does not round.
+        power_of_2: Whether scales are rounded down to a power of two, so that scaling does not
+            round.
         scaled: Whether the operand is scaled.
         off_by: Error of the scale, a factor.
     """
@@ -103,8 +104,9 @@ def recipe_of(name: str) -> Recipe:
 def round_to(x: Tensor, format: str) -> Tensor:
     """Round to the nearest value of a format, ties to an even mantissa.
 
-    A number between 2^e and 2^(e+1) becomes a multiple of 2^(e − mantissa bits). Below the smallest normal exponent the step is
-    constant (subnormal numbers). Adding a number whose last bit is that step makes float32 round to it.
+    A number between 2^e and 2^(e+1) becomes a multiple of 2^(e − mantissa bits). Below the smallest
+    normal exponent the step is constant (subnormal numbers). Adding a number whose last bit is that
+    step makes float32 round to it.
 
     Args:
         x: Any shape, float32 or narrower.
@@ -130,7 +132,8 @@ class Quantized:
         values: In the format's dtype, shape of the tensor.
         scale: The factor on the tensor, float32, which broadcasts to its shape.
         underflow: Share of nonzero elements that became zero.
-        overflow: Share of clamped elements, which are further above the largest value than rounding reaches.
+        overflow: Share of clamped elements, which are further above the largest value than rounding
+            reaches.
     """
 
     values: Tensor

@@ -54,11 +54,12 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
 
     Args:
         model: Not yet converted.
-        excluded_modules: Names of layers that stay in high precision, with `*` and `?`. The last part of a name matches all
-            layers with that part.
+        excluded_modules: Names of layers that stay in high precision, with `*` and `?`. The last
+            part of a name matches all layers with that part.
 
     Raises:
-        BadInput: No layer matches a pattern, no layer is left, or a layer's sides are not multiples of 16.
+        BadInput: No layer matches a pattern, no layer is left, or a layer's sides are not multiples
+            of 16.
     """
     layers = linear_layers(model)
 

@@ -56,13 +56,15 @@ def emulated_linear(x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
 
 
 class EmulatedLinear(nn.Linear):
-    """A linear layer whose products are emulated. Under autocast its input is cast as for any other.
+    """A linear layer whose products are emulated.
+
+    Under autocast its input is cast as for any other.
 
     Args:
         source: The layer whose weights it takes.
         recipe: The casts.
-        rounded: Whether input and output are rounded to bf16 while the model's tensors stay float32, which a CPU multiplies
-            faster.
+        rounded: Whether input and output are rounded to bf16 while the model's tensors stay
+            float32, which a CPU multiplies faster.
     """
 
     def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False) -> None:
