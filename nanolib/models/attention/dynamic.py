@@ -46,8 +46,7 @@ class Sizes(NamedTuple):
 class Cells:
     """The cells that a chooser chooses from: a block of queries and a tile of keys, or a single key.
 
-    The tables are bool [query blocks, key cells], on the input's device. They depend only on the
-    shape.
+    The tables depend only on the shape. They are bool [query blocks, key cells].
 
     Attributes:
         sizes: The shape.
@@ -69,10 +68,7 @@ class Cells:
 
 @functools.lru_cache(maxsize=4)  # the tables of single keys are large: a byte per block and key
 def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
-    """Return the cells of a shape, the same object for the next call.
-
-    `planning` is the mode of tensors without data.
-    """
+    """Return the cells of a shape, once for all calls of a `planning` mode."""
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
@@ -105,10 +101,7 @@ class Choice:
     heads: int
 
     def mask_mod(self, chosen: Any) -> MaskMod:
-        """Return whether a query sees a key.
-
-        `chosen` is that of the class, as a tensor or an array.
-        """
+        """Return whether a query sees a key, from the class's `chosen`, a tensor or an array."""
         batch, heads = chosen.shape[:2]
         q_len, kv_len, causal, size, key_size, window = self.cells.sizes
         offset = kv_len - q_len
@@ -120,10 +113,7 @@ class Choice:
         return at_end(keeps, offset, causal)
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
-        """Return the cells with a kept pair, and those whose pairs are all kept.
-
-        Shape as `chosen`.
-        """
+        """Return the cells with a kept pair, and those that are kept whole, shaped as `chosen`."""
         some = whole = self.chosen
         if self.cells.sizes.window:
             some, whole = some | self.cells.near, whole | self.cells.within
@@ -193,8 +183,7 @@ def threshold(
 ) -> Choice:
     """Keep each row's own tile and the fewest tiles whose estimated attention adds up to `mass`.
 
-    If causal, only earlier tiles are estimated, since the mean of a row's own keys includes the
-    future.
+    If causal, only earlier tiles are estimated: the mean of a row's own keys includes the future.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
@@ -230,10 +219,7 @@ def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
 
 
 def _tile_means(x: Tensor, size: int) -> Tensor:
-    """Average each tile's tokens, float32 [batch, heads, tiles, head_dim].
-
-    The last tile may have fewer tokens.
-    """
+    """Average the tokens of each tile, float32 [batch, heads, tiles, head_dim]."""
     return avg_pool2d(x.float(), (size, 1), ceil_mode=True)
 
 
