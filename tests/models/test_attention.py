@@ -1,16 +1,20 @@
 """Attention kinds against the masked reference in float64, and the work of their masks."""
 
 import os
+import re
+import typing
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._higher_order_ops.flex_attention import flex_attention as operation
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_sparse, dense
+from nanolib.models.attention import block_sparse, dense, flex
 from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import Options, choose_mask, watched_work
@@ -32,13 +36,88 @@ def test_dense_equals_the_reference(causal, q_len, kv_len, kv_heads, backend):
     assert agrees(out, masked_attention(*inputs, mask), inputs)
 
 
+SPARSE = {
+    "pattern": ALL_PATTERNS,
+    "window": [1],
+    "global_tokens": [3],
+    "random_tokens": [20],
+    "sparsity": [0.7],
+    "mass": [0.3],
+    "block_size": [5],
+    "seed": [3],
+    "per_head": [True],
+    "document_lengths": [[7, 30]],
+    "document_starts": [[7, 30]],
+    "mask_mod": [REQUIRED["own"]["mask_mod"]],
+}
+WALKED = {
+    "dense": {
+        "backend": ["auto", "math", "flash", "efficient", "cudnn"],
+        "impl": ["", "FA3", "FA4"],
+    },
+    "flash_attn": {"version": ["auto", 2, 3, 4]},
+    "flex": SPARSE | {"backend": ["auto", "triton", "flash"]},
+    "sparse": SPARSE,
+    "own": {"call": ["tests.models.inputs:strided_attention"]},
+}
+READERS = {  # option → options with which it is read
+    "impl": {"backend": "flash"},
+    "document_lengths": {"pattern": "document"},
+    "document_starts": {"pattern": "document"},
+    "mask_mod": {"pattern": "own", "per_head": True},
+    "random_tokens": {"pattern": "bigbird"},
+    "mass": {"pattern": "threshold"},
+    "seed": {"pattern": "random"},
+    "per_head": {"pattern": "random"},
+}
+REFUSED = r"SDPA backend \w+ has no CPU|impl FA\d has no cpu|this needs flash_attn|FlexAttention has no backend"
+
+
+@pytest.mark.parametrize("kind", attention.kinds())
+def test_no_option_and_no_value_of_a_list_is_left_out(kind):
+    fields = attention._module(kind).Options.model_fields
+    assert {*fields} == {*WALKED[kind]}
+    for name, field in fields.items():
+        if typing.get_origin(field.annotation) is typing.Literal:
+            assert {*WALKED[kind][name]} == {*typing.get_args(field.annotation)}
+
+
 @pytest.mark.parametrize("causal", [True, False])
-def test_your_own_attention_equals_the_reference(causal):
-    inputs = qkv(1, 4, 2, 45, 45)
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (kind, name, value)
+        for kind, options in WALKED.items()
+        for name, values in options.items()
+        for value in values
+    ],
+)
+def test_scores_are_multiplied_by_the_factor_given(monkeypatch, kind, name, value, causal):
+    """For every value of every option, which gives the reference or says why it cannot."""
+    options = {"window": 9, "block_size": 16} if "window" in WALKED[kind] else {}
+    options |= READERS.get(name, {}) | (REQUIRED.get(value, {}) if name == "pattern" else {})
+    options = attention.parse_options(kind, options | {name: value})
+    q, k, _ = inputs = qkv(1, 4, 2, 45, 45)
     mask = causal_mask(45, 45) if causal else torch.ones(45, 45, dtype=torch.bool)
-    options = {"call": "tests.models.inputs:strided_attention"}
-    out = attention.attend("own", *inputs, causal=causal, options=options)
-    assert agrees(out, masked_attention(*inputs, mask), inputs)
+    if "window" in WALKED[kind]:
+        mask, _ = masked_by((scale_queries(q, 0.9), k), causal, options)
+    by_flex = kind == "flex"  # which compiles, and has no backward pass on CPU
+    monkeypatch.setattr(flex, "compiled", lambda *of: _uncompiled)
+    try:
+        with torch.set_grad_enabled(not by_flex):
+            out = attention.attend(kind, *inputs, causal=causal, scale=0.9, options=options)
+    except Unsupported as error:
+        assert re.match(REFUSED, str(error))
+        return
+    reference = masked_attention(*inputs, mask, 0.9)
+    if by_flex:
+        assert relative_error(out, reference.detach()) < TOLERANCE
+    else:
+        assert agrees(out, reference, inputs)
+
+
+def _uncompiled(q, k, v, *, block_mask, scale, **_):
+    return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
 
 
 @pytest.mark.parametrize("pattern", ["window", "strided", "bigbird", "random", "top_k"])
@@ -51,8 +130,9 @@ def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, 
     inputs = qkv(3, 8, 2, q_len, kv_len)
     dense_mask, mask = masked_by(inputs, True, options)
     with torch.no_grad():
-        out = block_sparse.attend_by_blocks(*inputs, mask)
-        assert relative_error(out, masked_attention(*inputs, dense_mask)) < TOLERANCE
+        for scale in (None, 0.9):
+            out = block_sparse.attend_by_blocks(*inputs, mask, scale)
+            assert relative_error(out, masked_attention(*inputs, dense_mask, scale)) < TOLERANCE
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))

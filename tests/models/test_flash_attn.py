@@ -7,19 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import flash_attn
-from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from tests.models.inputs import TOLERANCE, qkv
+from nanolib.models.attention import dense, flash_attn
+from nanolib.models.attention.reference import causal_mask, masked_attention
+from tests.models.inputs import agrees, qkv
 
 STUB = """
 import torch
 
-def flash_attn_func(q, k, v, causal):
+def flash_attn_func(q, k, v, softmax_scale, causal):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=causal, enable_gqa=True
+        q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True
     ).transpose(1, 2)
     return RETURNED
 """
@@ -92,11 +92,12 @@ def _inputs():
 @pytest.mark.parametrize("version", FILES)
 def test_each_version_is_called_as_it_wants(install, version):
     install(version)
-    q, k, v = _inputs()
+    q, k, v = inputs = qkv(1, 2, 1, 8, 8)
     with pytest.raises(Unsupported, match="flash_attn has no cpu kernel"):
         attention.attend("flash_attn", q, k, v, causal=True)
-    out = flash_attn.call(flash_attn.found_version(), q, k, v, causal=True)
-    assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8))) < TOLERANCE
+    for scale in (None, 0.9):
+        out = flash_attn.call(flash_attn.found_version(), q, k, v, True, scale)
+        assert agrees(out, masked_attention(q, k, v, causal_mask(8, 8), scale), inputs)
 
 
 def test_what_a_version_asserts_is_unsupported(monkeypatch):
@@ -105,7 +106,7 @@ def test_what_a_version_asserts_is_unsupported(monkeypatch):
 
     monkeypatch.setattr(flash_attn, "_imported", lambda version: (refuses, ""))
     with pytest.raises(Unsupported, match="flash_attn 4: head_dim 16 is not supported on SM"):
-        flash_attn.call(4, *_inputs(), causal=True)
+        flash_attn.call(4, *_inputs(), True, None)
 
 
 def test_it_takes_short_types_on_a_gpu(monkeypatch):
@@ -113,9 +114,36 @@ def test_it_takes_short_types_on_a_gpu(monkeypatch):
     monkeypatch.setattr(flash_attn, "found_version", lambda version: 3)
     monkeypatch.setattr(flash_attn, "call", lambda *x: called.append(x))
     gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    rest = {"causal": True, "options": flash_attn.Options()}
+    rest = {"causal": True, "scale": 0.5, "options": flash_attn.Options()}
     with pytest.raises(Unsupported, match="computes in float16 and bfloat16, not in float32"):
         flash_attn.attend(gpu, gpu, gpu, **rest)
     for gpu.dtype in (torch.float16, torch.bfloat16):
         flash_attn.attend(gpu, gpu, gpu, **rest)
-    assert called == [(3, gpu, gpu, gpu, True)] * 2
+    assert called == [(3, gpu, gpu, gpu, True, 0.5)] * 2
+
+
+def test_a_dense_case_names_the_flash_kernels_that_it_runs(monkeypatch):
+    """They are swapped when the next case is called, so that versions are never mixed."""
+    calls = []
+    for name in ("activate", "restore"):
+        monkeypatch.setattr(
+            torch.nn.attention,
+            f"{name}_flash_attention_impl",
+            lambda *of, name=name: calls.append((name, *of)),
+        )
+    for impl in ("", "FA4", "FA4", "FA3", "", ""):
+        dense.activate(impl)
+    assert calls == [("activate", "FA4"), ("restore",), ("activate", "FA3"), ("restore",)]
+
+
+def test_missing_flash_kernels_are_unsupported(monkeypatch):
+    with pytest.raises(Unsupported, match="impl FA4: ModuleNotFoundError: No module named"):
+        dense.activate("FA4")
+    monkeypatch.delattr(torch.nn.attention, "activate_flash_attention_impl")  # as in an older torch
+    with pytest.raises(Unsupported, match="impl FA4: AttributeError: module"):
+        dense.activate("FA4")
+    options = {"backend": "flash", "impl": "FA3"}
+    with pytest.raises(Unsupported, match="impl FA3 has no cpu kernel; leave impl out"):
+        attention.attend("dense", *_inputs(), causal=True, options=options)
+    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 needs backend flash"):
+        dense.Options(impl="FA3")

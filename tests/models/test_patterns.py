@@ -33,12 +33,17 @@ def test_a_pattern_that_knows_what_to_keep_takes_no_sparsity(pattern):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("lengths", "starts"), [([3, 5], [0, 3, 8, 11, 16, 19]), ([50], [0])])
-def test_a_document_sees_itself(lengths, starts, causal):
+@pytest.mark.parametrize(
+    ("documents", "starts"),
+    [
+        ({"document_lengths": [3, 5]}, [0, 3, 8, 11, 16, 19]),
+        ({"document_lengths": [50]}, [0]),
+        ({"document_starts": [4, 5, 20, 99]}, [0, 4, 5, 20]),
+    ],
+)
+def test_a_document_sees_itself(documents, starts, causal):
     number = [sum(start <= i for start in starts) for i in range(21)]
-    mask = _elements(
-        Options(pattern="document", block_size=4, document_lengths=lengths), 21, 21, causal
-    )
+    mask = _elements(Options(pattern="document", block_size=4, **documents), 21, 21, causal)
     assert mask == [
         [number[i] == number[j] and (j <= i or not causal) for j in range(21)] for i in range(21)
     ]
@@ -82,7 +87,12 @@ def test_no_kept_pair_is_missed_at_the_corners_of_tiles(pattern, q_len, more, si
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"pattern": "document"}, "document_lengths: pattern document needs them"),
+        ({"pattern": "document"}, "document_lengths: pattern document needs either"),
+        (
+            {"pattern": "document", "document_lengths": [3], "document_starts": [3]},
+            "document_lengths: pattern document needs either",
+        ),
+        ({"pattern": "document", "document_starts": [5, 4]}, "document_starts: .* do not rise"),
         ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
         ({"pattern": "own"}, "mask_mod: '' names no function; write package.module:function"),
         ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' names no function"),

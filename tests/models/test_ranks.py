@@ -12,13 +12,14 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention import ring, ulysses
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.ranks import Ranks
-from nanolib.models.attention.reference import masked_attention
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
 from nanolib.models.attention.sharding import Sharding
-from nanolib.models.attention.tree import tree_attention_decode
+from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
+from tests.models.inputs import agrees, qkv
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +118,16 @@ def test_every_rank_refuses_bad_input_before_anything_is_sent(world):
     for answer in _answers(world):
         for message, start in zip(answer["errors of input"], starts, strict=True):
             assert message.startswith(start)
+
+
+def test_scores_are_multiplied_by_the_factor_given():
+    q, k, v = inputs = qkv(2, 4, 2, 10, 10, head_dim=8)
+    whole = masked_attention(q, k, v, causal_mask(10, 10), 0.9)
+    for attend in (ring_attention, ulysses_attention):
+        assert agrees(attend(q, k, v, scale=0.9), whole, inputs)
+    for algorithm in ALGORITHMS:
+        last = tree_attention_decode(q[:, :, -1:], k, v, algorithm=algorithm, scale=0.9)
+        assert relative_error(last.detach(), whole[:, :, -1:].detach()) < 1e-6
 
 
 def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):

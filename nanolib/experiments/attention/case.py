@@ -13,7 +13,7 @@ from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.models import attention
-from nanolib.models.attention import flex
+from nanolib.models.attention import dense, flex
 from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
@@ -62,7 +62,7 @@ class AttentionCase(Case):
     @property
     def compiles(self) -> bool:
         """Whether its first call compiles: FlexAttention, flash-attn 4, and perhaps a function of yours."""
-        flash_4 = self.options.get("version") == 4
+        flash_4 = "FA4" in self.options.values() or self.options.get("version") == 4
         return self.by_flex or self.attention_type == "own" or flash_4
 
     @property
@@ -122,7 +122,9 @@ class AttentionCase(Case):
         return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
-        """One forward pass."""
+        """One forward pass, by torch's own flash kernels unless the options name others."""
+        if self.attention_type != "dense":
+            dense.activate("")
         kind, options = self.attention_type, self.options
         return attention.attend(kind, *inputs, causal=self.causal, options=options)
 
@@ -271,6 +273,7 @@ class AttentionCase(Case):
         gradient = torch.randn_like(out)
 
         def backward() -> tuple[Tensor, ...]:
+            dense.activate(self.options.get("impl", ""))
             return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
         return backward

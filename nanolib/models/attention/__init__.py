@@ -1,8 +1,8 @@
 """Compute attention of every kind through one function, `attend`.
 
-A kind is a module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, options)` and
-`work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`. A
-pattern of the `sparse` kind is a function in `patterns`. Nothing here imports the meters.
+A kind is a module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale, options)`
+and `work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`.
+A pattern of the `sparse` kind is a function in `patterns`. Nothing here imports the meters.
 
 Causality is aligned at the end: query i of q_len has position kv_len - q_len + i, as in decoding
 over a cache.
@@ -113,10 +113,11 @@ def attend(
     v: Tensor,
     *,
     causal: bool,
+    scale: float | None = None,
     options: Any = None,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention of one kind. Scores are multiplied by head_dim ** -0.5.
+    """Compute attention of one kind.
 
     Args:
         kind: One of `kinds()`.
@@ -124,6 +125,7 @@ def attend(
         k: Keys, shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads.
         v: Values, shape as `k`.
         causal: Whether a query sees only keys at or before its own position.
+        scale: Factor on the scores. None means head_dim ** -0.5.
         options: The kind's `Options` or a mapping for them.
         scores: Learned score per token, shape [batch, kv_len], for the pattern `dca`.
 
@@ -142,7 +144,7 @@ def attend(
     check_shapes(q, k, v, causal)
     more = {} if scores is None else {"scores": scores}
     return _module(kind).attend(
-        q, k, v, causal=causal, options=parse_options(kind, options), **more
+        q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more
     )
 
 

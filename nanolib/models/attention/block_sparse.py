@@ -33,7 +33,7 @@ _SCORES = 2**18  # at once, per thread: 1 MiB of float32, which stays in the cor
 _Heads = list[tuple[int, int]]  # key heads, (batch, kv_head), those of a sequence in a row
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None = None) -> Tensor:
     """Compute attention over the kept tiles.
 
     Args:
@@ -41,23 +41,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
         k: Shape [batch, kv_heads, kv_len, head_dim].
         v: Shape as `k`.
         mask: The keys that each block of queries sees, for the same lengths.
+        scale: Factor on the scores. None means head_dim ** -0.5.
 
     Returns:
         Shape and dtype of `q`, zero for a query without any key.
     """
     kernel = _BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks
-    return kernel(q, k, v, mask)
+    return kernel(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float) -> Tensor:
         whole = all(block.runs for plan in mask.plans for block in plan)
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
         ctx.save_for_backward(q, k, v, out)
-        ctx.mask, dtype = mask, wide_type(q)
+        ctx.mask, ctx.scale, dtype = mask, scale, wide_type(q)
         inputs = q.to(dtype), k.to(dtype).contiguous(), v.to(dtype).contiguous()
-        _over_heads("forward", (inputs[0], out), inputs[1:], mask)
+        _over_heads("forward", (inputs[0], out), inputs[1:], mask, scale)
         return out
 
     @staticmethod
@@ -70,10 +71,10 @@ class _BlockSparse(torch.autograd.Function):
             x.to(dtype).contiguous() for x in (q, k, v, out, d_out)
         )
         by_query, by_key = (queries, results, d_results, dq), (keys, values, dk, dv)
-        _over_heads("backward", by_query, by_key, ctx.mask)
+        _over_heads("backward", by_query, by_key, ctx.mask, ctx.scale)
         # before the sums are copied
         del queries, keys, values, results, d_results, by_query, by_key
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def _key_heads(k: Tensor) -> _Heads:
@@ -107,7 +108,11 @@ def _calls(
 
 
 def _over_heads(
-    name: str, by_query: tuple[Tensor, ...], by_key: tuple[Tensor, ...], mask: BlockMask
+    name: str,
+    by_query: tuple[Tensor, ...],
+    by_key: tuple[Tensor, ...],
+    mask: BlockMask,
+    scale: float,
 ) -> None:
     """Run a loop of `block_loops` over the key heads of all sequences, on threads that compute on one core each.
 
@@ -124,7 +129,9 @@ def _over_heads(
             loop(
                 *(x[b, queries].unflatten(0, (count, -1)) for x in by_query),
                 *(x[b, kv] for x in by_key),
-                _schedule(plan, count, (queries.stop - queries.start) // count, q, k.shape[2]),
+                _schedule(
+                    plan, count, (queries.stop - queries.start) // count, q, k.shape[2], scale
+                ),
             )
 
     heads = _key_heads(k)
@@ -147,7 +154,9 @@ def _over_heads(
         torch.set_num_threads(before)
 
 
-def _schedule(plan: Plan, heads: int, group: int, q: Tensor, kv_len: int) -> block_loops.Schedule:
+def _schedule(
+    plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float
+) -> block_loops.Schedule:
     """Convert a plan for the loops, and allocate their buffers.
 
     As many heads go at once as keep their scores in the cache.
@@ -167,9 +176,8 @@ def _schedule(plan: Plan, heads: int, group: int, q: Tensor, kv_len: int) -> blo
         pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
         sizes = *block.rows, block.keys, start, block.unit
         converted.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
-    head_dim = q.shape[-1]
-    buffers = q.new_empty(together * scores), q.new_empty(together * most * head_dim)
-    return block_loops.Schedule(converted, together, *buffers, head_dim**-0.5)
+    buffers = q.new_empty(together * scores), q.new_empty(together * most * q.shape[-1])
+    return block_loops.Schedule(converted, together, *buffers, scale)
 
 
 @functools.cache
@@ -193,20 +201,23 @@ def compiled_loop(name: str) -> Callable[..., None]:
             return loop
 
 
-def attend_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+def attend_by_blocks(
+    q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None = None
+) -> Tensor:
     """Compute attention block by block through torch's SDPA, for devices without the loops.
 
     Its arguments are those of `attend`.
     """
     if mask.shared:
-        return _attend_by_plan(q, k, v, mask.plans[0])
+        return _attend_by_plan(q, k, v, mask.plans[0], scale)
     outs = []
     for b, queries, kv, plan in _calls(q, k, mask, _key_heads(k)):
-        outs.append(_attend_by_plan(q[b, queries][None], k[b, kv][None], v[b, kv][None], plan))
+        parts = q[b, queries][None], k[b, kv][None], v[b, kv][None]
+        outs.append(_attend_by_plan(*parts, plan, scale))
     return torch.cat(outs).view_as(q)
 
 
-def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
+def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | None) -> Tensor:
     outs, grouped = [], q.shape[1] != k.shape[1]
     for block in plan:
         queries = q[:, :, slice(*block.rows)]
@@ -218,7 +229,7 @@ def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan) -> Tensor:
         )
         seen = _seen(block, q.device, detect_fake_mode()) if block.hidden.size else None
         out = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen, enable_gqa=grouped
+            queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=grouped
         )
         # a query without any key gets zero, whatever the kernel computes
         outs.append(out if seen is None else out.masked_fill(~seen.any(dim=1, keepdim=True), 0))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import pydantic
+import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -30,24 +32,61 @@ class Options(StrictModel):
 
     Attributes:
         backend: SDPA kernel. `auto` lets torch choose.
+        impl: Flash kernels of the backend `flash`: torch's own, or those of flash-attn 3 or 4.
     """
 
     NAME: ClassVar[str] = "attention_options"
 
     backend: Literal["auto", "math", "flash", "efficient", "cudnn"] = "auto"
+    impl: Literal["", "FA3", "FA4"] = ""
+
+    @pydantic.model_validator(mode="after")
+    def _flash_has_it(self) -> Options:
+        if self.impl and self.backend != "flash":
+            raise ValueError(f"impl: {self.impl} needs backend flash, not {self.backend}")
+        return self
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
+_active = ""  # the implementation that torch's dispatcher has
+
+
+def activate(impl: str) -> None:
+    """Let the backend `flash` run an implementation. A backward pass needs that of its forward pass.
+
+    Raises:
+        Unsupported: The package is not installed, or this torch does not know it.
+    """
+    global _active
+    if impl == _active:
+        return
+    if _active:
+        torch.nn.attention.restore_flash_attention_impl()
+        _active = ""
+    if impl:
+        try:
+            torch.nn.attention.activate_flash_attention_impl(impl)
+        except Exception as error:  # torch is older, or the package's import fails
+            raise Unsupported(f"impl {impl}: {type(error).__name__}: {error}") from error
+        _active = impl
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
+) -> Tensor:
     """Compute dense attention. See `nanolib.models.attention.attend`."""
+    on_gpu = q.device.type == "cuda"
+    activate(options.impl if on_gpu else "")
+    if options.impl and not on_gpu:
+        raise Unsupported(f"impl {options.impl} has no {q.device.type} kernel; leave impl out")
     if options.backend == "auto":
-        return _call(q, k, v, causal)
+        return _call(q, k, v, causal, scale)
     if q.device.type == "cpu" and options.backend not in _CPU_BACKENDS:
         raise Unsupported(
             f"SDPA backend {options.backend} has no CPU kernel; use {' or '.join(_CPU_BACKENDS)}"
         )
     with sdpa_kernel(_BACKENDS[options.backend]):
         try:
-            return _call(q, k, v, causal)
+            return _call(q, k, v, causal, scale)
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
@@ -56,13 +95,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -
             ) from None
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
     # is_causal aligns at the start, nanolib at the end: they agree only for square scores. One query sees every key.
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal and square, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=causal and square,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
 
 

@@ -77,7 +77,9 @@ def missing(version: Version = "auto") -> str:
     return f'flash_attn, which cannot be imported ({errors}); on a machine with CUDA: pip install -e ".[cuda]"'
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
+) -> Tensor:
     """Compute dense attention. See `nanolib.models.attention.attend`.
 
     Raises:
@@ -95,17 +97,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -
         raise Unsupported(
             f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}"
         )
-    return call(version, q, k, v, causal)
+    return call(version, q, k, v, causal, scale)
 
 
-def call(version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def call(
+    version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> Tensor:
     """Call one version on tensors of shape [batch, heads, length, head_dim].
 
     Since 2.1 it aligns causality at the end, as nanolib does.
     """
     function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
     try:
-        out = function(*inputs, causal=causal)
+        out = function(*inputs, softmax_scale=scale, causal=causal)
     except AssertionError as error:  # version 4 reports a missing kernel by an assertion
         raise Unsupported(f"flash_attn {version}: {error or 'it refuses this input'}") from error
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)

@@ -20,6 +20,7 @@ from nanolib.measurement import Unsupported
 from nanolib.models.attention import flash_attn
 from nanolib.models.attention.block_mask import static_mask, static_mask_mod, with_window, work
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import MaskMod, placed, tile_count
 from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.own_code import with_own_code
@@ -84,6 +85,7 @@ def attend(
     v: Tensor,
     *,
     causal: bool,
+    scale: float | None,
     options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
@@ -98,9 +100,9 @@ def attend(
     backend = getattr(options, "backend", "auto")  # `sparse` has no such option
     if reason := unsupported(q.device.type, graph, backend):
         raise Unsupported(reason)
-    mask = mask_of(q, k, causal=causal, options=options, scores=scores)
+    mask = mask_of(scale_queries(q, scale), k, causal=causal, options=options, scores=scores)
     if detect_fake_mode():
-        scale = q.shape[-1] ** -0.5
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
     if q.device.type == "cpu":  # it refuses inputs that require a gradient, even under no_grad
         q, k, v = (x.detach() for x in (q, k, v))
@@ -112,6 +114,7 @@ def attend(
             k,
             v,
             block_mask=mask,
+            scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
             kernel_options=None if backend == "auto" else {"BACKEND": backend.upper()},
         )

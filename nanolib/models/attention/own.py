@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
@@ -21,7 +22,7 @@ class Options(StrictModel):
 
     Attributes:
         call: `package.module:function` of q, k, v and causal, with the shapes of
-            `attention.attend`. It returns the output.
+            `attention.attend`. It returns the output, and multiplies scores by head_dim ** -0.5.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -35,13 +36,15 @@ class Options(StrictModel):
         return value
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
+) -> Tensor:
     """Call the function. See `nanolib.models.attention.attend`.
 
     Raises:
         BadInput: There is no such function, or its result has another shape than `q`.
     """
-    out = _function(options.call)(q, k, v, causal)
+    out = _function(options.call)(scale_queries(q, scale), k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise BadInput(

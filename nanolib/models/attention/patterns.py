@@ -56,6 +56,7 @@ class Options(StrictModel):
         per_head: Whether each head has a mask of its own (`random`, `bigbird`, `own`).
         document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full
             (`document`).
+        document_starts: First positions of the second and later documents, instead of lengths.
         mask_mod: `package.module:function`, your own mask (`own`).
     """
 
@@ -72,6 +73,7 @@ class Options(StrictModel):
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     per_head: bool = False
     document_lengths: tuple[_Tokens, ...] = ()
+    document_starts: tuple[_Tokens, ...] = ()
     mask_mod: str = ""
 
     @pydantic.model_validator(mode="after")
@@ -86,8 +88,14 @@ class Options(StrictModel):
                 f"sparsity: {self.pattern} takes none; "
                 "set mass, window, global_tokens or document_lengths instead"
             )
-        if self.pattern == "document" and not self.document_lengths:
-            raise ValueError("document_lengths: pattern document needs them; give a list of tokens")
+        if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
+            raise ValueError(
+                "document_lengths: pattern document needs either these or document_starts"
+            )
+        if list(self.document_starts) != sorted({*self.document_starts}):
+            raise ValueError(
+                f"document_starts: {list(self.document_starts)} do not rise; sort them"
+            )
         if self.pattern == "own" or self.mask_mod:
             check_function("mask_mod", self.mask_mod)
         return self
@@ -197,7 +205,8 @@ def document(options: Options, kv_len: int, heads: int, device: Device) -> MaskM
 
     Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
     """
-    starts = itertools.accumulate(itertools.cycle(options.document_lengths))
+    lengths = itertools.cycle(options.document_lengths)
+    starts = options.document_starts or itertools.accumulate(lengths)
     inner = itertools.takewhile(lambda start: start < kv_len, starts)
     edges = np.array([0, *inner, kv_len])
     numbers = placed(np.repeat(np.arange(len(edges) - 1), np.diff(edges)), device)

@@ -6,21 +6,24 @@ import torch
 from torch import Tensor
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Compute softmax(q kᵀ / √head_dim where mask) v in float64. A row without any key gives zero.
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None
+) -> Tensor:
+    """Compute softmax(scale · q kᵀ where mask) v in float64. A row without any key gives zero.
 
     Args:
         q: Shape [batch, heads, q_len, head_dim].
         k: Shape [batch, kv_heads, kv_len, head_dim].
         v: Shape as `k`.
         mask: True where a query may see a key, shape [q_len, kv_len].
+        scale: Factor on the scores. None means head_dim ** -0.5.
 
     Returns:
         Shape of `q`, float64.
     """
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
-    scores = q.double() @ k.mT * q.shape[-1] ** -0.5
+    scores = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1)
     return torch.nan_to_num(weights, nan=0.0) @ v
 

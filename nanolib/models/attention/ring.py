@@ -24,6 +24,7 @@ from nanolib.models.attention.partial import (
     masked_scores,
     merge,
     partial_attention,
+    scale_queries,
     wide_type,
 )
 from nanolib.models.attention.ranks import Ranks
@@ -38,6 +39,7 @@ def ring_attention(
     causal: bool = True,
     layout: Sharding | None = None,
     group: Any = None,
+    scale: float | None = None,
     overlap: bool = True,
     timer: Any = None,
 ) -> Tensor:
@@ -52,6 +54,7 @@ def ring_attention(
         layout: Positions of each rank. None means one piece each in order of rank, with gathered
             lengths.
         group: The process group. None means all ranks.
+        scale: Factor on the scores. None means head_dim ** -0.5.
         overlap: Whether a hop runs while a block is computed. Without it both can be timed.
         timer: Times the parts `comp_blocks` and `comm_hop`. See `Ranks`.
 
@@ -65,7 +68,7 @@ def ring_attention(
     ranks = Ranks(group, timer)
     layout = ranks.layout(layout, k.shape[2], k.device)
     ranks.layout(layout, q.shape[2], q.device)
-    return _Ring.apply(q, k, v, causal, layout, ranks, overlap)
+    return _Ring.apply(scale_queries(q, scale), k, v, causal, layout, ranks, overlap)
 
 
 class _Ring(torch.autograd.Function):

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from nanolib.models.attention import block_sparse, flex
 from nanolib.models.attention.block_mask import BlockMask, static_mask, with_window, work
 from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import Options
 from nanolib.models.attention.work import Work
 
@@ -33,7 +34,14 @@ def watched_work() -> Iterator[list[Work]]:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    scale: float | None,
+    options: Options,
+    scores: Tensor | None = None,
 ) -> Tensor:
     """Compute sparse attention. See `nanolib.models.attention.attend`."""
     given = {"causal": causal, "options": options, "scores": scores}
@@ -41,12 +49,12 @@ def attend(
         q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
     )
     by_flex = by_flex and not _is_counted()
-    mask = None if by_flex and not _WATCHERS else choose_mask(q, k, **given)
+    mask = None if by_flex and not _WATCHERS else choose_mask(scale_queries(q, scale), k, **given)
     for watcher in _WATCHERS:
         watcher(mask.work)
     if by_flex:
-        return flex.attend(q, k, v, **given)
-    return block_sparse.attend(q, k, v, mask)
+        return flex.attend(q, k, v, scale=scale, **given)
+    return block_sparse.attend(q, k, v, mask, scale)
 
 
 def _is_counted() -> bool:

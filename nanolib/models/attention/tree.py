@@ -18,7 +18,14 @@ from torch import Tensor
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
-from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention, wide_type
+from nanolib.models.attention.partial import (
+    finite,
+    merge,
+    nonzero,
+    partial_attention,
+    scale_queries,
+    wide_type,
+)
 from nanolib.models.attention.ranks import Ranks
 from nanolib.models.attention.ring import rotate
 from nanolib.models.attention.sharding import Sharding
@@ -35,6 +42,7 @@ def tree_attention_decode(
     group: Any = None,
     algorithm: str = "fused",
     layout: Sharding | None = None,
+    scale: float | None = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute attention of the newest tokens over a sequence whose keys are on several ranks, one piece each, in order.
@@ -52,6 +60,7 @@ def tree_attention_decode(
             `ring` (keys and values go around) and `pass_q` (shares of the queries go around).
         layout: Positions of each rank, one piece each in order of rank. Several queries need it,
             and so does `ring`: if None, they gather the lengths, for which the host waits.
+        scale: Factor on the scores. None means head_dim ** -0.5.
         timer: Times the parts. See `Ranks`.
 
     Returns:
@@ -75,7 +84,7 @@ def tree_attention_decode(
     elif q.shape[2] > 1 or algorithm == "ring":
         with ranks.time("comm_lengths"):
             layout = ranks.layout(None, k.shape[2], k.device)
-    return _BY_NAME[algorithm](_Decode(q, k, v, layout, ranks)).to(q.dtype)
+    return _BY_NAME[algorithm](_Decode(scale_queries(q, scale), k, v, layout, ranks)).to(q.dtype)
 
 
 def attend_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ def ulysses_attention(
     causal: bool = True,
     layout: Sharding | None = None,
     group: Any = None,
+    scale: float | None = None,
     timer: Any = None,
 ) -> Tensor:
     """Compute dense attention over a sequence that is sharded across ranks, one piece each.
@@ -41,6 +42,7 @@ def ulysses_attention(
         layout: Positions of each rank, one piece each. None means in order of rank, with gathered
             lengths.
         group: The process group. None means all ranks.
+        scale: Factor on the scores. None means head_dim ** -0.5.
         timer: Times the parts `comm_all_to_all` and `comp_attention`. See `Ranks`.
 
     Returns:
@@ -70,7 +72,7 @@ def ulysses_attention(
     with ranks.time("comp_attention"):
         if q.device.type == "cpu":  # as for all algorithms across ranks
             whole = [x.to(wide_type(x)) for x in whole]
-        out = attend("dense", *whole, causal=causal).to(q.dtype)
+        out = attend("dense", *whole, causal=causal, scale=scale).to(q.dtype)
     with ranks.time("comm_all_to_all"):
         return _AllToAll.apply(out, False, lengths, ranks)
 

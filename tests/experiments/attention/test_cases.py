@@ -80,7 +80,7 @@ def test_a_function_that_returns_something_else_is_refused():
     ("kind", "name"),
     [
         ({"kind": "dense"}, "dense"),
-        ({"kind": "dense", "backend": "flash"}, "dense (flash)"),
+        ({"kind": "dense", "backend": "flash", "impl": "FA4"}, "dense (flash FA4)"),
         ({"kind": "flash_attn", "version": 3}, "flash_attn (3)"),
         ({"kind": "flex", "pattern": "window", "backend": "flash"}, "flex flash window"),
         ({"kind": "sparse"}, "local_global"),
