@@ -122,9 +122,9 @@ def test_every_rank_refuses_bad_input_before_anything_is_sent(world):
 
 def test_scores_are_multiplied_by_the_factor_given():
     q, k, v = inputs = qkv(2, 4, 2, 10, 10, head_dim=8)
-    whole = masked_attention(q, k, v, causal_mask(10, 10), 0.9)
     for attend in (ring_attention, ulysses_attention):
-        assert agrees(attend(q, k, v, scale=0.9), whole, inputs)
+        whole = masked_attention(*inputs, causal_mask(10, 10), 0.9)
+        assert agrees(attend(*inputs, scale=0.9), whole, inputs)
     for algorithm in ALGORITHMS:
         last = tree_attention_decode(q[:, :, -1:], k, v, algorithm=algorithm, scale=0.9)
         assert relative_error(last.detach(), whole[:, :, -1:].detach()) < 1e-6
