@@ -1,8 +1,12 @@
-"""What is measured: transformers, attention kinds and the text they read. Models know nothing of the meters."""
+"""Build what nanolib measures: transformers, attention kinds and the text they read.
+
+Models do not import the meters.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from nanolib.config import NanoConfig
 from nanolib.measurement import BadInput
@@ -18,15 +22,15 @@ def create_model(
     """Build a transformer with random weights.
 
     Args:
-        config: What to build; its dtype is that of the weights.
-        device: Where; `meta` builds shapes only.
-        seed: Draws the weights from a generator of their own, so that the same seed gives the same model.
+        config: The model. Its dtype is that of the weights.
+        device: Device of the weights. `meta` builds only shapes.
+        seed: Seeds a separate generator, so that the same seed gives the same model.
 
     Returns:
         The model, in training mode.
 
     Raises:
-        BadInput: The config's attention options do not fit its kind.
+        BadInput: The config's attention options are not valid for its kind.
 
     Example:
         >>> model = create_model(NanoConfig(num_layers=2, vocab_size=256, context_length=64), seed=0)
@@ -43,21 +47,21 @@ def generate_random_batch(
     vocab_size: int,
     device: str | torch.device = "cpu",
     seed: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Draw uniform random token ids.
 
     Args:
         batch_size: Sequences.
         context_length: Tokens per sequence.
-        vocab_size: Ids lie in [0, vocab_size).
-        device: Where.
-        seed: Draws them from a generator of their own.
+        vocab_size: Ids are in [0, vocab_size).
+        device: Device of the ids.
+        seed: Seeds a separate generator.
 
     Returns:
         int64, shape [batch_size, context_length].
 
     Raises:
-        BadInput: A size that is not positive.
+        BadInput: A size is not positive.
 
     Example:
         >>> generate_random_batch(2, 8, vocab_size=256).shape
@@ -66,6 +70,6 @@ def generate_random_batch(
     sizes = {"batch_size": batch_size, "context_length": context_length, "vocab_size": vocab_size}
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise BadInput(f"{name}: {size!r} will not do; give a whole number above 0")
+            raise BadInput(f"{name}: must be a whole number above 0, got {size!r}")
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (batch_size, context_length), generator=generator).to(device)

@@ -1,8 +1,9 @@
-"""The keys and values that a model keeps of what it has read."""
+"""Keep the keys and values of the tokens that a model has read."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.config import NanoConfig
@@ -10,38 +11,32 @@ from nanolib.models import attention
 
 
 class KVCache:
-    """Keys and values of what was read so far, in buffers of fixed size.
+    """Keys and values of the tokens read so far, in buffers of fixed size.
 
     Attributes:
         keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
         values: As `keys`.
-        scores: Per layer, shape [batch, max_len]: what `dca` chooses its globals by; empty for other patterns.
+        scores: Per layer, shape [batch, max_len]: the scores by which `dca` chooses its globals.
+            Empty for other patterns.
         length: Positions filled.
     """
 
     def __init__(
         self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
     ) -> None:
+        layers, dtype = config.num_layers, getattr(torch, config.dtype)
+
+        def buffers(count: int, *shape: int) -> list[Tensor]:
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(count)]
+
         shape = (batch_size, config.kv_heads, max_len, config.head_dim)
-        dtype = getattr(torch, config.dtype)
-        self.keys = [
-            torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
-        ]
-        self.values = [
-            torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
-        ]
-        scored = (
-            config.num_layers
-            if attention.chooses_by_score(config.attention_type, config.attention_options)
-            else 0
-        )
-        self.scores = [
-            torch.empty(batch_size, max_len, dtype=dtype, device=device) for _ in range(scored)
-        ]
+        scored = attention.chooses_by_score(config.attention_type, config.attention_options)
+        self.keys, self.values = buffers(layers, *shape), buffers(layers, *shape)
+        self.scores = buffers(layers if scored else 0, batch_size, max_len)
         self.length = 0
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """All buffers."""
         return [*self.keys, *self.values, *self.scores]
 
@@ -50,16 +45,14 @@ class KVCache:
         """The position of the next token."""
         return self.length
 
-    def append_scores(self, layer: int, scores: torch.Tensor) -> torch.Tensor:
-        """Write the new positions' scores of one layer and return all so far."""
+    def append_scores(self, layer: int, scores: Tensor) -> Tensor:
+        """Write the new positions' scores of one layer, and return all its scores so far."""
         stop = self.length + scores.shape[1]
         self.scores[layer][:, self.length : stop] = scores
         return self.scores[layer][:, :stop]
 
-    def append(
-        self, layer: int, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the new positions of one layer and return all of its keys and values so far (views)."""
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new positions of one layer, and return views of all its keys and values so far."""
         stop = self.length + k.shape[2]
         self.keys[layer][:, :, self.length : stop] = k
         self.values[layer][:, :, self.length : stop] = v
@@ -67,29 +60,28 @@ class KVCache:
 
 
 class StaticCache:
-    """The buffers of a `KVCache` for one token at a time, with shapes and addresses that stay: what a CUDA graph replays.
+    """The buffers of a `KVCache` for one token at a time, with fixed shapes and addresses, which a CUDA graph replays.
 
-    A token writes its key and value at a position that is read from a tensor, and attends to the whole buffers under a mask.
+    A token writes its key and value at a position that it reads from a tensor, and attends to the
+    whole buffers under a mask.
 
     Args:
-        cache: Whose buffers these are; its `length` stays as it is.
+        cache: The owner of the buffers. Its `length` stays the same.
 
     Attributes:
-        start: The position of the next token, int64 [1]; whoever replays sets it.
+        start: The position of the next token, int64 [1], which the caller sets.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self._keys, self._values, self.length = cache.keys, cache.values, cache.length
         for buffer in cache.tensors:
-            buffer[:, :, cache.length :] = (
-                0  # what is masked is multiplied by zero, and must not be NaN
-            )
+            buffer[:, :, cache.length :] = 0  # masked values are multiplied by 0: NaN would stay
         device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
         self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
         self._positions = torch.arange(max_len, device=device)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Write one token's key and value, shape [batch, kv_heads, 1, head_dim]; attention of its query over all so far."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write one token's key and value, shape [batch, kv_heads, 1, head_dim], and attend to all tokens so far."""
         keys = self._keys[layer].index_copy_(2, self.start, k)
         values = self._values[layer].index_copy_(2, self.start, v)
         seen = (self._positions <= self.start)[None]  # [1, max_len]

@@ -1,4 +1,4 @@
-"""Functions that a parameter names: `package.module:function`, your own model, attention or mask."""
+"""Import your own model, attention or mask, which a parameter names as `package.module:function`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nanolib.measurement import BadInput, shown
 
 
 def check_function(field: str, name: str, other: str = "") -> None:
-    """Check the form of a function's name; nothing is imported.
+    """Check the form of a function's name, without importing it.
 
     Args:
         field: The parameter or option that names it.
         name: `package.module:function`.
-        other: What could be given instead, for the message.
+        other: Another valid form, for the message.
 
     Raises:
-        BadInput: It has another form.
+        BadInput: The name has another form.
     """
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
@@ -32,10 +32,12 @@ def check_function(field: str, name: str, other: str = "") -> None:
 
 
 def imported(field: str, name: str) -> Callable[..., Any]:
-    """Import a function that a parameter names, from the working directory or the environment; this runs its module.
+    """Import a function that a parameter names, from the working directory or the environment.
+
+    This runs its module.
 
     Raises:
-        BadInput: It has another form, or cannot be imported.
+        BadInput: The name has another form, or its import fails.
     """
     check_function(field, name)
     module_name, _, function = name.partition(":")
@@ -57,5 +59,5 @@ def imported(field: str, name: str) -> Callable[..., Any]:
 
 
 def cause(error: BaseException) -> str:
-    """The kind of an exception, and what it says, in one line."""
+    """Describe an exception in one line: its class and its message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

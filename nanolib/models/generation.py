@@ -1,4 +1,4 @@
-"""Token by token over a KV cache that is started over and over, for models of any source."""
+"""Generate token by token over a KV cache that goes back to the prompt, for models of any source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Unsupported
@@ -22,15 +22,15 @@ _CACHES = ("past_key_values", "cache_params")
 
 
 class Generation:
-    """A prompt, and the cache of a model that goes on from it.
+    """A prompt, and the cache of a model that continues it.
 
     Args:
-        model: Has `new_cache`, `prefill` and `decode` as `Transformer` has them.
+        model: Has `new_cache`, `prefill` and `decode`, as `Transformer`.
         prompt: int64 ids, shape [batch, length].
-        new_tokens: After so many the cache is taken back to the end of the prompt.
+        new_tokens: Number of tokens after which the cache goes back to the end of the prompt.
     """
 
-    def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
+    def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.cache = model.new_cache(*prompt.shape, new_tokens)
         self.token = prompt[:, -1]
@@ -38,13 +38,13 @@ class Generation:
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Read the prompt from the beginning and choose the first token."""
+        """Read the prompt from the beginning, and choose the first token."""
         self.cache.length = 0
         self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
         self._start = self.cache.length
 
     @torch.inference_mode()
-    def next_logits(self) -> torch.Tensor:
+    def next_logits(self) -> Tensor:
         """Read the last token.
 
         Returns:
@@ -60,39 +60,39 @@ class Generation:
         self.token = self.next_logits().argmax(dim=-1)
 
     def all_tokens(self) -> None:
-        """Read the prompt and choose all tokens after it.
+        """Read the prompt, and choose all tokens after it.
 
-        A library may plan its kernel anew for each length of the cache: on an H200 a token took 83 ms, with the GPU at idle power,
-        as long as every length was new.
+        A library may plan its kernel for each new length of the cache: on an H200 a token at a new
+        length took 83 ms, with the GPU at idle power.
         """
         self.prefill()
         for _ in range(self.new_tokens):
             self.decode()
 
     def forget(self) -> None:
-        """Hold nothing of a prompt, as before the first one."""
+        """Empty the cache, as before the first prompt."""
         self.cache.length = 0
 
     @property
-    def keys_and_values(self) -> list[torch.Tensor]:
+    def keys_and_values(self) -> list[Tensor]:
         """The cache's keys and values."""
         return [*self.cache.keys, *self.cache.values]
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The cache's buffers, the prompt and the last token."""
         return [*self.cache.tensors, self.prompt, self.token]
 
 
 class CapturedGeneration(Generation):
-    """The same with dense attention, each decoded token a replay of one CUDA graph, captured at the first of them.
+    """Generation with dense attention, whose tokens replay one CUDA graph, captured at the first token.
 
-    The graph reads the cache in whole, masked by the position, which a tensor holds.
+    The graph reads the whole cache under a mask of the position, which is a tensor.
     """
 
-    def __init__(self, model: Any, prompt: torch.Tensor, new_tokens: int) -> None:
+    def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # which the graph reads and writes in place
+        self.token = self.token.clone()  # the graph reads and writes it in place
         self._static = StaticCache(self.cache)
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -112,18 +112,18 @@ class CapturedGeneration(Generation):
         if self._graph is None:
             token = self.token.clone()
             self._graph, _ = optimize.captured(self._step)
-            self.token.copy_(token)  # warming up has gone on from what it chose itself
+            self.token.copy_(token)  # warm-up calls have replaced it
         self._graph.replay()
         self.cache.length += 1
 
-    def _step(self) -> torch.Tensor:
+    def _step(self) -> Tensor:
         return self.token.copy_(self.model.decode(self.token, self._static).argmax(dim=-1))
 
 
 class HuggingFaceGeneration(Generation):
     """The same for a model of transformers, whose cache grows, slides or consists of states."""
 
-    def __init__(self, model: nn.Module, prompt: torch.Tensor, new_tokens: int) -> None:
+    def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
         self.token, self._cache_name = prompt[:, -1], _cache_name(model)
         self.forget()
@@ -142,7 +142,7 @@ class HuggingFaceGeneration(Generation):
         self.token = out.logits[:, -1].argmax(dim=-1)
 
     @torch.inference_mode()
-    def next_logits(self) -> torch.Tensor:
+    def next_logits(self) -> Tensor:
         """See `Generation.next_logits`; beyond the new tokens it goes on from the prompt again."""
         if self._tokens == self.new_tokens:
             self._restart()
@@ -160,23 +160,23 @@ class HuggingFaceGeneration(Generation):
         self.cache = copy.deepcopy(self.cache, {id(x): x for x in self.keys_and_values})
 
     @property
-    def keys_and_values(self) -> list[torch.Tensor]:
+    def keys_and_values(self) -> list[Tensor]:
         """The keys and values of the layers that attend."""
         found = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
         return [x for x in found if x is not None]
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The cache, the prompt and the last token."""
         held = () if self.cache is None else _tensors_of(self.cache)
         # not whole numbers such as a window's size
         return [*(x for x in held if x.is_floating_point()), self.prompt, self.token]
 
 
-def _tensors_of(holder: Any) -> Iterator[torch.Tensor]:
+def _tensors_of(holder: Any) -> Iterator[Tensor]:
     """Find the tensors in an object's attributes, and in those of the objects that it has."""
     for leaf in tree_leaves(vars(holder)):
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, Tensor):
             yield leaf
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, type):
             yield from _tensors_of(leaf)
@@ -192,28 +192,24 @@ def _cache_name(model: Any) -> str:
 
 
 def _has_static_step(model: nn.Module) -> bool:
-    """Whether a token's step of the model can read a `StaticCache`."""
-    if not isinstance(model, Transformer):
+    """Return whether a token's step can read a `StaticCache`."""
+    if not isinstance(model, Transformer) or model.config.attention_type != "dense":
         return False
-    config = model.config
-    return (
-        config.attention_type == "dense"
-        and config.attention_options.get("backend", "auto") == "auto"
-    )
+    return model.config.attention_options.get("backend", "auto") == "auto"
 
 
 def generation_of(
-    model: nn.Module, prompt: torch.Tensor, new_tokens: int, captured: bool = False
+    model: nn.Module, prompt: Tensor, new_tokens: int, captured: bool = False
 ) -> Generation:
-    """The generation that fits a model; `captured` in a CUDA graph.
+    """Return the generation for a model. If `captured`, in a CUDA graph.
 
     Raises:
-        Unsupported: The model has no cache that is known here, or no graph can read it.
+        Unsupported: The model has no known cache, or no graph can read it.
     """
     if captured and not _has_static_step(model):
         raise Unsupported(
             f"a CUDA graph decodes presets with dense attention and backend auto; {type(model).__name__} is another model, "
-            "or attends otherwise"
+            "or has another attention"
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
@@ -221,5 +217,5 @@ def generation_of(
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "
-        f"measure what it can do: {WITHOUT_DECODING}"
+        f"leave decoding out: {WITHOUT_DECODING}"
     )

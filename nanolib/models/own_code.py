@@ -1,7 +1,8 @@
-"""A function that torch compiles apart from others of the same code.
+"""Make torch compile functions separately though they have the same code.
 
-Dynamo keeps what it compiles by a function's code. It looks through all graphs of one code at each call, gives up beyond eight, and
-forgets all of them at once. Calls that are timed in turns must not share that.
+Dynamo caches its graphs by a function's code. It searches all graphs of one code at each call,
+gives up after eight, and forgets all of them at once. Calls that are timed in turns must not share
+a cache.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ _NUMBERS = itertools.count()
 
 
 def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, of which torch.compile knows nothing yet.
+    """Copy a function, so that torch.compile has no graphs of it.
 
     Args:
-        function: Written in Python; no method.
+        function: A Python function, not a method.
     """
     function = cast(types.FunctionType, function)
     code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_NUMBERS)}")

@@ -1,4 +1,4 @@
-"""Real text that is on every machine: the sources of Python's own standard library, as bytes."""
+"""Read real text that every machine has: the sources of Python's standard library, as bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import expanded
@@ -17,19 +18,19 @@ VOCAB_SIZE = 256
 
 
 @functools.lru_cache(maxsize=4)
-def load(corpus: str = "", max_bytes: int = 4_000_000) -> torch.Tensor:
-    """The corpus as bytes.
+def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
+    """Read a corpus as bytes.
 
     Args:
-        corpus: A text file, or a folder whose files are read in the order of their names; empty means the standard
-            library's `.py` files.
-        max_bytes: Read no more than this.
+        corpus: A text file, or a folder, whose files are read in the order of their names. If
+            empty, the standard library's `.py` files.
+        max_bytes: Largest number of bytes to read.
 
     Returns:
         uint8, shape [bytes].
 
     Raises:
-        BadInput: There is nothing to read.
+        BadInput: The corpus does not exist, cannot be read, or is empty.
     """
     root = expanded(corpus) if corpus else Path(sysconfig.get_path("stdlib"))
     data = bytearray()
@@ -49,15 +50,16 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> torch.Tensor:
         ) from None
     if len(data) < 2:
         raise BadInput(
-            f"corpus: {shown(corpus)} holds {len(data)} bytes; give a text of at least two"
+            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text of at least two"
         )
     return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _files_below(folder: str, library: bool) -> Iterator[str]:
-    """Regular files in the order of their names, found as they are asked for: a folder may be a whole disk.
+    """List regular files in the order of their names, lazily, since a folder may be a whole disk.
 
-    Of the standard library its own Python files alone, since site-packages differs between machines.
+    The standard library's are only its own Python files, since site-packages differs between
+    machines.
     """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.is_dir(follow_symlinks=False):
@@ -67,15 +69,13 @@ def _files_below(folder: str, library: bool) -> Iterator[str]:
             yield entry.path
 
 
-def batch(
-    data: torch.Tensor, batch_size: int, length: int, generator: torch.Generator
-) -> torch.Tensor:
-    """Random windows of the text.
+def batch(data: Tensor, batch_size: int, length: int, generator: torch.Generator) -> Tensor:
+    """Draw random windows of the text.
 
     Args:
-        data: From `load`.
+        data: The bytes from `load`.
         batch_size: Sequences.
-        length: Bytes per sequence; for a loss over n predictions give n + 1.
+        length: Bytes per sequence. For a loss over n predictions give n + 1.
         generator: Draws the windows.
 
     Returns:
@@ -93,13 +93,8 @@ def batch(
 
 
 def batches(
-    data: torch.Tensor,
-    count: int,
-    batch_size: int,
-    length: int,
-    generator: torch.Generator,
-    device: str,
-) -> Iterator[torch.Tensor]:
-    """So many of `batch`, each drawn when it is asked for, on `device`."""
+    data: Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
+) -> Iterator[Tensor]:
+    """Draw `count` batches on `device`, one at a time. See `batch`."""
     for _ in range(count):
         yield batch(data, batch_size, length, generator).to(device)

@@ -1,11 +1,11 @@
-"""The one loop that trains a model for its loss: steps that are timed are `experiments.model.steps.Training`."""
+"""Train a model for its loss. `experiments.model.steps.Training` has the steps that are timed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import logits_of
@@ -15,20 +15,21 @@ Rate = Callable[[int], float]
 
 def train(
     model: nn.Module,
-    batches: Iterable[torch.Tensor],
+    batches: Iterable[Tensor],
     rate: float | Rate,
     *,
     autocast: torch.dtype | None = None,
     clip: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Train by AdamW on the loss of the next token.
 
     Args:
-        model: From ids to logits; its weights change.
+        model: ids → logits. Its weights change.
         batches: One per step, int64 [batch, length + 1], on the model's device.
-        rate: The learning rate, or step → learning rate.
-        autocast: In which type to multiply; None for that of the weights. In float16 the loss is scaled.
-        clip: The greatest norm of all gradients; None for any.
+        rate: Learning rate, or step → learning rate.
+        autocast: Dtype of the products, None for that of the weights. In float16 the loss is
+            scaled.
+        clip: Largest norm of all gradients, None for no limit.
 
     Returns:
         The loss before each step, nats per token, float32 [steps].

@@ -1,12 +1,12 @@
-"""A decoder-only transformer: RMSNorm, RoPE, SwiGLU or GELU, grouped-query attention, KV cache."""
+"""Define a decoder-only transformer: RMSNorm, RoPE, SwiGLU or GELU, grouped-query attention, KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanolib.config import NanoConfig
@@ -18,25 +18,25 @@ Cache = KVCache | StaticCache
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates pairs (i, i + head_dim / 2) by position · base^(−2i/head_dim). Source: Su et al. (2021), arXiv 2104.09864."""
+    """Rotate pairs (i, i + head_dim / 2) by position · 10,000^(−2i/head_dim).
 
-    def __init__(self, head_dim: int, max_len: int, base: float = 10_000.0) -> None:
+    Source: Su et al. (2021), arXiv 2104.09864.
+    """
+
+    def __init__(self, head_dim: int, max_len: int) -> None:
         super().__init__()
-        frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        frequency = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
-        for name, halves in {
-            "cos": [angle.cos(), angle.cos()],
-            "sin": [-angle.sin(), angle.sin()],
-        }.items():
-            self.register_buffer(
-                name, torch.cat(halves, dim=-1).to(torch.get_default_dtype()), persistent=False
-            )
+        cos, sin = angle.cos(), angle.sin()
+        for name, halves in {"cos": [cos, cos], "sin": [-sin, sin]}.items():
+            table = torch.cat(halves, dim=-1).to(torch.get_default_dtype())
+            self.register_buffer(name, table, persistent=False)
 
-    def forward(self, x: torch.Tensor, start: int | torch.Tensor) -> torch.Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`; a tensor is of one token."""
+    def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
+        """Rotate x, shape [batch, heads, length, head_dim], with the first position `start`, which is a tensor for one token."""
 
-        def rows(table: torch.Tensor) -> torch.Tensor:
-            if isinstance(start, torch.Tensor):
+        def rows(table: Tensor) -> Tensor:
+            if isinstance(start, Tensor):
                 return table.index_select(0, start)
             return table[start : start + x.shape[2]]
 
@@ -45,7 +45,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, RoPE, the configured attention kind, output projection."""
+    """Project, rotate, attend by the configured kind, and project back."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ class Attention(nn.Module):
         self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
     def forward(
-        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
-    ) -> torch.Tensor:
-        """x: shape [batch, length, d_model]; the result has the same."""
+        self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
+    ) -> Tensor:
+        """x: shape [batch, length, d_model]. The result has the same."""
         batch, length, _ = x.shape
         q, k, v = (
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -73,27 +73,26 @@ class Attention(nn.Module):
         if rope is not None:
             q, k = rope(q, start), rope(k, start)
         if isinstance(cache, StaticCache):
-            return self._joined(cache.attend(layer, q, k, v))
+            return self._join(cache.attend(layer, q, k, v))
         scores = None
         if self.token_score is not None:
             scores = self.token_score(x)[..., 0]
-            # A choice has no gradient. This factor is one, and hands the score that of its token's value.
+            # A choice has no gradient. This factor is one, and gives the score the gradient of its token's value.
             v = v * (1 + (scores - scores.detach()))[:, None, :, None]
-            scores = (
-                scores.detach() if cache is None else cache.append_scores(layer, scores.detach())
-            )
+            scores = scores.detach()
+            if cache is not None:
+                scores = cache.append_scores(layer, scores)
         if cache is not None:
             k, v = cache.append(layer, k, v)
-        return self._joined(
-            attention.attend(self.kind, q, k, v, causal=True, options=self.options, scores=scores)
-        )
+        given = {"causal": True, "options": self.options, "scores": scores}
+        return self._join(attention.attend(self.kind, q, k, v, **given))
 
-    def _joined(self, heads: torch.Tensor) -> torch.Tensor:
+    def _join(self, heads: Tensor) -> Tensor:
         return self.out_proj(heads.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x)); or GELU: down(gelu(up(x)))."""
+    """SwiGLU: down(silu(gate(x)) · up(x)), or GELU: down(gelu(up(x)))."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -102,8 +101,8 @@ class MLP(nn.Module):
         self.up = nn.Linear(d, width, bias=False)
         self.down = nn.Linear(width, d, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: shape [..., d_model]; the result has the same."""
+    def forward(self, x: Tensor) -> Tensor:
+        """x: shape [..., d_model]. The result has the same."""
         up = self.up(x)
         return self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up)
 
@@ -119,48 +118,46 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: torch.Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
-    ) -> torch.Tensor:
-        """x: shape [batch, length, d_model]; the result has the same."""
+        self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
+    ) -> Tensor:
+        """x: shape [batch, length, d_model]. The result has the same."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
 
 
-# Whoever takes a loss of a user's model says how to do without, in the words of each notebook that does.
+# The parameters that leave the loss out, for each notebook that takes one of a user's model.
 WITHOUT_LOSS = (
     "train: false and loss_steps: 0 in model, directions: [forward] in warmup, "
     "phases: [prefill] in energy, modes: [forward] in fp8"
 )
 
 
-def next_token_loss(
-    model: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor
-) -> torch.Tensor:
-    """Mean cross-entropy of predicting each token from those before it, nats.
+def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    """Compute the mean cross-entropy of predicting each token from those before it, nats.
 
     Args:
         model: ids → logits of all positions.
         ids: int64, shape [batch, length + 1].
 
     Raises:
-        Unsupported: The model returns something else.
+        Unsupported: The model returns no such logits.
     """
     logits, wanted = model(ids[:, :-1]), [ids.shape[0], ids.shape[1] - 1]
-    shape = list(logits.shape) if isinstance(logits, torch.Tensor) else []
+    shape = list(logits.shape) if isinstance(logits, Tensor) else []
     if len(shape) != 3 or shape[:2] != wanted:
         returned = f"logits of shape {shape}" if shape else type(logits).__name__
         raise Unsupported(
-            f"the model returns {returned}, and a loss takes logits of shape {[*wanted, 'vocab']}; return them, alone or as "
-            f".logits, or leave the loss out: {WITHOUT_LOSS}"
+            f"the model returns {returned}, and a loss takes logits of shape {[*wanted, 'vocab']}; return them, "
+            f"or an object with .logits, or leave the loss out: {WITHOUT_LOSS}"
         )
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
 def _initialize(model: nn.Module, num_layers: int) -> None:
-    """GPT-2's: N(0, 0.02), and the projections into the residual stream scaled by 1/√(2·layers).
+    """Initialize weights as GPT-2: N(0, 0.02), and projections into the residual stream scaled by 1/√(2·layers).
 
-    They are drawn in float32 for weights of any type.
+    Weights of any dtype are drawn in float32.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
@@ -181,39 +178,36 @@ class Transformer(nn.Module):
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
-        self.config = config.model_copy(
-            deep=True
-        )  # a later change of the caller's config must not reach the model
+        # a later change of the caller's config must not reach the model
+        self.config = config.model_copy(deep=True)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         rope = config.positional == "rope"
         self.rope = RotaryEmbedding(config.head_dim, config.context_length) if rope else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.checkpointing = (
-            False  # whether blocks compute their activations again in the backward pass
-        )
+        self.checkpointing = False  # whether the backward pass computes activations again
         _initialize(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, ids: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
-        """Logits for every position.
+    def forward(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """Compute logits for every position.
 
         Args:
             ids: int64, shape [batch, length].
-            cache: Holds what came before `ids`, and takes them in.
+            cache: Has the tokens before `ids`, and appends them.
 
         Returns:
             Shape [batch, length, vocab_size].
 
         Raises:
-            BadInput: More tokens than the context holds.
+            BadInput: There are more tokens than the context has.
         """
         return self.head(self.hidden(ids, cache))
 
-    def hidden(self, ids: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
-        """The final, normed residual stream, shape [batch, length, d_model]."""
+    def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """Compute the final, normed residual stream, shape [batch, length, d_model]."""
         length = ids.shape[1] + (cache.length if cache else 0)
         if length > self.config.context_length:
             raise BadInput(
@@ -230,33 +224,28 @@ class Transformer(nn.Module):
             cache.length += ids.shape[1]
         return self.norm(x)
 
-    def loss(self, ids: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy of predicting each token from those before it, nats; ids as in `forward`, plus one."""
+    def loss(self, ids: Tensor) -> Tensor:
+        """Compute `next_token_loss` of ids, shape [batch, length + 1]."""
         return next_token_loss(self, ids)
 
     def new_cache(self, batch_size: int, prompt_len: int, new_tokens: int) -> KVCache:
-        """An empty cache with room for a prompt and what follows it."""
+        """Make an empty cache for a prompt and the tokens after it."""
         return KVCache(
             self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device
         )
 
-    def prefill(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Read a prompt into `cache`; logits of its last position, shape [batch, vocab_size]."""
+    def prefill(self, ids: Tensor, cache: KVCache) -> Tensor:
+        """Read a prompt into `cache`.
+
+        Return the logits of its last position, shape [batch, vocab_size].
+        """
         return self.head(self.hidden(ids, cache)[:, -1])
 
-    def decode(self, ids: torch.Tensor, cache: Cache) -> torch.Tensor:
-        """Read one token per sequence, ids of shape [batch]; logits for the next, shape [batch, vocab_size].
+    def decode(self, ids: Tensor, cache: Cache) -> Tensor:
+        """Read one token per sequence, ids of shape [batch].
 
-        The cache takes the token in; a static one has its position set by the caller.
+        Return the logits for the next, shape [batch, vocab_size].
+
+        The cache appends the token. The caller sets the position of a static cache.
         """
         return self.head(self.hidden(ids[:, None], cache)[:, -1])
-
-    @torch.no_grad()
-    def generate(self, prompt: torch.Tensor, new_tokens: int) -> Iterator[torch.Tensor]:
-        """Greedy continuation of `prompt` (int64 [batch, length]): yields ids of shape [batch], one token at a time."""
-        cache = self.new_cache(*prompt.shape, new_tokens)
-        ids = self.prefill(prompt, cache).argmax(dim=-1)
-        for left in range(new_tokens, 0, -1):
-            yield ids
-            if left > 1:
-                ids = self.decode(ids, cache).argmax(dim=-1)

@@ -1,4 +1,4 @@
-"""A user's own model, named in the parameters: `package.module:build`, or `hf:LlamaForCausalLM` with random weights."""
+"""Build a user's own model from its name: `package.module:build`, or `hf:LlamaForCausalLM` with random weights."""
 
 from __future__ import annotations
 
@@ -7,51 +7,56 @@ import copy
 import functools
 import inspect
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
 from nanolib.models.functions import cause, check_function, imported
 
 _HF = "hf:"
-_LAYERS = (
-    "num_hidden_layers",
-    "num_layers",
-    "n_layer",
-    "n_layers",
-)  # what transformers' configurations call it
-_ONE_SEQUENCE = "nanolib_one_sequence"  # our name for SDPA in transformers' register of attention
+# the names of the number of blocks in transformers' configurations
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+# the name of an option that code reads from a configuration, or from its keywords
+_READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
+_ONE_SEQUENCE = (
+    "nanolib_one_sequence"  # nanolib's name for SDPA in transformers' register of attention
+)
 
 
 def runs_code(name: str) -> bool:
-    """Whether building the model that a parameter names runs code of the user's; transformers' classes are no such code."""
+    """Return whether building the named model runs code of the user's.
+
+    Classes of transformers have none.
+    """
     return bool(name) and not name.startswith(_HF)
 
 
 def check_name(name: str) -> None:
-    """Check the form of a model's name, without running anything of it.
+    """Check the form of a model's name, without running its code.
 
     Raises:
-        BadInput: It names no function.
+        BadInput: The name has another form.
     """
     if runs_code(name):
         check_function("model", name, ", or hf:LlamaForCausalLM")
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:
-    """What builds the model that a parameter names; a module of the user's is imported, and so run.
+    """Return the function that builds a named model. Importing a module of the user's runs it.
 
     Args:
-        name: `package.module:build`, imported from the working directory or the environment; or `hf:` and a class of transformers.
+        name: `package.module:build`, imported from the working directory or the environment, or
+            `hf:` and a class of transformers.
 
     Returns:
-        A function that takes the model's options and gives a module: int64 ids [batch, length] → logits [batch, length, vocab], an
-        object that has them as `logits`, or a tuple that begins with them.
+        Options → module: int64 ids [batch, length] → logits [batch, length, vocab], an object with
+        `.logits`, or a tuple that begins with them.
 
     Raises:
         BadInput: There is no such module, function or class.
@@ -73,10 +78,10 @@ def build_model(
 
     Args:
         name: As `resolve` takes it.
-        options: What its function, or its class's configuration, takes.
-        device: Where.
-        dtype: torch's default type while it is built; weights that are of another are converted.
-        seed: Draws the weights from a generator of their own.
+        options: Arguments of its function, or of its class's configuration.
+        device: Device of the weights.
+        dtype: torch's default dtype during the build. Weights of another dtype are converted.
+        seed: Seeds a separate generator for the weights.
 
     Returns:
         The model, in training mode.
@@ -84,11 +89,11 @@ def build_model(
     Raises:
         BadInput: As `resolve`.
         Unsupported: transformers is not installed.
-        TypeError: What was built is no module.
+        TypeError: The function returns no module.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
     with fresh_weights(device, wanted, seed):
-        model = build(**copy.deepcopy(dict(options)))  # which it may use up
+        model = build(**copy.deepcopy(dict(options)))  # which the function may change
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}; return a torch.nn.Module")
     weights = list(model.parameters())
@@ -103,7 +108,10 @@ def build_model(
 def fresh_weights(
     device: str | torch.device, dtype: torch.dtype, seed: int | None
 ) -> Iterator[None]:
-    """Make tensors on this device and of this type by default, drawn from a generator of their own if there is a seed."""
+    """Set the default device and dtype of new tensors.
+
+    With a seed, draw them from a separate generator.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -116,7 +124,7 @@ def fresh_weights(
 
 
 def missing(name: str) -> str:
-    """Why a class of transformers cannot be looked up; empty when it can."""
+    """Return why a class of transformers is not available, or an empty string."""
     try:
         resolve(name)
     except Unsupported as error:
@@ -135,7 +143,7 @@ def _hugging_face_class(name: str) -> Any:
     try:
         found = getattr(transformers, class_name, None)
         config_class = getattr(found, "config_class", None)
-    except (ImportError, RuntimeError) as error:  # a class that needs what is not installed
+    except (ImportError, RuntimeError) as error:  # its dependency is not installed
         raise BadInput(f"model: {shown(name)} cannot be imported: {error}") from None
     if config_class is None:
         raise BadInput(
@@ -147,18 +155,17 @@ def _hugging_face_class(name: str) -> Any:
 def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
     with silent():
         model = model_class(model_class.config_class(**options))
-        if (
-            isinstance(next(model.parameters(), None), FakeTensor)
-            and model.config._attn_implementation == "sdpa"
-        ):
+        is_fake = isinstance(next(model.parameters(), None), FakeTensor)
+        if is_fake and model.config._attn_implementation == "sdpa":
             _attend_to_one_sequence(model)
     return model
 
 
 def _attend_to_one_sequence(model: Any) -> None:
-    """Let a model without data make the masks of a run: it cannot look whether a row holds several sequences.
+    """Let a model without data make the masks of a run.
 
-    transformers would then make a mask of n × n that no run has.
+    transformers cannot see in it whether a row packs several sequences, and would make a mask of n
+    × n that no run has.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -167,13 +174,9 @@ def _attend_to_one_sequence(model: Any) -> None:
     def mask(
         *args: Any, allow_is_causal_skip: bool = True, use_vmap: bool = False, **more: Any
     ) -> Any:
-        # a mask function of the model's own comes with `use_vmap`; a guess at several sequences does not
-        return sdpa_mask(
-            *args,
-            allow_is_causal_skip=allow_is_causal_skip or not use_vmap,
-            use_vmap=use_vmap,
-            **more,
-        )
+        # a mask function of the model comes with `use_vmap`, a guess at several sequences does not
+        skip = allow_is_causal_skip or not use_vmap
+        return sdpa_mask(*args, allow_is_causal_skip=skip, use_vmap=use_vmap, **more)
 
     AttentionInterface.register(_ONE_SEQUENCE, sdpa_attention_forward)
     AttentionMaskInterface.register(_ONE_SEQUENCE, mask)
@@ -182,42 +185,37 @@ def _attend_to_one_sequence(model: Any) -> None:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Nothing is logged between our lines."""
-    logged = logging.root.manager.disable
+    """Turn logging off in the context."""
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.disable(logged)
+        logging.disable(before)
 
 
 def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
-    """The configuration of one of transformers' models.
+    """Build the configuration of one of transformers' models.
 
     Args:
         name: `hf:` and a class.
-        options: Fields of its configuration.
+        options: Fields of its configuration, and options that the model's code reads from it.
 
     Raises:
-        BadInput: There is no such class, or it takes no such options.
+        BadInput: There is no such class, or it does not take the options.
         Unsupported: transformers is not installed.
     """
     model_class = _hugging_face_class(name)
-    config_class = model_class.config_class
-    known = _fields(config_class)
-    source = inspect.getsource(
-        sys.modules[model_class.__module__]
-    )  # some read what no configuration declares
+    config_class, known = model_class.config_class, _known_options(model_class)
     for option, value in options.items():
-        if option not in known and f"config.{option}" not in source and f'"{option}"' not in source:
+        if option not in known:
             hint = did_you_mean(option, known, "leave it out")
             raise BadInput(
-                f"model_options: {shown(option)} is no field of {config_class.__name__}; {hint}"
+                f"model_options: {shown(option)} is not a field of {config_class.__name__}; {hint}"
             )
-        refused = option == "attn_implementation" and (
-            "/" in str(value) or value == "flex_attention"
-        )
-        if refused:  # a download; and a kernel that crashes on tensors without data
+        # a name with a slash is a download, and flex_attention crashes on tensors without data
+        refused = "/" in str(value) or value == "flex_attention"
+        if option == "attn_implementation" and refused:
             raise BadInput(
                 f"model_options: {option} {shown(value)} cannot be planned; use sdpa or eager"
             )
@@ -232,44 +230,44 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
     return config
 
 
-def _fields(config_class: Any) -> list[str]:
-    """What a configuration takes; it would keep any other name in silence."""
-    names = {
-        name
-        for base in config_class.__mro__
-        for name in inspect.signature(base.__init__).parameters
-    }
-    names |= {"attn_implementation", *getattr(config_class, "attribute_map", {})}
-    return sorted(name for name in names - {"self", "args", "kwargs"} if not name.startswith("_"))
+def _known_options(model_class: Any) -> list[str]:
+    """List the options that a configuration declares, or that it or the model reads: it silently keeps any other name."""
+    config_class = model_class.config_class
+    names = {"attn_implementation", *getattr(config_class, "attribute_map", {})}
+    for base in config_class.__mro__:
+        names |= {*inspect.signature(base.__init__).parameters} - {"self", "args", "kwargs"}
+    for module in {base.__module__ for base in (model_class, *config_class.__mro__[:-1])}:
+        names |= {*_READ_OPTION.findall(inspect.getsource(sys.modules[module]))}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def layers_field(config: Any) -> str:
-    """The field of a configuration that says how many blocks there are; empty where nobody knows."""
+    """Return the name of a configuration's number of blocks, or an empty string."""
     known = config.to_dict()
     return next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
 
 
 def context_length(config: Any) -> int | None:
-    """The longest sequence of a model of transformers, tokens; None where nothing bounds it."""
+    """Return the longest sequence of a model of transformers, tokens, or None without a limit."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
 def predicts_tokens(model: nn.Module) -> bool:
-    """Whether the output has a logit for each token of the vocabulary; what is none of transformers' is taken at its word."""
+    """Return whether the model's output is logits of tokens, which is assumed of a model that is not of transformers."""
     head = getattr(model, "get_output_embeddings", None)
     return head is None or head() is not None
 
 
-def logits_of(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Ids → logits of a model of any source: what it returns, has as `logits`, or returns first; a cache is left out."""
+def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return ids → logits for a model of any source, which returns them, an object with `.logits`, or a tuple. Its cache is off."""
     cacheless = {}
     if hasattr(getattr(model, "config", None), "use_cache"):
         taken = inspect.signature(model.forward).parameters.values()
         if any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in taken):
             cacheless = {"use_cache": False}
 
-    def logits(ids: torch.Tensor) -> torch.Tensor:
+    def logits(ids: Tensor) -> Tensor:
         out = model(ids, **cacheless)
         if isinstance(out, tuple | list):  # with a loss, as many small models return them
             return out[0]

@@ -6,6 +6,7 @@ from nanolib import NanoConfig
 from nanolib.meters.flops import model_flops
 from nanolib.models.attention.work import dense_work
 from nanolib.models.cache import KVCache
+from nanolib.models.user import build_model, hugging_face_config
 
 # Sizes as their authors' configurations give them: d_model, d_ff, layers, heads, kv_heads, vocabulary, tied embeddings.
 SHAPES = {
@@ -64,6 +65,28 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_parameters_are_as_many_as_published(name):
     assert config_of(name).parameter_count == PARAMETERS[name]
+
+
+# Source: the configuration and the model card of Qwen3-30B-A3B (huggingface.co, 2025): 30.5 billion parameters.
+QWEN3_30B_A3B = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,  # its configuration class declares no such field; without it there are 30.08 billion
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+
+
+def test_an_option_that_only_the_models_code_reads_is_taken():
+    pytest.importorskip("transformers")
+    name = "hf:Qwen3MoeForCausalLM"
+    assert hugging_face_config(name, QWEN3_30B_A3B).head_dim == 128
+    model = build_model(name, QWEN3_30B_A3B, "meta", "bfloat16")
+    assert sum(weight.numel() for weight in model.parameters()) == 30_532_122_624
 
 
 # Source: bytes of keys and values per token in 16 bits, 2 · layers · kv_heads · head_dim · 2: Kwon et al. (2023), PagedAttention,

@@ -27,7 +27,7 @@ from nanolib.run import sweep
 from nanolib.run.case import Case
 from nanolib.run.ranks import run_ranks
 from nanolib.store import Store
-from tests.models.inputs import TOLD
+from tests.models.inputs import REQUIRED
 
 Call = Callable[[], object]
 SECONDS = 2.0
@@ -96,7 +96,7 @@ class Hardware:
         "attention_types": [
             *({"kind": "dense", "backend": name} for name in ("math", "flash", "efficient", "cudnn")),
             {"kind": "flash_attn"}, {"kind": "flex", **WINDOW},
-            *({"kind": "sparse", "pattern": name} | TOLD.get(name, {}) for name in (*PATTERNS, *CHOOSERS)),
+            *({"kind": "sparse", "pattern": name} | REQUIRED.get(name, {}) for name in (*PATTERNS, *CHOOSERS)),
         ],
         "seq_lens": [2048], "num_heads": 8, "head_dim": 64, "dtypes": ["bfloat16"],
         "backward": True, "quality_patterns": [], "budget_s": 0.2,

@@ -6,20 +6,20 @@ from nanolib.models.attention.reference import relative_error
 from nanolib.models.attention.sparse import choose_mask
 
 TOLERANCE = 1e-5
-# What a pattern must be told; all others have defaults.
-TOLD = {
+# Options that a pattern requires; all others have defaults.
+REQUIRED = {
     "document": {"document_lengths": [7, 30, 1]},
     "own": {"mask_mod": "tests.models.inputs:even_distance", "per_head": True},
 }
 
 
 def even_distance(b, h, q_idx, kv_idx):
-    """A mask of a user's: every second key of even heads, every third of odd ones."""
+    """A user's mask: every second key for even heads, every third for odd heads."""
     return (q_idx - kv_idx) % (2 + h % 2) == 0
 
 
 def strided_attention(q, k, v, causal):
-    """Attention of a user's."""
+    """A user's attention."""
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, enable_gqa=True
     )
@@ -38,7 +38,7 @@ def agrees(out, reference, inputs):
     gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
     ours = torch.autograd.grad(out, inputs, gradient)
     theirs = torch.autograd.grad(reference, inputs, gradient.double())
-    # All three gradients as one: where a query sees a single key, those of q and k are zero but for rounding.
+    # All three gradients as one: if a query sees a single key, those of q and k are zero except for rounding.
     together = [
         torch.cat([g.double().flatten() for g in gradients]) for gradients in (ours, theirs)
     ]
@@ -62,4 +62,4 @@ def closed_form(length: int, window: int, causal: bool) -> int:
 
 
 def returns_nothing(q, k, v, causal):
-    """Of a user's who forgot something."""
+    """A user's attention that forgets to return its output."""

@@ -1,6 +1,8 @@
-"""What every rank checks of attention across ranks, against one process in float64; the tests assert what comes back."""
+"""The checks of attention on every rank, against one process in float64; the tests assert their results."""
 
 import contextlib
+import functools
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -55,7 +57,7 @@ def check(_):
         "rounds": _rounds(),
         "bytes": _bytes(),
         "profiled": _profiled(),
-        "inert": _inert(),
+        "errors of input": _errors_of_input(),
     }
 
 
@@ -71,14 +73,13 @@ def _decode_errors(dtype):
         ]
         q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
         expected = masked_attention(q, k, v, causal_mask(q_len, total))
-        for form in ALGORITHMS:
+        for algorithm in ALGORITHMS:
             parts = layout.take(k, rank), layout.take(v, rank)
-            for told in (None, layout):
-                out = tree_attention_decode(q, *parts, algorithm=form, layout=told)
+            for given in (None, layout):
+                out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
                 assert out.dtype == dtype and out.shape == q.shape
-                found[f"{what} {form} {'told' if told else 'asked'}"] = relative_error(
-                    out, expected
-                )
+                name = f"{what} {algorithm} {'with' if given else 'without'} layout"
+                found[name] = relative_error(out, expected)
     return found
 
 
@@ -98,23 +99,23 @@ def _sequence_errors():
         mask = causal_mask(total, total) if causal else torch.ones(total, total, dtype=torch.bool)
         expected = masked_attention(*whole, mask)
         expected.backward(grad.double())
-        for form, layout in (
+        for algorithm, layout in (
             ("ring", Sharding.contiguous(total, world)),
             ("ring without overlap", Sharding.contiguous(total, world)),
             ("zigzag", Sharding.zigzag(total, world)),
             ("ulysses", Sharding.contiguous(total, world)),
         ):
-            if form == "ulysses" and heads % world:
+            if algorithm == "ulysses" and heads % world:
                 continue
             mine = [layout.take(x, rank).clone().requires_grad_() for x in (q, k, v)]
-            if form == "ulysses":
+            if algorithm == "ulysses":
                 out = ulysses_attention(*mine, causal=causal, layout=layout)
             else:
                 out = ring_attention(
-                    *mine, causal=causal, layout=layout, overlap="without" not in form
+                    *mine, causal=causal, layout=layout, overlap="without" not in algorithm
                 )
             out.backward(layout.take(grad, rank))
-            key = f"{form} {heads}:{kv_heads} causal={causal} n={total}"
+            key = f"{algorithm} {heads}:{kv_heads} causal={causal} n={total}"
             if out.numel():
                 found[f"{key} out"] = relative_error(
                     out.detach(), layout.take(expected.detach(), rank)
@@ -128,81 +129,46 @@ def _sequence_errors():
     return found
 
 
-class _Counted:
-    """Counts collectives and exchanges, and their payloads, as `torch.distributed` is asked for them."""
-
-    def __init__(self):
-        self.rounds = 0
-        self._undo = contextlib.ExitStack()
-
-    def __enter__(self):
-        for name in (
-            "all_reduce",
-            "all_gather_into_tensor",
-            "all_to_all_single",
-            "batch_isend_irecv",
-        ):
-            self._wrap(name, getattr(dist, name))
-        return self
-
-    def _wrap(self, name, original):
-        def counted(*arguments, **named):
-            self.rounds += 1
-            return original(*arguments, **named)
-
-        setattr(dist, name, counted)
-        self._undo.callback(setattr, dist, name, original)
-
-    def __exit__(self, *error):
-        self._undo.close()
-
-
-def _whole_forms(world):
-    """Those whose eight heads share out over the ranks."""
-    return {"ring": ring_attention} | ({} if 8 % world else {"ulysses": ulysses_attention})
+def _calls(algorithms, total, q_len, batch, heads, head_dim):
+    """Algorithm, its call without gradients, and its traffic: decoding by `algorithms`, then a whole sequence."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layout = Sharding.contiguous(total, world)
+    shape = {"batch": batch, "heads": heads, "kv_heads": heads, "head_dim": head_dim, "itemsize": 4}
+    q, k, v = torch.randn(3, batch, heads, layout.length(rank), head_dim).unbind()
+    queries = torch.randn(batch, heads, q_len, head_dim)
+    for name in algorithms:
+        call = functools.partial(
+            tree_attention_decode, queries, k, v, algorithm=name, layout=layout
+        )
+        yield name, call, decode_traffic(name, layout, q_len=q_len, **shape)
+    whole = {"ring": ring_attention} | ({} if heads % world else {"ulysses": ulysses_attention})
+    for name, attend in whole.items():
+        call = functools.partial(attend, q, k, v, layout=layout)
+        yield f"whole {name}", call, prefill_traffic(name, layout, **shape)
 
 
 def _rounds():
-    """Form → rounds seen, and by formula."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    layout = Sharding.contiguous(64, world)
-    shape = {"batch": 2, "heads": 8, "kv_heads": 8, "head_dim": 16, "itemsize": 4}
-    q, k, v = torch.randn(2, 8, 1, 16), *torch.randn(2, 2, 8, layout.length(rank), 16).unbind()
+    """Algorithm → collectives and exchanges of a call, and by formula."""
     found = {}
-    for form in ALGORITHMS:
-        with _Counted() as counted:
-            tree_attention_decode(q, k, v, algorithm=form, layout=layout)
-        found[form] = [counted.rounds, decode_traffic(form, layout, **shape).rounds]
-    q = torch.randn(2, 8, layout.length(rank), 16)
-    for form, attend in _whole_forms(world).items():
-        with _Counted() as counted, torch.no_grad():
-            attend(q, k, v, layout=layout)
-        found[form] = [counted.rounds, prefill_traffic(form, layout, **shape).rounds]
+    names = ("all_reduce", "all_gather_into_tensor", "all_to_all_single", "batch_isend_irecv")
+    for algorithm, call, traffic in _calls(ALGORITHMS, 64, 1, 2, 8, 16):
+        with contextlib.ExitStack() as stack, torch.no_grad():
+            spies = [
+                stack.enter_context(mock.patch.object(dist, name, wraps=getattr(dist, name)))
+                for name in names
+            ]
+            call()
+        found[algorithm] = [sum(spy.call_count for spy in spies), traffic.rounds]
     return found
 
 
+@torch.no_grad()
 def _bytes():
-    """Form → bytes counted by the interface, and by formula; payloads of a megabyte and more."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    layout, shape = (
-        Sharding.contiguous(2048, world),
-        {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 32, "itemsize": 4},
-    )
-    q = torch.randn(8, 32, 32, 32)
-    k, v = torch.randn(2, 8, 32, layout.length(rank), 32).unbind()
-    found = {}
-    for form in TREE_ALGORITHMS:
-        counted = count_bytes(
-            lambda form=form: tree_attention_decode(q, k, v, algorithm=form, layout=layout), calls=2
-        )
-        found[form] = [counted, decode_traffic(form, layout, q_len=32, **shape).total]
-    q, k, v = torch.randn(3, 1, 8, layout.length(rank), 64).unbind()
-    shape = {"batch": 1, "heads": 8, "kv_heads": 8, "head_dim": 64, "itemsize": 4}
-    for form, attend in _whole_forms(world).items():
-        with torch.no_grad():
-            counted = count_bytes(lambda attend=attend: attend(q, k, v, layout=layout), calls=2)
-        found[form] = [counted, prefill_traffic(form, layout, **shape).total]
-    return found
+    """Algorithm → bytes that the interface counts, and by formula; payloads of a megabyte and more."""
+    return {
+        algorithm: [count_bytes(call, calls=2), sum(traffic.sent)]
+        for algorithm, call, traffic in _calls(TREE_ALGORITHMS, 2048, 256, 1, 8, 64)
+    }
 
 
 def _profiled():
@@ -222,10 +188,10 @@ def _profiled():
     }
 
 
-def _inert():
-    """Lines that bad input gets, on every rank alike, before anything is sent."""
+def _errors_of_input():
+    """Messages of bad input, the same on every rank, before anything is sent."""
     q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 6, 8)
-    said = []
+    messages = []
     for call in (
         lambda: tree_attention_decode(q, k, k, algorithm="trees"),
         lambda: tree_attention_decode(q, k, k[..., :4], algorithm="fused"),
@@ -235,5 +201,5 @@ def _inert():
         try:
             call()
         except ValueError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages

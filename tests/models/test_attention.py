@@ -1,20 +1,24 @@
-"""Attention kinds against the masked reference in float64, and the work that their masks say."""
+"""Attention kinds against the masked reference in float64, and the work of their masks."""
 
 import os
+import re
+import typing
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._higher_order_ops.flex_attention import flex_attention as operation
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
-from nanolib.models.attention import block_sparse, dense
+from nanolib.models.attention import block_sparse, dense, flex
 from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import Options, choose_mask, watched_work
-from tests.models.inputs import TOLD, TOLERANCE, agrees, closed_form, masked_by, qkv
+from tests.models.inputs import REQUIRED, TOLERANCE, agrees, closed_form, masked_by, qkv
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
@@ -32,16 +36,88 @@ def test_dense_equals_the_reference(causal, q_len, kv_len, kv_heads, backend):
     assert agrees(out, masked_attention(*inputs, mask), inputs)
 
 
-@pytest.mark.parametrize("pattern", ALL_PATTERNS)
+SPARSE = {
+    "pattern": ALL_PATTERNS,
+    "window": [1],
+    "global_tokens": [3],
+    "random_tokens": [20],
+    "sparsity": [0.7],
+    "mass": [0.3],
+    "block_size": [5],
+    "seed": [3],
+    "per_head": [True],
+    "document_lengths": [[7, 30]],
+    "document_starts": [[7, 30]],
+    "mask_mod": [REQUIRED["own"]["mask_mod"]],
+}
+WALKED = {
+    "dense": {
+        "backend": ["auto", "math", "flash", "efficient", "cudnn"],
+        "impl": ["", "FA3", "FA4"],
+    },
+    "flash_attn": {"version": ["auto", 2, 3, 4]},
+    "flex": SPARSE | {"backend": ["auto", "triton", "flash"]},
+    "sparse": SPARSE,
+    "own": {"call": ["tests.models.inputs:strided_attention"]},
+}
+READERS = {  # option → options with which it is read
+    "impl": {"backend": "flash"},
+    "document_lengths": {"pattern": "document"},
+    "document_starts": {"pattern": "document"},
+    "mask_mod": {"pattern": "own", "per_head": True},
+    "random_tokens": {"pattern": "bigbird"},
+    "mass": {"pattern": "threshold"},
+    "seed": {"pattern": "random"},
+    "per_head": {"pattern": "random"},
+}
+REFUSED = r"SDPA backend \w+ has no CPU|impl FA\d has no cpu|this needs flash_attn|FlexAttention has no backend"
+
+
+@pytest.mark.parametrize("kind", attention.kinds())
+def test_no_option_and_no_value_of_a_list_is_left_out(kind):
+    fields = attention._module(kind).Options.model_fields
+    assert {*fields} == {*WALKED[kind]}
+    for name, field in fields.items():
+        if typing.get_origin(field.annotation) is typing.Literal:
+            assert {*WALKED[kind][name]} == {*typing.get_args(field.annotation)}
+
+
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("q_len", "kv_len"), [(600, 600), (64, 64), (1, 77), (33, 200), (5, 5)])
-def test_sparse_equals_dense_with_the_same_mask(pattern, causal, q_len, kv_len):
-    sizes = {"window": 37, "global_tokens": 5, "random_tokens": 9, "block_size": 32}
-    options = Options(pattern=pattern, **sizes, **TOLD.get(pattern, {}))
-    inputs = qkv(2, 4, 2, q_len, kv_len)
-    mask, _ = masked_by(inputs, causal, options)
-    out = attention.attend("sparse", *inputs, causal=causal, options=options)
-    assert agrees(out, masked_attention(*inputs, mask), inputs)
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (kind, name, value)
+        for kind, options in WALKED.items()
+        for name, values in options.items()
+        for value in values
+    ],
+)
+def test_scores_are_multiplied_by_the_factor_given(monkeypatch, kind, name, value, causal):
+    """For every value of every option, which gives the reference or says why it cannot."""
+    options = {"window": 9, "block_size": 16} if "window" in WALKED[kind] else {}
+    options |= READERS.get(name, {}) | (REQUIRED.get(value, {}) if name == "pattern" else {})
+    options = attention.parse_options(kind, options | {name: value})
+    q, k, _ = inputs = qkv(1, 4, 2, 45, 45)
+    mask = causal_mask(45, 45) if causal else torch.ones(45, 45, dtype=torch.bool)
+    if "window" in WALKED[kind]:
+        mask, _ = masked_by((scale_queries(q, 0.9), k), causal, options)
+    by_flex = kind == "flex"  # which compiles, and has no backward pass on CPU
+    monkeypatch.setattr(flex, "compiled", lambda *of: _uncompiled)
+    try:
+        with torch.set_grad_enabled(not by_flex):
+            out = attention.attend(kind, *inputs, causal=causal, scale=0.9, options=options)
+    except Unsupported as error:
+        assert re.match(REFUSED, str(error))
+        return
+    reference = masked_attention(*inputs, mask, 0.9)
+    if by_flex:
+        assert relative_error(out, reference.detach()) < TOLERANCE
+    else:
+        assert agrees(out, reference, inputs)
+
+
+def _uncompiled(q, k, v, *, block_mask, scale, **_):
+    return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
 
 
 @pytest.mark.parametrize("pattern", ["window", "strided", "bigbird", "random", "top_k"])
@@ -54,19 +130,20 @@ def test_what_runs_on_other_devices_equals_the_reference_too(pattern, per_head, 
     inputs = qkv(3, 8, 2, q_len, kv_len)
     dense_mask, mask = masked_by(inputs, True, options)
     with torch.no_grad():
-        out = block_sparse.attend_by_blocks(*inputs, mask, 0.3)
-        assert relative_error(out, masked_attention(*inputs, dense_mask, 0.3)) < TOLERANCE
+        for scale in (None, 0.9):
+            out = block_sparse.attend_by_blocks(*inputs, mask, scale)
+            assert relative_error(out, masked_attention(*inputs, dense_mask, scale)) < TOLERANCE
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
 def test_queries_before_the_first_key_are_refused_or_right(pattern):
     sizes = {"window": 20, "global_tokens": 2, "random_tokens": 16, "block_size": 16}
-    options = Options(pattern=pattern, **sizes, **TOLD.get(pattern, {}) | {"per_head": False})
+    options = Options(pattern=pattern, **sizes, **REQUIRED.get(pattern, {}) | {"per_head": False})
     inputs = qkv(1, 2, 2, 90, 40)
     if pattern in ("random", "bigbird", "document"):
         for kind in ("sparse", "flex"):
-            said = "q: more queries than keys; for a pattern of tiles or documents give at most"
-            with torch.no_grad(), pytest.raises(BadInput, match=said):
+            message = "q: more queries than keys; for a pattern of tiles or documents give at most"
+            with torch.no_grad(), pytest.raises(BadInput, match=message):
                 attention.attend(kind, *inputs, causal=False, options=options.model_dump())
         return
     dense_mask, mask = masked_by(inputs, False, options)
@@ -76,7 +153,7 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
     out = attention.attend("sparse", *inputs, causal=False, options=options)
     assert agrees(out, reference, inputs) and not out[:, :, blind].any()
     with torch.no_grad():
-        out = block_sparse.attend_by_blocks(*inputs, mask, 0.25)
+        out = block_sparse.attend_by_blocks(*inputs, mask)
         assert relative_error(out, reference) < TOLERANCE and not out[:, :, blind].any()
 
 
@@ -102,7 +179,7 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
 )
 def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, batch, group, options):
     q_len = min(queries, kv_len)
-    parsed = Options(pattern=pattern, **TOLD.get(pattern, {}) | options)
+    parsed = Options(pattern=pattern, **REQUIRED.get(pattern, {}) | options)
     inputs = qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)
     dense, mask = masked_by(inputs, causal, parsed)
     out = attention.attend("sparse", *inputs, causal=causal, options=parsed)
@@ -116,7 +193,7 @@ def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, bat
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.75, 0.9])
 @pytest.mark.parametrize("pattern", ["random", "strided", "block", "top_k"])
-def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity):
+def test_a_pattern_of_tiles_has_the_requested_sparsity(pattern, sparsity):
     options = Options(pattern=pattern, sparsity=sparsity, block_size=16)
     q, k, _ = qkv(1, 2, 2, 640, 640)
     work = choose_mask(q, k, causal=False, options=options).work
@@ -125,7 +202,7 @@ def test_a_pattern_of_tiles_has_the_sparsity_asked_for(pattern, sparsity):
         assert work.kept == 640 * round((1 - sparsity) * 40) * 16
 
 
-def test_heads_draw_for_themselves_when_asked_to():
+def test_each_head_draws_its_own_tiles_with_per_head():
     q, k, _ = qkv(2, 3, 3, 256, 256)
     options = {"pattern": "random", "sparsity": 0.75, "block_size": 16}
     alone = choose_mask(q, k, causal=False, options=Options(**options, per_head=True))
@@ -143,10 +220,10 @@ def _tiles(mask, size):
 
 def test_a_kernel_that_torch_lacks_is_unsupported_and_any_other_error_stays(monkeypatch):
     q, k, v = qkv(1, 1, 1, 8, 8)
-    said = ["No available kernel. Aborting execution.", "out of memory"]
+    messages = ["No available kernel. Aborting execution.", "out of memory"]
 
     def fails(*_):
-        raise RuntimeError(said.pop(0))
+        raise RuntimeError(messages.pop(0))
 
     monkeypatch.setattr(dense, "_call", fails)
     with pytest.raises(
@@ -198,7 +275,7 @@ def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it_or_one(n, spar
     assert got.kept == max(reaching, default=kept[0])
 
 
-def test_who_watches_is_told_what_each_call_keeps():
+def test_watched_work_is_what_each_call_keeps():
     inputs = qkv(1, 2, 2, 96, 96)
     options = Options(pattern="top_k", sparsity=0.5, block_size=16)
     with watched_work() as found:

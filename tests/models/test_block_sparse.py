@@ -1,4 +1,4 @@
-"""The loops over tiles: what fits, and who shares the cores."""
+"""The loops over tiles: valid arguments, threads, and planned memory."""
 
 import contextlib
 import subprocess
@@ -21,14 +21,14 @@ from tests.models.inputs import agrees, masked_by, qkv
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"kind": "dens"}, "attention_type: 'dens' is no attention kind"),
+        ({"kind": "dens"}, "attention_type: 'dens' is not a known attention kind"),
         ({"options": {"backend": "fast"}}, "attention_options.backend: Input should be "),
         ({"options": {"window": 3}}, "attention_options.window: unknown name"),
         (
             {"kind": "sparse", "options": {"pattern": "windo"}},
-            "attention_options.pattern: 'windo' is no pattern; use one of window, ",
+            "attention_options.pattern: 'windo' is not a pattern; use one of window, ",
         ),
         ({"q": torch.zeros(1, 2, 3)}, "q, k: 3 and 4 dimensions"),
         ({"q": torch.zeros(1, 3, 4, 8)}, "k: 2 heads do not divide q's 3"),
@@ -37,12 +37,12 @@ from tests.models.inputs import agrees, masked_by, qkv
         ({"q": torch.zeros(1, 2, 9, 8)}, "q: 9 causal queries over 4 keys"),
     ],
 )
-def test_what_does_not_fit_is_told(change, said):
+def test_wrong_arguments_are_refused_in_one_line(change, message):
     x = torch.zeros(1, 2, 4, 8)
     call = {"kind": "dense", "q": x, "k": x, "v": x} | change
     with pytest.raises(BadInput) as caught:
         attention.attend(**call, causal=True)
-    assert caught.value.lines[0].startswith(said)
+    assert caught.value.lines[0].startswith(message)
 
 
 @pytest.mark.parametrize("pattern", ["window", "random"])
@@ -58,8 +58,8 @@ def test_it_does_not_matter_how_many_heads_go_at_once(monkeypatch, scores, patte
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_the_loops_are_in_what_torchscript_compiles(name):
-    """If it could not, the plain ones would run in their place, and threads would wait for each other."""
+def test_torchscript_compiles_the_loops(name):
+    """Otherwise the plain ones would run, and threads would wait for each other."""
     assert isinstance(block_sparse.compiled_loop(name), torch.jit.ScriptFunction)
     assert block_sparse.compiled_loop(name) is block_sparse.compiled_loop(name)
 
@@ -114,7 +114,7 @@ OPTIONS = {
         (3, 4, 2, 30, "bfloat16", True, {}),
     ],
 )
-def test_a_plan_tells_the_live_peak(pattern, batch, heads, kv_heads, length, dtype, causal, more):
+def test_a_plan_is_the_live_peak(pattern, batch, heads, kv_heads, length, dtype, causal, more):
     options = {"pattern": pattern, "block_size": 32, **OPTIONS[pattern], **more}
     case = AttentionCase(
         "cpu",
@@ -147,7 +147,7 @@ def test_autocast_changes_no_product_of_the_tiles(monkeypatch, threads):
     assert torch.equal(out, attention.attend("sparse", q, k, v, causal=True, options=options))
 
 
-def test_it_can_first_be_imported_by_whoever_plans():
+def test_a_plan_can_import_it_first():
     code = """
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

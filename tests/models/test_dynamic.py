@@ -1,4 +1,4 @@
-"""The patterns that look at the input, against their rules written out tile by tile."""
+"""The patterns that depend on the input, against their rules applied tile by tile."""
 
 import math
 
@@ -9,16 +9,14 @@ import torch
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import masked_attention
 from nanolib.models.attention.sparse import Options, choose_mask
+from tests.models.inputs import qkv
 
 SIZE = 16
 SHAPES = [(80, 80), (75, 75), (37, 90), (1, 50), (16, 16), (90, 90)]
 
 
-def _inputs(q_len, kv_len, heads=4, kv_heads=2, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, heads, q_len, 8, generator=generator), torch.randn(
-        2, kv_heads, kv_len, 8, generator=generator
-    )
+def _inputs(q_len, kv_len, seed=0):
+    return [x.detach() for x in qkv(2, 4, 2, q_len, kv_len, head_dim=8, seed=seed)[:2]]
 
 
 def _rows(q, k, causal):
@@ -103,7 +101,7 @@ def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, 
 
 
 def global_tokens(scores, most):
-    """The definition, of one sequence: those more than one standard deviation above the mean, at least one, at most so many."""
+    """The definition for one sequence: more than one standard deviation above the mean, at least one, at most `most`."""
     count = int((scores > scores.mean() + scores.std(unbiased=False)).sum())
     return scores.topk(min(max(1, count), most, len(scores))).indices.sort().values
 

@@ -1,4 +1,4 @@
-"""The package flash_attn in stub packages of each version: which is found, what it is handed, and what is said where it fails."""
+"""flash-attn by stub packages of each version: which is found, its arguments, and its errors."""
 
 import importlib
 import sys
@@ -10,8 +10,8 @@ import torch
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
 from nanolib.models.attention import dense, flash_attn
-from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from tests.models.inputs import TOLERANCE, qkv
+from nanolib.models.attention.reference import causal_mask, masked_attention
+from tests.models.inputs import agrees, qkv
 
 STUB = """
 import torch
@@ -78,11 +78,11 @@ def test_the_version_named_is_taken_or_the_newest_and_a_broken_one_hides_no_othe
     install(*there, broken=broken)
     assert flash_attn.found_version(version) == found
     if found is None:
-        with pytest.raises(Unsupported) as said:
+        with pytest.raises(Unsupported) as caught:
             options = {"version": version}
             attention.attend("flash_attn", *_inputs(), causal=True, options=options)
-        assert ("undefined symbol: _ZN3c104" in str(said.value)) == (version in broken)
-        assert 'pip install -e ".[cuda]"' in str(said.value)
+        assert ("undefined symbol: _ZN3c104" in str(caught.value)) == (version in broken)
+        assert 'pip install -e ".[cuda]"' in str(caught.value)
 
 
 def _inputs():
@@ -92,11 +92,12 @@ def _inputs():
 @pytest.mark.parametrize("version", FILES)
 def test_each_version_is_called_as_it_wants(install, version):
     install(version)
-    q, k, v = _inputs()
+    q, k, v = inputs = qkv(1, 2, 1, 8, 8)
     with pytest.raises(Unsupported, match="flash_attn has no cpu kernel"):
         attention.attend("flash_attn", q, k, v, causal=True)
-    out = flash_attn.call(flash_attn.found_version(), q, k, v, causal=True, scale=0.5)
-    assert relative_error(out, masked_attention(q, k, v, causal_mask(8, 8), 0.5)) < TOLERANCE
+    for scale in (None, 0.9):
+        out = flash_attn.call(flash_attn.found_version(), q, k, v, True, scale)
+        assert agrees(out, masked_attention(q, k, v, causal_mask(8, 8), scale), inputs)
 
 
 def test_what_a_version_asserts_is_unsupported(monkeypatch):
@@ -105,45 +106,44 @@ def test_what_a_version_asserts_is_unsupported(monkeypatch):
 
     monkeypatch.setattr(flash_attn, "_imported", lambda version: (refuses, ""))
     with pytest.raises(Unsupported, match="flash_attn 4: head_dim 16 is not supported on SM"):
-        flash_attn.call(4, *_inputs(), causal=True, scale=None)
+        flash_attn.call(4, *_inputs(), True, None)
 
 
 def test_it_takes_short_types_on_a_gpu(monkeypatch):
     called = []
     monkeypatch.setattr(flash_attn, "found_version", lambda version: 3)
-    monkeypatch.setattr(flash_attn, "call", lambda *x, **rest: called.append((x, rest)))
+    monkeypatch.setattr(flash_attn, "call", lambda *x: called.append(x))
     gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    rest = {"causal": True, "scale": 0.5}
+    rest = {"causal": True, "scale": 0.5, "options": flash_attn.Options()}
     with pytest.raises(Unsupported, match="computes in float16 and bfloat16, not in float32"):
-        flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
+        flash_attn.attend(gpu, gpu, gpu, **rest)
     for gpu.dtype in (torch.float16, torch.bfloat16):
-        flash_attn.attend(gpu, gpu, gpu, options=flash_attn.Options(), **rest)
-    assert called == [((3, gpu, gpu, gpu), rest)] * 2
+        flash_attn.attend(gpu, gpu, gpu, **rest)
+    assert called == [(3, gpu, gpu, gpu, True, 0.5)] * 2
 
 
-def test_a_dense_case_says_whose_flash_kernels_it_runs(monkeypatch):
+def test_a_dense_case_names_the_flash_kernels_that_it_runs(monkeypatch):
     """They are swapped when the next case is called, so that versions are never mixed."""
-    done = []
-    for name in ("activate_flash_attention_impl", "restore_flash_attention_impl"):
+    calls = []
+    for name in ("activate", "restore"):
         monkeypatch.setattr(
-            torch.nn.attention, name, lambda *of, name=name: done.append((name[:7], *of))
+            torch.nn.attention,
+            f"{name}_flash_attention_impl",
+            lambda *of, name=name: calls.append((name, *of)),
         )
     for impl in ("", "FA4", "FA4", "FA3", "", ""):
         dense.activate(impl)
-    assert done == [
-        ("activat", "FA4"),
-        ("restore",),
-        ("activat", "FA3"),
-        ("restore",),
-    ]
+    assert calls == [("activate", "FA4"), ("restore",), ("activate", "FA3"), ("restore",)]
 
 
-def test_flash_kernels_that_are_not_there_are_unsupported():
+def test_missing_flash_kernels_are_unsupported(monkeypatch):
     with pytest.raises(Unsupported, match="impl FA4: ModuleNotFoundError: No module named"):
         dense.activate("FA4")
-    dense.activate("")
+    monkeypatch.delattr(torch.nn.attention, "activate_flash_attention_impl")  # as in an older torch
+    with pytest.raises(Unsupported, match="impl FA4: AttributeError: module"):
+        dense.activate("FA4")
     options = {"backend": "flash", "impl": "FA3"}
     with pytest.raises(Unsupported, match="impl FA3 has no cpu kernel; leave impl out"):
         attention.attend("dense", *_inputs(), causal=True, options=options)
-    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 is of backend flash"):
+    with pytest.raises(BadInput, match=r"^attention_options\.impl: FA3 needs backend flash"):
         dense.Options(impl="FA3")

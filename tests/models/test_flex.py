@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._higher_order_ops.flex_attention import flex_attention as operation
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanolib.measurement import Unsupported
 from nanolib.meters.memory import LiveBytes
@@ -16,7 +17,7 @@ from nanolib.models.attention import dynamic, flex, sparse
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import masked_attention, relative_error
-from tests.models.inputs import TOLD, masked_by
+from tests.models.inputs import REQUIRED, masked_by
 
 SHAPES = {  # batch, heads, key heads, queries, keys
     "square": (2, 4, 4, 80, 80),
@@ -43,7 +44,7 @@ def _options(pattern, **others):
         global_tokens=5,
         random_tokens=9,
         block_size=16,
-        **(drawn | TOLD.get(pattern, {}) | others),
+        **(drawn | REQUIRED.get(pattern, {}) | others),
     )
 
 
@@ -96,7 +97,7 @@ def test_outputs_and_gradients_are_those_of_the_reference(
 
 
 def _tiles(elements, tile):
-    """Which tiles hold a kept pair, and which are kept whole."""
+    """Tiles with a kept pair, and tiles that are kept whole."""
     q_len, kv_len = elements.shape[-2:]
     padded = torch.nn.functional.pad(elements, (0, -kv_len % tile, 0, -q_len % tile))
     pairs = padded.unflatten(3, (-1, tile)).unflatten(2, (-1, tile)).sum(dim=(3, 5))
@@ -141,11 +142,12 @@ def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
 
 
 def test_a_long_mask_that_was_chosen_is_made_in_little_memory():
-    q, k = torch.zeros(1, 2, 512, 1), torch.zeros(1, 2, LONG, 1)
     with LiveBytes() as counter:
-        cells = dynamic._Cells.of(q, k, True, 128, 128)
+        cells = dynamic.cells_of(
+            dynamic.Sizes(512, LONG, True, 128, 128, 64), torch.device("cpu"), None
+        )
         table = torch.arange(LONG // 128).eq(7).expand(1, 2, 4, -1)
-        mask = flex.chosen_mask(cells.choice(table, 64))
+        mask = flex.chosen_mask(dynamic.Choice(table, cells, 2))
     assert counter.peak < 400 * 2**20
     assert mask.to_dense().nonzero()[:5, 2:].tolist() == [
         [0, 7],
@@ -154,6 +156,26 @@ def test_a_long_mask_that_was_chosen_is_made_in_little_memory():
         [1, 7],
         [1, 2044],
     ]
+
+
+class _Operations(TorchDispatchMode):
+    """Counts torch's operations."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("pattern", "most"), [("dca", 70), ("top_k", 60), ("threshold", 65)])
+def test_listing_chosen_tiles_takes_few_operations_once_the_shape_is_known(pattern, most):
+    """Each is a launch on a GPU, in every forward pass."""
+    q, k, _ = _inputs("square")
+    for _ in range(2):
+        with _Operations() as operations:
+            flex.mask_of(q, k, causal=True, options=_options(pattern))
+    assert operations.count <= most
 
 
 @pytest.mark.parametrize(("grad", "donated"), [(True, False), (False, True)])
@@ -178,6 +200,12 @@ def test_it_says_that_it_has_no_backward_on_cpu():
         attention.attend("flex", *_inputs("square"), causal=True, options={"pattern": "random"})
 
 
+@pytest.mark.parametrize("backend", ["triton", "flash"])
+def test_a_backend_needs_a_gpu(backend):
+    with pytest.raises(Unsupported, match=f"FlexAttention has no backend {backend} on CPU"):
+        attention.attend("flex", *_inputs("square"), causal=True, options={"backend": backend})
+
+
 OPTIONS = {"pattern": "window", "window": 16, "block_size": 16}
 
 
@@ -193,27 +221,22 @@ def _compiles_at_once(monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [
-        [(length, OPTIONS) for length in (16, 32, 48, 64, 80)],
-        [
-            (64, OPTIONS | {"pattern": name})
-            for name in ("window", "local_global", "strided", "random")
-        ],
-        [(64, OPTIONS | {"window": window}) for window in (16, 24, 32, 48)],
-    ],
-    ids=["lengths", "patterns", "windows"],
-)
+CALLS = [
+    *((length, OPTIONS) for length in (16, 32, 48)),
+    *((64, OPTIONS | {"pattern": name}) for name in ("local_global", "strided", "random")),
+    *((64, OPTIONS | {"window": window}) for window in (16, 24, 32)),
+]
+
+
 @pytest.mark.usefixtures("_compiles_at_once")
-def test_calls_in_turns_are_compiled_once_each(calls):
+def test_calls_in_turns_are_compiled_once_each():
     """In a second round nothing is compiled, and nothing runs unfused, although a function may have two graphs."""
     with torch._dynamo.config.patch(recompile_limit=2):
-        _round(calls)
+        _round(CALLS)
         compiled = counters["stats"]["unique_graphs"]
         with patch.object(torch._dynamo, "reset", side_effect=AssertionError):
-            _round(calls)
-    assert compiled == 2 * len(calls)
+            _round(CALLS)
+    assert compiled == 2 * len(CALLS)
     assert counters["stats"]["unique_graphs"] == compiled
 
 
@@ -222,9 +245,8 @@ def _round(calls):
         for mode in (torch.no_grad, torch.inference_mode):
             q = torch.zeros(1, 1, length, 8)
             with mode():
-                assert (
-                    attention.attend("flex", q, q, q, causal=True, options=options).shape == q.shape
-                )
+                out = attention.attend("flex", q, q, q, causal=True, options=options)
+                assert out.shape == q.shape
 
 
 def _attended(q, k, v, **rest):

@@ -2,12 +2,14 @@ import functools
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from nanolib import NanoConfig, create_model
 from nanolib.experiments.model.case import GenerationCase
 from nanolib.experiments.model.cases import Params, cases
 from nanolib.experiments.model.steps import Generating, Inferring, Training
 from nanolib.measurement import Unsupported
+from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
 from nanolib.models.optimize import OPTIMIZATIONS
@@ -19,6 +21,12 @@ def model():
     return create_model(
         NanoConfig(d_model=64, num_layers=2, num_heads=4, vocab_size=300, context_length=64), seed=0
     )
+
+
+@pytest.fixture
+def _eager_backend(monkeypatch):
+    """Only dynamo's part of compiling is tested."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
 @pytest.fixture
@@ -84,14 +92,9 @@ def test_what_cannot_be_checkpointed_says_so(ids):
 
 
 @pytest.mark.slow
-def test_compiling_helps_after_a_counter_has_seen_the_model(monkeypatch, model, ids):
+@pytest.mark.usefixtures("_eager_backend")
+def test_compiling_helps_after_a_counter_has_seen_the_model(model, ids):
     """Under a counter of FLOPs dynamo gives a function up; the next one must be compiled all the same."""
-    # what it counts is dynamo's
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    from torch._dynamo.utils import counters
-
-    from nanolib.meters.flops import count_flops
-
     first = Inferring(model, ids[:, :-1], "compile")
     count_flops(first)
     again = Inferring(model, ids[:, :-1], "compile")
@@ -105,10 +108,8 @@ class _Broken(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.blocks = (
-            torch.nn.Embedding(8, 8),
-            torch.nn.ModuleList(map(_Block, range(5))),
-        )
+        self.embed = torch.nn.Embedding(8, 8)
+        self.blocks = torch.nn.ModuleList(map(_Block, range(5)))
 
     def forward(self, ids):
         x = self.embed(ids)
@@ -128,11 +129,9 @@ class _Block(torch.nn.Module):
         return torch.relu(x) * self.number
 
 
+@pytest.mark.usefixtures("_eager_backend")
 @pytest.mark.parametrize(("limit", "compiles"), [(5, True), (4, False)])
-def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(
-    monkeypatch, limit, compiles
-):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(limit, compiles):
     step = Inferring(_Broken(), torch.zeros(1, 4, dtype=torch.int64), "compile")
     with torch._dynamo.config.patch(recompile_limit=limit):
         if compiles:
@@ -149,11 +148,9 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(
     torch._dynamo.reset()
 
 
-def test_models_compiled_beside_each_other_are_compiled_once_each(monkeypatch, model, ids):
+@pytest.mark.usefixtures("_eager_backend")
+def test_models_that_are_timed_in_turns_are_compiled_once_each(model, ids):
     """Two that are timed in turns: the second must not make torch forget the first."""
-    from torch._dynamo.utils import counters
-
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     steps = [Inferring(model, ids[:, :-1], "compile") for _ in range(2)]
     for step in steps:
@@ -165,7 +162,7 @@ def test_models_compiled_beside_each_other_are_compiled_once_each(monkeypatch, m
 
 
 def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch, model, ids):
-    """Kernels may be planned for each: that is no time of a token."""
+    """Kernels may be planned for each length, which does not belong to the time of a token."""
     step = Generating(model, ids[:1, :8], 4)
     met, decode = [], type(step.generation).decode
     monkeypatch.setattr(

@@ -11,47 +11,9 @@ from nanolib.models.attention.block_mask import static_mask, static_mask_mod
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import BY_CORNERS, PATTERNS
 from nanolib.models.attention.sparse import Options, choose_mask
-from tests.models.inputs import TOLD, qkv
+from tests.models.inputs import REQUIRED, qkv
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
-
-
-@pytest.mark.parametrize(
-    ("field", "inside", "outside"),
-    [
-        ("window", [1], [0]),
-        ("global_tokens", [0], [-1]),
-        ("random_tokens", [0], [-1]),
-        ("sparsity", [0, 0.99, None], [-0.01, 1, 1.5]),
-        ("mass", [1e-9, 1], [0, 1.01]),
-        ("block_size", [1], [0]),
-        ("seed", [0, 2**31 - 1], [-1, 2**31]),
-    ],
-)
-def test_an_option_has_its_limits(field, inside, outside):
-    for value in inside:
-        assert getattr(Options(pattern="window", **{field: value}), field) == value
-    for value in outside:
-        with pytest.raises(BadInput, match=field):
-            Options(pattern="window", **{field: value})
-
-
-def test_what_the_options_are_unless_told():
-    """Recorded runs and the texts of notebooks mean these."""
-    assert Options().model_dump() == {
-        "pattern": "local_global",
-        "window": 256,
-        "global_tokens": 32,
-        "random_tokens": 0,
-        "sparsity": None,
-        "mass": 0.9,
-        "block_size": 128,
-        "seed": 0,
-        "per_head": False,
-        "document_lengths": (),
-        "document_starts": (),
-        "mask_mod": "",
-    }
 
 
 def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_them():
@@ -66,22 +28,22 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
 
 @pytest.mark.parametrize("pattern", ["threshold", "dca", "document", "prefix_lm", "own"])
 def test_a_pattern_that_knows_what_to_keep_takes_no_sparsity(pattern):
-    with pytest.raises(BadInput, match=f"sparsity: {pattern} keeps what the input or its other"):
-        Options(pattern=pattern, sparsity=0.5, **TOLD.get(pattern, {}))
+    with pytest.raises(BadInput, match=f"sparsity: {pattern} takes none; set mass"):
+        Options(pattern=pattern, sparsity=0.5, **REQUIRED.get(pattern, {}))
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("told", "starts"),
+    ("documents", "starts"),
     [
         ({"document_lengths": [3, 5]}, [0, 3, 8, 11, 16, 19]),
         ({"document_lengths": [50]}, [0]),
         ({"document_starts": [4, 5, 20, 99]}, [0, 4, 5, 20]),
     ],
 )
-def test_a_document_sees_itself(told, starts, causal):
+def test_a_document_sees_itself(documents, starts, causal):
     number = [sum(start <= i for start in starts) for i in range(21)]
-    mask = _elements(Options(pattern="document", block_size=4, **told), 21, 21, causal)
+    mask = _elements(Options(pattern="document", block_size=4, **documents), 21, 21, causal)
     assert mask == [
         [number[i] == number[j] and (j <= i or not causal) for j in range(21)] for i in range(21)
     ]
@@ -123,15 +85,19 @@ def test_no_kept_pair_is_missed_at_the_corners_of_tiles(pattern, q_len, more, si
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
-        ({"pattern": "document"}, "document_lengths: pattern document takes either"),
-        ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
+        ({"pattern": "document"}, "document_lengths: pattern document needs either"),
+        (
+            {"pattern": "document", "document_lengths": [3], "document_starts": [3]},
+            "document_lengths: pattern document needs either",
+        ),
         ({"pattern": "document", "document_starts": [5, 4]}, "document_starts: .* do not rise"),
+        ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
         ({"pattern": "own"}, "mask_mod: '' names no function; write package.module:function"),
         ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' names no function"),
     ],
 )
-def test_what_a_pattern_must_be_told_is_one_line(wrong, said):
-    with pytest.raises(BadInput, match=rf"^attention_options\.{said}"):
+def test_a_missing_option_of_a_pattern_is_one_line(wrong, message):
+    with pytest.raises(BadInput, match=rf"^attention_options\.{message}"):
         Options(**wrong)

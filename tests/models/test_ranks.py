@@ -12,13 +12,14 @@ from nanolib.measurement import BadInput
 from nanolib.models.attention import ring, ulysses
 from nanolib.models.attention.partial import merge, partial_attention, plain
 from nanolib.models.attention.ranks import Ranks
-from nanolib.models.attention.reference import masked_attention, relative_error
+from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
 from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
 from tests.models import rank_checks
+from tests.models.inputs import agrees, qkv
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ def _answers(world):
     ],
 )
 def test_with_overlap_keys_travel_while_their_rank_computes(monkeypatch, overlap, order):
-    said = []
+    events = []
 
     def keys_of(rank):
         return torch.full((1, 1, 4, 1), rank)
@@ -49,20 +50,20 @@ def test_with_overlap_keys_travel_while_their_rank_computes(monkeypatch, overlap
         def __init__(self, tensors, length):
             assert length == 4
             self.owner = int(tensors[0][0, 0, 0, 0])
-            said.append(f"send {self.owner}")
+            events.append(f"send {self.owner}")
 
         def wait(self):
-            said.append("wait")
+            events.append("wait")
             return [keys_of((self.owner - 1) % 3)] * 2
 
     ranks = Ranks()
     monkeypatch.setattr(ranks, "hop", Hop)
     monkeypatch.setattr(ranks, "world", 3)
     layout = SimpleNamespace(length=lambda rank: 4)
-    for owner, *held in ring.rotate(keys_of(0), keys_of(0), layout, ranks, overlap):
-        assert all(torch.equal(found, keys_of(owner)) for found in held)
-        said.append(f"compute {owner}")
-    assert said == order
+    for owner, *current in ring.rotate(keys_of(0), keys_of(0), layout, ranks, overlap):
+        assert all(torch.equal(found, keys_of(owner)) for found in current)
+        events.append(f"compute {owner}")
+    assert events == order
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -78,21 +79,21 @@ def test_every_rank_gets_what_one_process_gets_in_float64(world):
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_meet_as_often_as_the_formula_says(world):
     for answer in _answers(world):
-        for form, (seen, formula) in answer["rounds"].items():
-            assert seen == formula, form
+        for algorithm, (seen, formula) in answer["rounds"].items():
+            assert seen == formula, algorithm
 
 
 @pytest.mark.parametrize("world", WORLDS[1:])
 def test_the_interface_counts_the_bytes_of_the_formula(world):
     if _answers(world)[0]["bytes"]["fused"][0] is None:
         pytest.skip("this system gives ranks no network of their own")
-    for form, (counted, formula) in _answers(world)[0]["bytes"].items():
-        assert formula >= world * 2**20 / 2, form
-        assert 1 <= counted / formula <= 1.05, form
+    for algorithm, (counted, formula) in _answers(world)[0]["bytes"].items():
+        assert formula >= world * 2**20 / 2, algorithm
+        assert 1 <= counted / formula <= 1.05, algorithm
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_profiled_decode_tells_its_components_and_they_add_up(world):
+def test_the_components_of_the_profiled_decode_add_up(world):
     components = [
         "comp_shard_kv",
         "comp_local_attention",
@@ -112,34 +113,20 @@ def test_the_profiled_decode_tells_its_components_and_they_add_up(world):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_bad_input_is_told_on_every_rank_before_anything_is_sent(world):
+def test_every_rank_refuses_bad_input_before_anything_is_sent(world):
+    starts = ["algorithm: 'trees' is not known", "v: shape", "k, v: torch.bfloat16", "layout:"]
     for answer in _answers(world):
-        said = answer["inert"]
-        assert len(said) == 4
-        assert said[0].startswith("algorithm: 'trees' is not known; use one of three_allreduce")
-        assert (
-            said[1].startswith("v: shape")
-            and "on empty shards too" in said[2]
-            and said[3].startswith("layout:")
-        )
+        for message, start in zip(answer["errors of input"], starts, strict=True):
+            assert message.startswith(start)
 
 
-@pytest.mark.parametrize("scale", [None, 0.9])
-def test_scores_are_multiplied_by_the_factor_given(monkeypatch, scale):
-    monkeypatch.setattr(ring, "plain_gradients", None)  # is for other devices
-    generator = torch.Generator().manual_seed(3)
-    q, k, v = (
-        torch.randn(2, heads, 10, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)
-    )
-    whole = masked_attention(q, k, v, torch.ones(10, 10, dtype=torch.bool).tril(), scale)
-    wanted = torch.autograd.grad(whole.sum(), (q, k, v))
+def test_scores_are_multiplied_by_the_factor_given():
+    q, k, v = inputs = qkv(2, 4, 2, 10, 10, head_dim=8)
     for attend in (ring_attention, ulysses_attention):
-        out = attend(q, k, v, scale=scale)
-        assert relative_error(out.detach(), whole.detach()) < 1e-6
-        for found, expected in zip(torch.autograd.grad(out.sum(), (q, k, v)), wanted, strict=True):
-            assert relative_error(found, expected) < 1e-5
-    for form in ALGORITHMS:
-        last = tree_attention_decode(q[:, :, -1:], k, v, algorithm=form, scale=scale)
+        whole = masked_attention(*inputs, causal_mask(10, 10), 0.9)
+        assert agrees(attend(*inputs, scale=0.9), whole, inputs)
+    for algorithm in ALGORITHMS:
+        last = tree_attention_decode(q[:, :, -1:], k, v, algorithm=algorithm, scale=0.9)
         assert relative_error(last.detach(), whole[:, :, -1:].detach()) < 1e-6
 
 
@@ -156,7 +143,7 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
     assert seen == [(torch.float32,) * 3, (torch.float64,) * 3]
 
 
-def test_what_does_not_fit_is_told_by_one_rank_alone_too():
+def test_a_single_rank_refuses_bad_input_too():
     q, k = torch.zeros(1, 4, 2, 8), torch.zeros(1, 2, 2, 8)
     two_pieces = Sharding(pieces=(((0, 1), (1, 2)),))
     for layout in (Sharding.contiguous(4, 2), Sharding.contiguous(3, 1), two_pieces):
@@ -220,13 +207,11 @@ def test_keys_that_are_widened_in_pieces_make_the_same_whole(monkeypatch, seen):
 def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):
     monkeypatch.setattr("nanolib.models.attention.partial._SCORE_BYTES", rows * 2 * 12 * 4)
     q, k, v, grad = torch.randn(4, 1, 2, 12, 8).unbind()
-    out, lse = partial_attention(q, k, v, causal=causal, scale=0.3)
-    other, other_lse = plain(q, k, v, causal, None, 0.3)
+    out, lse = partial_attention(q, k, v, causal=causal)
+    other, other_lse = plain(q, k, v, causal, None)
     assert torch.allclose(out, other, atol=1e-6) and torch.allclose(lse, other_lse, atol=1e-6)
-    found = block_gradients(grad, q, out, lse, k, v, causal, 0.3)
-    for mine, theirs in zip(
-        found, plain_gradients(grad, q, out, lse, k, v, causal, 0.3), strict=True
-    ):
+    given = grad, q, out, lse, k, v, causal
+    for mine, theirs in zip(block_gradients(*given), plain_gradients(*given), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
@@ -235,8 +220,5 @@ def test_a_masked_row_without_keys_is_zero():
     mask = torch.ones(4, 4, dtype=torch.bool)
     mask[1] = False
     out, lse = partial_attention(q, k, v, mask=mask)
-    assert (
-        not out[:, :, 1].any()
-        and (lse[:, :, 1] == -torch.inf).all()
-        and lse[:, :, 0].isfinite().all()
-    )
+    assert not out[:, :, 1].any() and lse[:, :, 0].isfinite().all()
+    assert (lse[:, :, 1] == -torch.inf).all()

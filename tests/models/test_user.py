@@ -12,7 +12,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import WITHOUT_DECODING, generation_of
-from nanolib.models.user import build_model, logits_of, resolve
+from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve
 from nanolib.run import sweep
 from nanolib.run.group import start_case
 from nanolib.store import Store
@@ -102,7 +102,7 @@ def test_what_cannot_be_found_is_one_line(module, name, words):
     assert len(caught.value.lines) == 1
 
 
-def test_what_builds_no_module_is_told(module):
+def test_a_function_that_returns_no_module_is_refused(module):
     with pytest.raises(TypeError, match=r"returned int; return a torch\.nn\.Module"):
         build_model(f"{module}:nothing", {}, "cpu", "float32")
 
@@ -195,6 +195,21 @@ def test_a_hugging_face_model_is_built_from_its_configuration():
         assert 9 < generation.cache.get_seq_length() <= 12
     with pytest.raises(BadInput, match="no model class 'NoSuchModel'"):
         resolve("hf:NoSuchModel")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head_dm": 128}, "'head_dm' is not a field of Qwen3MoeConfig; did you mean head_dim?"),
+        ({"head": 128}, "'head' is not a field of Qwen3MoeConfig; did you mean head_dim?"),
+        ({"foo": 1}, "'foo' is not a field of Qwen3MoeConfig; leave it out"),
+    ],
+)
+def test_a_misspelled_option_is_refused_in_one_line(options, message):
+    pytest.importorskip("transformers")
+    with pytest.raises(BadInput) as caught:
+        hugging_face_config("hf:Qwen3MoeForCausalLM", options)
+    assert caught.value.lines == (f"model_options: {message}",)
 
 
 def _bert():

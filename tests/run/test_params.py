@@ -25,7 +25,7 @@ BAD = [
     (
         "attention",
         {"attention_types": ["spares"]},
-        "attention.attention_types: attention_type: 'spares' is no attention kind",
+        "attention.attention_types: attention_type: 'spares' is not a known attention kind",
     ),
     (
         "attention",
@@ -80,7 +80,7 @@ BAD = [
     (
         "attention",
         {"attention_types": [{"kind": ["dense"]}]},
-        "attention.attention_types: attention_type: ['dense'] is no attention kind",
+        "attention.attention_types: attention_type: ['dense'] is not a known attention kind",
     ),
     (
         "attention",

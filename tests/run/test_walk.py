@@ -22,7 +22,7 @@ from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
 from nanolib.store import Store
-from tests.models.inputs import TOLD
+from tests.models.inputs import REQUIRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
 
@@ -77,7 +77,7 @@ WALK = {
         | {  # a user's own attention, and patterns with required options
             "attention_types": [
                 {"kind": "own", "call": "tests.models.inputs:strided_attention"},
-                *({"kind": "sparse", "pattern": name} | TOLD[name] for name in TOLD),
+                *({"kind": "sparse", "pattern": name} | REQUIRED[name] for name in REQUIRED),
                 {"kind": "sparse", "pattern": "prefix_lm", "global_tokens": 10},
                 {"kind": "dense", "backend": "flash", "impl": "FA4"},
                 {"kind": "flash_attn", "version": 4},

@@ -1,10 +1,11 @@
-"""Attention kinds behind one signature.
+"""Compute attention of every kind through one function, `attend`.
 
-A kind is one module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale, options)` and
-`work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`. A pattern of the `sparse` kind is a
-function in `patterns`. Nothing here imports the meters.
+A kind is a module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale, options)`
+and `work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`.
+A pattern of the `sparse` kind is a function in `patterns`. Nothing here imports the meters.
 
-Causality is aligned at the end: query i of q_len sits at position kv_len - q_len + i, as in decoding over a cache.
+Causality is aligned at the end: query i of q_len has position kv_len - q_len + i, as in decoding
+over a cache.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput, shown
@@ -41,10 +43,10 @@ def kinds() -> tuple[str, ...]:
 
 
 def _module(kind: str) -> Any:
-    """What the kind is made of, imported when it is first asked for."""
+    """Import a kind's module at its first use."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(
-            f"attention_type: {shown(kind)} is no attention kind; use one of {', '.join(kinds())}"
+            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(kinds())}"
         )
     match kind:  # `importlib` would end dynamo's graph of a model that is compiled
         case "dense":
@@ -61,10 +63,10 @@ def _module(kind: str) -> Any:
 
 
 def parse_options(kind: str, options: Any = None) -> Any:
-    """Check options against the kind's own `Options`.
+    """Check options against the kind's `Options`.
 
     Raises:
-        BadInput: An unknown kind or option, or a value that does not fit.
+        BadInput: The kind or an option is unknown, or a value is not valid.
 
     Example:
         >>> parse_options("sparse", {"pattern": "window", "windw": 32})
@@ -76,12 +78,10 @@ def parse_options(kind: str, options: Any = None) -> Any:
 
 
 def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
-    """Pick one kind's options from a bag that serves several.
-
-    Such a bag is `NanoConfig.attention_options`.
+    """Select one kind's options from a mapping for several kinds, such as `NanoConfig.attention_options`.
 
     Raises:
-        BadInput: A name that no kind knows, or a value that does not fit.
+        BadInput: No kind takes a name, or a value is not valid.
 
     Example:
         >>> shared_options("sparse", {"pattern": "window", "window": 32}).window
@@ -97,7 +97,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
 
 
 def chooses_by_score(kind: str, bag: Mapping[str, Any]) -> bool:
-    """Tell whether a score that the model learns chooses the keys.
+    """Return whether a learned score chooses the keys.
 
     Example:
         >>> chooses_by_score("sparse", {"pattern": "dca"})
@@ -108,33 +108,33 @@ def chooses_by_score(kind: str, bag: Mapping[str, Any]) -> bool:
 
 def attend(
     kind: str,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool,
     scale: float | None = None,
     options: Any = None,
-    scores: torch.Tensor | None = None,
-) -> torch.Tensor:
+    scores: Tensor | None = None,
+) -> Tensor:
     """Compute attention of one kind.
 
     Args:
         kind: One of `kinds()`.
         q: Queries, shape [batch, heads, q_len, head_dim].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim]; kv_heads divides heads.
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads.
         v: Values, shape as `k`.
         causal: Whether a query sees only keys at or before its own position.
-        scale: Factor on the scores; None means head_dim ** -0.5.
+        scale: Factor on the scores. None means head_dim ** -0.5.
         options: The kind's `Options` or a mapping for them.
-        scores: Learned score per token, shape [batch, kv_len], for patterns that choose by it (`dca`).
+        scores: Learned score per token, shape [batch, kv_len], for the pattern `dca`.
 
     Returns:
         Shape and dtype of `q`.
 
     Raises:
-        BadInput: Shapes, kind or options that do not fit.
-        Unsupported: This machine cannot run what was asked for.
+        BadInput: The shapes, the kind or the options are not valid.
+        Unsupported: This machine cannot run the kind.
 
     Example:
         >>> q, k, v = torch.rand(3, 1, 2, 128, 16)
@@ -152,7 +152,7 @@ def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = Non
     """Count the connections and tiles that the kind's mask keeps.
 
     Returns:
-        The counts; None where they depend on the input.
+        The counts, or None if they depend on the input.
 
     Example:
         >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})
@@ -162,11 +162,11 @@ def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = Non
     return _module(kind).work(q_len, kv_len, causal=causal, options=parse_options(kind, options))
 
 
-def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> None:
-    """Check that q, k and v fit each other.
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+    """Check that the shapes of q, k and v fit each other.
 
     Raises:
-        BadInput: They do not.
+        BadInput: The shapes do not fit.
 
     Example:
         >>> check_shapes(torch.rand(1, 2, 8, 16), torch.rand(1, 3, 8, 16), torch.rand(1, 3, 8, 16), causal=True)

@@ -1,6 +1,6 @@
-"""Which keys each block of queries attends to: the plan that both kernels follow, and what it keeps.
+"""Plan the keys that each block of queries attends to, for both kernels, and count them.
 
-All in numpy, so that a plan is the same whether tensors have data or not.
+Plans are numpy arrays, so that they are the same for tensors without data.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention.patterns import (
@@ -36,11 +37,13 @@ class QueryBlock:
 
     Attributes:
         rows: Queries [start, stop).
-        runs: Key ranges [start, stop), in order and apart.
-        unit: The keys in equal pieces that begin at multiples of their length, which divides the sequence's: that length.
-        pieces: And which pieces, int64.
-        hidden_from: From which of its keys on some query does not see them.
-        hidden: Which do not: bool [rows, keys from there], without columns if all queries see all.
+        runs: Key ranges [start, stop), in order, with gaps between them.
+        unit: Length of the equal pieces that its keys consist of. It divides the sequence's length
+            and each piece's start.
+        pieces: Which pieces, int64.
+        hidden_from: Index of the first of its keys that some query does not see.
+        hidden: Which keys a query does not see: bool [rows, keys from there], without columns if
+            all queries see all.
     """
 
     rows: Run
@@ -60,14 +63,12 @@ class QueryBlock:
             rows: Queries [start, stop).
             keys: The keys it attends to, in order, int64.
             kv_len: Keys of the sequence.
-            kept: True if a query sees a key, bool [rows, keys from `begin` on].
-            begin: All queries see the keys before this one.
+            kept: Whether a query sees a key, bool [rows, keys from `begin` on].
+            begin: Index of the first key in `kept`. All queries see the keys before it.
         """
         edges = np.flatnonzero(np.diff(keys) > 1) + 1
-        starts, stops = (
-            keys[np.r_[0, edges][: len(keys)]],
-            keys[np.r_[edges, 0][: len(keys)] - 1] + 1,
-        )
+        starts = keys[np.r_[0, edges][: len(keys)]]
+        stops = keys[np.r_[edges, 0][: len(keys)] - 1] + 1
         unit = int(np.gcd.reduce([kv_len, *starts, *stops]))
         columns = (~kept).any(axis=0)
         first = int(columns.argmax()) if columns.any() else kept.shape[1]
@@ -76,17 +77,17 @@ class QueryBlock:
 
     @property
     def keys(self) -> int:
-        """How many keys it attends to."""
+        """Number of keys."""
         return self.unit * len(self.pieces)
 
     @property
     def height(self) -> int:
-        """How many queries it has."""
+        """Number of queries."""
         return self.rows[1] - self.rows[0]
 
     @property
     def kept(self) -> int:
-        """Connections."""
+        """Number of connections."""
         return self.height * self.keys - int(self.hidden.sum())
 
     @functools.cached_property
@@ -96,12 +97,12 @@ class QueryBlock:
 
     @property
     def positions(self) -> np.ndarray:
-        """The keys, int64."""
+        """Its keys, int64."""
         return tile_positions(self.pieces, self.unit)
 
 
 def tile_positions(tiles: np.ndarray, size: int) -> np.ndarray:
-    """The positions of tiles, int64."""
+    """Return the positions of tiles, int64."""
     return (tiles[:, None] * size + np.arange(size)).ravel()
 
 
@@ -113,7 +114,8 @@ class BlockMask:
     """A mask in blocks.
 
     Attributes:
-        plans: One for all heads; one per head; or one per head of each sequence, those of the first sequence first.
+        plans: One for all heads, one per head, or one per head of each sequence, with the first
+            sequence's heads first.
         q_len: Queries.
         kv_len: Keys.
         causal: Whether the future is masked.
@@ -132,7 +134,7 @@ class BlockMask:
         return len(self.plans) == 1
 
     def plan(self, head: int) -> Plan:
-        """That of a head, counted over the heads of all sequences."""
+        """Return the plan of a head, counted over the heads of all sequences."""
         return self.plans[head % len(self.plans)]
 
     @functools.cached_property
@@ -140,17 +142,15 @@ class BlockMask:
         """Connections and tiles kept, per head on average."""
         size, heads = self.block_size, len(self.plans)
         blocks = [block for plan in self.plans for block in plan]
-        kept, tiles = (
-            sum(block.kept for block in blocks),
-            sum(tile_count(block.keys, size) for block in blocks),
-        )
+        kept = sum(block.kept for block in blocks)
+        tiles = sum(tile_count(block.keys, size) for block in blocks)
         if heads > 1:
             kept, tiles = kept / heads, tiles / heads
         grid = tile_count(self.q_len, size) * tile_count(self.kv_len, size)
         return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
-    def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> torch.Tensor:
-        """The mask that dense attention must be given to equal this: bool [q_len or rows, kv_len]."""
+    def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> Tensor:
+        """Return the same mask for dense attention: bool [q_len or rows, kv_len]."""
         wanted = range(self.q_len) if rows is None else rows
         mask = np.zeros((len(wanted), self.kv_len), dtype=bool)
         for at, row in enumerate(wanted):
@@ -161,7 +161,7 @@ class BlockMask:
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
-    """Connections and tiles that the pattern keeps, counted from its mask; None where that depends on the input."""
+    """Count the connections and tiles that the pattern keeps, or None if they depend on the input."""
     if options.pattern in DYNAMIC:
         return None
     return static_mask(options, q_len, kv_len, causal, 1).work
@@ -171,18 +171,18 @@ def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | N
 def static_mask(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, size: int | None = None
 ) -> BlockMask:
-    """The mask of a pattern that depends on the shape alone, kept for the next layer or call that asks for it.
+    """Make the mask of a pattern that depends only on the shape, once for all layers and calls.
 
     Args:
-        options: The pattern, and what it reads.
-        q_len: Queries; they are at the last positions of the keys.
+        options: The pattern and its sizes.
+        q_len: Queries. They have the last positions of the keys.
         kv_len: Keys.
         causal: Whether the future is masked.
         heads: Query heads.
-        size: Side of a tile in which is skipped; None means `block_size`.
+        size: Side of a tile of the plan. None means `block_size`.
 
     Raises:
-        BadInput: More queries than keys, for a pattern with a table.
+        BadInput: There are more queries than keys, and the pattern has a table.
     """
     options = with_window(options, q_len, kv_len, causal)
     causal, size = options.hides_future(causal), size or options.block_size
@@ -196,7 +196,7 @@ def static_mask(
 
 @functools.lru_cache(maxsize=64)
 def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
-    """Options with a window where a sparsity was asked for: the largest that removes that share, 1 where none does.
+    """Replace a requested sparsity by the largest window that reaches it, or by 1 if no window does.
 
     Raises:
         BadInput: As `static_mask`.
@@ -221,13 +221,13 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
 def static_mask_mod(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
 ) -> MaskMod:
-    """The mask of a pattern, of queries and keys; options as `with_window` gives them."""
+    """Return a pattern's `mask_mod` of queries and keys. Options come from `with_window`."""
     mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
     return at_end(mask_mod, kv_len - q_len, causal)
 
 
 def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
-    """A mask of positions as one of queries, whose first is at `offset`."""
+    """Convert a `mask_mod` of positions to one of queries, the first of which has position `offset`."""
 
     def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         position = q_idx + offset
@@ -240,7 +240,7 @@ def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
 def _plan(
     keeps: MaskMod, options: Options, head: int, q_len: int, kv_len: int, causal: bool, size: int
 ) -> Plan:
-    """The kept tiles of every block of queries, found at their corners if the pattern allows it."""
+    """Find the kept tiles of every block of queries, at their corners if the pattern allows it."""
     blocks, offset = [], kv_len - q_len
     sides = (size, options.block_size) if options.pattern in BY_CORNERS else (1,)
     for start in range(0, q_len, size):
@@ -259,10 +259,7 @@ def _plan(
 
 
 def _corners(start: int, stop: int, sides: Sequence[int]) -> np.ndarray:
-    """Positions in [start, stop) at which a tile of one of these sides begins or ends, and both ends of the range."""
-    begins = np.unique(
-        np.concatenate(
-            [[start], *(np.arange(-(-start // side) * side, stop, side) for side in sides)]
-        )
-    )
+    """List the positions in [start, stop) where a tile of one of these sides begins or ends, and both ends of the range."""
+    inner = [np.arange(-(-start // side) * side, stop, side) for side in sides]
+    begins = np.unique(np.concatenate([[start], *inner]))
     return np.unique(np.concatenate([begins, begins[1:] - 1, [stop - 1]]))

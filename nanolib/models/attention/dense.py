@@ -1,4 +1,4 @@
-"""Dense attention: torch's scaled_dot_product_attention by backend."""
+"""Compute dense attention by torch's scaled_dot_product_attention, with a choice of its backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention.reference import causal_mask
-from nanolib.models.attention.work import Work, dense_work
+from nanolib.models.attention.work import dense_work
 from nanolib.params import StrictModel
 
 _BACKENDS = {
@@ -21,15 +21,18 @@ _BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-_CPU_BACKENDS = ("math", "flash")  # torch falls back to math on CPU without a word for the others
+_CPU_BACKENDS = (
+    "math",
+    "flash",
+)  # for the others torch falls back to math on CPU, without a warning
 
 
 class Options(StrictModel):
     """Options of `dense`.
 
     Attributes:
-        backend: Which SDPA kernel; `auto` lets torch choose.
-        impl: Whose flash kernels the backend `flash` runs: torch's own, or those of flash-attn 3 or 4.
+        backend: SDPA kernel. `auto` lets torch choose.
+        impl: Flash kernels of the backend `flash`: torch's own, or those of flash-attn 3 or 4.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -40,18 +43,18 @@ class Options(StrictModel):
     @pydantic.model_validator(mode="after")
     def _flash_has_it(self) -> Options:
         if self.impl and self.backend != "flash":
-            raise ValueError(f"impl: {self.impl} is of backend flash, not {self.backend}")
+            raise ValueError(f"impl: {self.impl} needs backend flash, not {self.backend}")
         return self
 
 
-_active = ""  # which implementation torch's dispatcher has
+_active = ""  # the implementation that torch's dispatcher has
 
 
 def activate(impl: str) -> None:
-    """Let the backend `flash` run an implementation; a backward pass needs the one that its forward pass had.
+    """Let the backend `flash` run an implementation. A backward pass needs that of its forward pass.
 
     Raises:
-        Unsupported: It is not installed, or this torch does not know it.
+        Unsupported: The package is not installed, or this torch does not know it.
     """
     global _active
     if impl == _active:
@@ -70,9 +73,10 @@ def activate(impl: str) -> None:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
 ) -> Tensor:
-    """Dense attention; see `nanolib.models.attention.attend`."""
-    activate(options.impl if q.device.type == "cuda" else "")
-    if options.impl and q.device.type != "cuda":
+    """Compute dense attention. See `nanolib.models.attention.attend`."""
+    on_gpu = q.device.type == "cuda"
+    activate(options.impl if on_gpu else "")
+    if options.impl and not on_gpu:
         raise Unsupported(f"impl {options.impl} has no {q.device.type} kernel; leave impl out")
     if options.backend == "auto":
         return _call(q, k, v, causal, scale)
@@ -93,7 +97,7 @@ def attend(
 
 def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
-    # is_causal aligns at the start, we align at the end: they agree only for square scores. One query sees every key.
+    # is_causal aligns at the start, nanolib at the end: they agree only for square scores. One query sees every key.
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(
@@ -107,6 +111,4 @@ def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) ->
     )
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work:
-    """Everything that causality allows."""
-    return dense_work(q_len, kv_len, causal)
+work = dense_work

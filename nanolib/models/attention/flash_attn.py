@@ -1,7 +1,7 @@
-"""Dense attention by the flash-attn package: version 2, 3 or 4, whichever you name or is installed.
+"""Compute dense attention by flash-attn 2, 3 or 4.
 
-Version 4 is `pip install flash-attn-4`, a pure Python wheel that compiles its kernels when they are first called. Versions 2 and 3
-are built from source.
+Version 4 is `pip install flash-attn-4`, a pure Python wheel that compiles its kernels when they are
+first called. Versions 2 and 3 are built from source.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.work import Work, dense_work
+from nanolib.models.attention.work import dense_work
 from nanolib.params import StrictModel
 
 Version = Literal["auto", 2, 3, 4]
-_MODULES = {  # the newest first: `auto` takes the first that can be imported
+_MODULES = {  # the newest first: `auto` takes the first that imports
     4: ("flash_attn.cute",),
     3: ("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
     2: ("flash_attn",),
@@ -33,7 +33,7 @@ class Options(StrictModel):
     """Options of `flash_attn`.
 
     Attributes:
-        version: Which major version; `auto` takes the newest that is installed.
+        version: Major version. `auto` takes the newest that is installed.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -43,20 +43,20 @@ class Options(StrictModel):
 
 @functools.cache
 def _imported(version: int) -> tuple[Callable[..., Any] | None, str]:
-    """The function of one version, on q, k, v of shape [batch, length, heads, head_dim]; or why there is none."""
+    """Import one version: its function of q, k, v, shape [batch, length, heads, head_dim], and the import error."""
     if version == 4 and _imported(2)[0] is None:
         _skip_parent()
-    said = []
+    errors = []
     for name in _MODULES[version]:
         try:
             return importlib.import_module(name).flash_attn_func, ""
         except Exception as error:  # a binary of another torch fails in ways of its own
-            said.append(f"{type(error).__name__}: {error}")
-    return None, "; ".join(said)
+            errors.append(f"{type(error).__name__}: {error}")
+    return None, "; ".join(errors)
 
 
 def _skip_parent() -> None:
-    """Let version 4 be imported where version 2 cannot: it lives in the same package, whose own file would fail again."""
+    """Make version 4 importable if version 2 is broken: importing their common package would fail again."""
     spec = importlib.util.find_spec("flash_attn") if "flash_attn" not in sys.modules else None
     if spec and spec.submodule_search_locations:
         package = types.ModuleType("flash_attn")
@@ -65,13 +65,13 @@ def _skip_parent() -> None:
 
 
 def found_version(version: Version = "auto") -> int | None:
-    """The version that is used; None where it cannot be imported."""
+    """Return the version that `attend` uses, or None if it does not import."""
     wanted = _MODULES if version == "auto" else (version,)
     return next((one for one in wanted if _imported(one)[0]), None)
 
 
 def missing(version: Version = "auto") -> str:
-    """What cannot be imported, in the words of the import errors, and what to do."""
+    """Describe why the version does not import, and what to install."""
     wanted = _MODULES if version == "auto" else (version,)
     errors = "; ".join(f"version {one}: {_imported(one)[1]}" for one in wanted)
     return f'flash_attn, which cannot be imported ({errors}); on a machine with CUDA: pip install -e ".[cuda]"'
@@ -80,10 +80,11 @@ def missing(version: Version = "auto") -> str:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
 ) -> Tensor:
-    """Dense attention; see `nanolib.models.attention.attend`.
+    """Compute dense attention. See `nanolib.models.attention.attend`.
 
     Raises:
-        Unsupported: The version is not installed, or has no kernel for this device, dtype or head_dim.
+        Unsupported: The version is not installed, or has no kernel for this device, dtype or
+            head_dim.
     """
     version = found_version(options.version)
     if version is None:
@@ -96,21 +97,22 @@ def attend(
         raise Unsupported(
             f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}"
         )
-    return call(version, q, k, v, causal=causal, scale=scale)
+    return call(version, q, k, v, causal, scale)
 
 
 def call(
-    version: int, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None
+    version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> Tensor:
-    """One version on our shapes; it aligns causality at the end, as we do, since 2.1."""
+    """Call one version on tensors of shape [batch, heads, length, head_dim].
+
+    Since 2.1 it aligns causality at the end, as nanolib does.
+    """
     function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
     try:
         out = function(*inputs, softmax_scale=scale, causal=causal)
-    except AssertionError as error:  # how version 4 says that it has no such kernel
+    except AssertionError as error:  # version 4 reports a missing kernel by an assertion
         raise Unsupported(f"flash_attn {version}: {error or 'it refuses this input'}") from error
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work:
-    """Everything that causality allows."""
-    return dense_work(q_len, kv_len, causal)
+work = dense_work

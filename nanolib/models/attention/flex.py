@@ -1,4 +1,4 @@
-"""torch's FlexAttention, compiled, over the masks of the sparse patterns: the same tiles, another kernel."""
+"""Compute the masks of the sparse patterns by torch's FlexAttention, compiled."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention import flash_attn
-from nanolib.models.attention.block_mask import (
-    static_mask,
-    static_mask_mod,
-    with_window,
-    work,
-)
+from nanolib.models.attention.block_mask import static_mask, static_mask_mod, with_window, work
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import MaskMod, placed, tile_count
 from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.own_code import with_own_code
 
 __all__ = ["Options", "attend", "work"]
 
-_KERNEL_TILE = 128  # of queries and keys: torch's kernels for GPUs need multiples of it, backward ones for Hopper too
+_KERNEL_TILE = (
+    128  # torch's GPU kernels need tiles of a multiple of it, backward ones on Hopper too
+)
 _LEAST_HEAD_DIM = 16
 
 
 class Options(SparseOptions):
-    """Options of `flex`: those of `sparse`, and who computes.
+    """Options of `flex`: those of `sparse`, and the kernel.
 
     Attributes:
-        backend: Which of torch's kernels for FlexAttention; `auto` lets torch choose, `flash` is flash-attn 4.
+        backend: torch's kernel for FlexAttention. `auto` lets torch choose, `flash` is flash-attn
+            4.
     """
 
     backend: Literal["auto", "triton", "flash"] = "auto"
 
 
 def kernel_tile(device: str, block_size: int) -> int:
-    """The side of a tile that the kernel skips: `block_size`, on a GPU its least multiple that the kernel can take."""
+    """Return the side of a tile that the kernel skips: `block_size`, or on a GPU its least multiple that the kernel takes."""
     is_gpu = torch.device(device).type == "cuda"
     return math.lcm(block_size, _KERNEL_TILE) if is_gpu else block_size
 
@@ -54,16 +53,20 @@ def kernel_tile(device: str, block_size: int) -> int:
 def computes_sparse(
     device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int
 ) -> bool:
-    """Whether `sparse` goes through FlexAttention: on CUDA, where a loop over blocks would be thousands of launches.
+    """Return whether FlexAttention computes `sparse`: on CUDA, since a loop over blocks needs thousands of launches.
 
-    The queries of a single block, as in decoding, need no loop, and FlexAttention would be compiled for each new length of keys.
+    The queries of a single block, as in decoding, need no loop, and FlexAttention would compile for
+    each new length of keys.
     """
     has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
     return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Why FlexAttention cannot run there; empty when it can. To ask compiles nothing."""
+    """Return why FlexAttention cannot run on a device, or an empty string.
+
+    This compiles nothing.
+    """
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
@@ -86,25 +89,25 @@ def attend(
     options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Sparse attention by FlexAttention, compiled, or planned by its operation; see `nanolib.models.attention.attend`.
+    """Compute sparse attention by FlexAttention.
+
+    A plan calls its operation without compiling. See `attention.attend`.
 
     Raises:
-        Unsupported: A backward pass on CPU, which torch refuses.
+        Unsupported: The device has no such kernel, or no backward pass.
     """
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     backend = getattr(options, "backend", "auto")  # `sparse` has no such option
     if reason := unsupported(q.device.type, graph, backend):
         raise Unsupported(reason)
-    mask = mask_of(q, k, causal=causal, options=options, scores=scores)
+    mask = mask_of(scale_queries(q, scale), k, causal=causal, options=options, scores=scores)
     if detect_fake_mode():
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
-    if (
-        q.device.type == "cpu"
-    ):  # it refuses inputs that ask for a gradient, even where none is taken
+    if q.device.type == "cpu":  # it refuses inputs that require a gradient, even under no_grad
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
-    # else the backward pass may write over what the graph has saved; what is compiled here serves other processes too
+    # a donated buffer lets the backward pass overwrite what the graph has saved. The setting is part of the compiled code
     with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
         out = kernel(
             q,
@@ -119,15 +122,15 @@ def attend(
 
 
 def allow_repeated_backward() -> None:
-    """Let this process call the backward pass of a compiled graph again, as `attend` has compiled it."""
+    """Let this process repeat the backward pass of a graph that `attend` has compiled."""
     torch._functorch.config.donated_buffer = False
 
 
 @functools.lru_cache(maxsize=64)
 def compiled(*of: Any) -> Any:
-    """FlexAttention through torch.compile, for one shape, dtype and pattern.
+    """Compile FlexAttention for one shape, dtype and pattern.
 
-    A full graph, since dynamo would else run unfused what it cannot compile, and say nothing.
+    Dynamo would silently run unfused what it cannot compile, so a full graph is required.
     """
     return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
 
@@ -135,7 +138,7 @@ def compiled(*of: Any) -> Any:
 def mask_of(
     q: Tensor, k: Tensor, *, causal: bool, options: SparseOptions, scores: Tensor | None = None
 ) -> FlexMask:
-    """The mask as FlexAttention takes it; arguments as of `sparse.choose_mask`."""
+    """Make FlexAttention's mask. Its arguments are those of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
     shape = q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
@@ -152,16 +155,16 @@ def drawn_mask(
     device: torch.device,
     planning: object,
 ) -> FlexMask:
-    """Of a pattern that depends on the shape alone, from its plan: no pair outside the pattern's runs is looked at.
+    """Make the mask of a pattern that depends only on the shape, from its plan, without looking at each pair.
 
     Args:
-        options: The pattern, and what it reads.
+        options: The pattern and its sizes.
         q_len: Queries.
         kv_len: Keys.
         causal: Whether the future is masked.
         heads: Heads with a mask of their own.
-        device: Where the inputs are.
-        planning: The mode in which tensors have no data, if they have none.
+        device: Device of the inputs.
+        planning: The mode of tensors without data, or None.
     """
     tile = kernel_tile(device.type, options.block_size)
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
@@ -172,25 +175,30 @@ def drawn_mask(
             keys = block.positions // tile
             some[head, row, keys] = True
             part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
-    part[:, q_len // tile :] = part[:, :, kv_len // tile :] = True  # cut by the sequence's end
+    part[:, q_len // tile :] = part[:, :, kv_len // tile :] = (
+        True  # the sequence's end cuts these tiles
+    )
     made = with_window(options, q_len, kv_len, causal)
     causal = options.hides_future(causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, heads, device)
     tiles = (placed(x[None], device) for x in (some, some & ~part))
-    return _listed(*tiles, tile, mask_mod, (q_len, kv_len))
+    return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
-    """Of a pattern that looks at the input: the tiles are listed where the choice is, and the host waits for nothing."""
-    tile = kernel_tile(choice.chosen.device.type, choice.block_size)
-    mask_mod = choice.mask_mod(choice.chosen)
-    return _listed(*choice.tiles(tile), tile, mask_mod, (choice.q_len, choice.kv_len))
+    """Make the mask of a pattern that depends on the input, on its device, so that the host waits for nothing."""
+    q_len, kv_len, _, size, *_ = choice.cells.sizes
+    tile = kernel_tile(choice.chosen.device.type, size)
+    return _list_tiles(*choice.tiles(tile), tile, choice.mask_mod(choice.chosen), (q_len, kv_len))
 
 
-def _listed(
+def _list_tiles(
     some: Tensor, whole: Tensor, tile: int, mask_mod: MaskMod, lengths: tuple[int, int]
 ) -> FlexMask:
-    """A mask from which tiles hold a kept pair, and which nothing else; bool [batch, heads, query tiles, key tiles]."""
+    """Make a mask from the tiles with a kept pair, and those whose pairs are all kept.
+
+    Shapes as of `Choice.tiles`.
+    """
     part, lists = some & ~whole, []
     for tiles in (part, whole, part.mT.contiguous(), whole.mT.contiguous()):
         order = tiles.int().argsort(dim=-1, descending=True, stable=True)

@@ -1,4 +1,4 @@
-"""Your own attention: a function `(q, k, v, causal) -> out`; and the names of functions of yours."""
+"""Compute attention by a function of yours, `(q, k, v, causal) -> out`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
@@ -20,7 +21,8 @@ class Options(StrictModel):
     """Options of `own`.
 
     Attributes:
-        call: `package.module:function`, which takes q, k, v and causal, shaped as in `attention.attend`, and returns the output.
+        call: `package.module:function` of q, k, v and causal, with the shapes of
+            `attention.attend`. It returns the output, and multiplies scores by head_dim ** -0.5.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -37,14 +39,12 @@ class Options(StrictModel):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
 ) -> Tensor:
-    """Call the function; see `nanolib.models.attention.attend`.
+    """Call the function. See `nanolib.models.attention.attend`.
 
     Raises:
-        BadInput: There is no such function, or it returns something else than an output.
+        BadInput: There is no such function, or its result has another shape than `q`.
     """
-    if scale is not None:  # the function has its own factor, head_dim ** -0.5
-        q = q * (scale * q.shape[-1] ** 0.5)
-    out = _function(options.call)(q, k, v, causal)
+    out = _function(options.call)(scale_queries(q, scale), k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise BadInput(
@@ -55,16 +55,16 @@ def attend(
 
 @functools.cache
 def _function(name: str) -> Callable[..., Any]:
-    """What `call` names, imported once: each timed call asks for it."""
+    """Import what `call` names, once for all timed calls."""
     return imported("attention_options.call", name)
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> None:
-    """What a function computes is not known."""
+    """Return None: what a function of yours computes is unknown."""
 
 
 def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
-    """A `mask_mod` of tensors, asked with arrays."""
+    """Make a `mask_mod` of tensors take and return arrays."""
 
     def keeps(*at: Any) -> np.ndarray:
         indices = torch.broadcast_tensors(*(torch.as_tensor(index) for index in at))

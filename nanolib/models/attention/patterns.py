@@ -1,12 +1,13 @@
-"""Sparse patterns that depend on positions alone, and the options of all patterns.
+"""Define the sparse patterns that depend only on positions, and the options of all patterns.
 
-A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of positions, and a line in `PATTERNS`.
-FlexAttention takes the `mask_mod` as it is; the CPU kernel plans its tiles from it. Causality is applied on top. Patterns that look
-at the input are in `dynamic`.
+A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of
+positions, and a line in `PATTERNS`. FlexAttention takes the `mask_mod`. The CPU kernel plans its
+tiles from it. Causality is applied on top. Patterns that depend on the input are in `dynamic`.
 
-A pattern is evaluated for every pair to find its tiles, which takes long for long sequences. Patterns in
-`BY_CORNERS` are evaluated where tiles begin and end and on the diagonal. Such a pattern keeps the diagonal, and
-within a tile it is constant, a band around the diagonal, a part of a document, or the leading rows or columns.
+nanolib evaluates a pattern for every pair to find its tiles, which takes long for long sequences.
+It evaluates patterns in `BY_CORNERS` only where tiles begin and end and on the diagonal. Such a
+pattern keeps the diagonal, and within a tile it is constant, a band around the diagonal, a part of
+a document, or the leading rows or columns.
 """
 
 from __future__ import annotations
@@ -25,39 +26,42 @@ from nanolib.models.attention.work import BLOCK_SIZE
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
-MaskMod = Callable[[Any, Any, Any, Any], Any]  # (batch, head, query, key) → whether it is seen
-Device = torch.device | None  # where a mask is asked for; None: with arrays, on the host
+MaskMod = Callable[
+    [Any, Any, Any, Any], Any
+]  # (batch, head, query, key) → whether the query sees the key
+Device = torch.device | None  # of the indices, None for arrays on the host
 DYNAMIC = ("top_k", "threshold", "dca")
-WINDOWED = ("window", "local_global", "bigbird")  # a sparsity is reached by their window
-BY_TILE = ("strided", "block", "random", "top_k")  # and here by the number of tiles
+WINDOWED = ("window", "local_global", "bigbird")  # their window sets the sparsity
+BY_TILE = ("strided", "block", "random", "top_k")  # their number of tiles sets it
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _DRAWN = ("random", "bigbird")
-TABLED = (*_DRAWN, "document")  # these look up each query in a table, so it must be at a key
+TABLED = (*_DRAWN, "document")  # a table of positions, so each query needs the position of a key
 _MOST = 2**24  # tokens: no sequence is longer
 _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 
 
 class Options(StrictModel):
-    """Options of `sparse` and `flex`; each pattern says which it reads.
+    """Options of `sparse` and `flex`. Each pattern's docstring names those that it reads.
 
     Attributes:
         pattern: A key of `PATTERNS`, or one of `DYNAMIC`.
         window: Reach of the local part, tokens.
-        global_tokens: Positions that all see: the leading ones (`local_global`, `bigbird`, `prefix_lm`), or at most so many
-            chosen ones (`dca`).
+        global_tokens: Number of positions that all see: the leading ones (`local_global`,
+            `bigbird`, `prefix_lm`), or at most this number of chosen ones (`dca`).
         random_tokens: Random keys (`bigbird`, `random`: in whole tiles).
-        sparsity: Share of connections to remove, in [0, 1); it takes the place of `window`.
+        sparsity: Share of connections to remove, in [0, 1). It replaces `window`.
         mass: Share of the estimated attention that `threshold` keeps.
-        block_size: Side of a tile: what is skipped, and how many queries attend at once.
-        seed: For patterns that draw.
+        block_size: Side of a tile, which is skipped or computed, and queries per block.
+        seed: Seed of random tiles and keys.
         per_head: Whether each head has a mask of its own (`random`, `bigbird`, `own`).
-        document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full (`document`).
-        document_starts: In place of lengths, where the second and later documents begin.
+        document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full
+            (`document`).
+        document_starts: First positions of the second and later documents, instead of lengths.
         mask_mod: `package.module:function`, your own mask (`own`).
     """
 
     NAME: ClassVar[str] = "attention_options"
-    model_config = pydantic.ConfigDict(frozen=True)  # masks are kept by their options
+    model_config = pydantic.ConfigDict(frozen=True)  # caches of masks have them as a key
 
     pattern: str = "local_global"
     window: int = pydantic.Field(256, gt=0, le=_MOST)
@@ -77,18 +81,18 @@ class Options(StrictModel):
         known = [*PATTERNS, *DYNAMIC]
         if self.pattern not in known:
             raise ValueError(
-                f"pattern: {shown(self.pattern)} is no pattern; use one of {', '.join(known)}"
+                f"pattern: {shown(self.pattern)} is not a pattern; use one of {', '.join(known)}"
             )
         if self.sparsity is not None and self.pattern not in (*WINDOWED, *BY_TILE):
             raise ValueError(
-                f"sparsity: {self.pattern} keeps what the input or its other options say; "
+                f"sparsity: {self.pattern} takes none; "
                 "set mass, window, global_tokens or document_lengths instead"
             )
         if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
             raise ValueError(
-                "document_lengths: pattern document takes either these or document_starts"
+                "document_lengths: pattern document needs either these or document_starts"
             )
-        if list(self.document_starts) != sorted(set(self.document_starts)):
+        if list(self.document_starts) != sorted({*self.document_starts}):
             raise ValueError(
                 f"document_starts: {list(self.document_starts)} do not rise; sort them"
             )
@@ -97,21 +101,24 @@ class Options(StrictModel):
         return self
 
     def masked_heads(self, heads: int) -> int:
-        """How many of the heads have a mask of their own; 1 if all share it."""
+        """Return how many heads have a mask of their own, 1 if all share it."""
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:
-        """Whether causality is applied on top of the pattern; `prefix_lm` has its own."""
+        """Return whether causality is applied on top of the pattern. `prefix_lm` has its own."""
         return causal and self.pattern != "prefix_lm"
 
 
 def tile_count(length: int, size: int) -> int:
-    """Tiles of `size` that cover `length` positions."""
+    """Count the tiles of `size` that cover `length` positions."""
     return -(-length // size)
 
 
 def placed(x: np.ndarray, device: Device) -> Any:
-    """A copy on a device, without data where tensors have none: `.to` would follow a small array's values, and need the device."""
+    """Copy an array to a device. The copy has no data in a plan, whose tensors have none.
+
+    `.to` would keep a small array's values, and need the device.
+    """
     if device is None:
         return x
     values = torch.from_numpy(x)
@@ -119,12 +126,12 @@ def placed(x: np.ndarray, device: Device) -> Any:
 
 
 def is_near(i: Any, j: Any, reach: int) -> Any:
-    """|i − j| < reach, by comparisons: a difference would be a number of eight bytes for each pair."""
+    """Return |i − j| < reach, by comparisons: a difference would take eight bytes for each pair."""
     return (j > i - reach) & (j < i + reach)
 
 
 def window(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """|i − j| < `window`: the keys around a query, its own position included.
+    """Keep |i − j| < `window`: the keys around a query, its own position included.
 
     Source: the sliding window of Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
@@ -132,7 +139,7 @@ def window(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod
 
 
 def local_global(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """The window, and the first `global_tokens` positions, which see every key and are seen by every query.
+    """Keep the window, and the first `global_tokens` positions, which see every key and are seen by every query.
 
     Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
@@ -143,9 +150,12 @@ def local_global(options: Options, kv_len: int, heads: int, device: Device) -> M
 
 
 def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """A query's own tile and every `stride`-th from it: 1 / (1 − `sparsity`), or as many tiles as hold `window` tokens.
+    """Keep a query's own tile and every stride-th tile from it.
 
-    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; of tiles, so that they can be skipped.
+    The stride is 1 / (1 − `sparsity`), or `window` in tiles.
+
+    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; by tiles,
+    which can be skipped.
     """
     size = options.block_size
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
@@ -154,7 +164,7 @@ def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMo
 
 
 def block(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """A query's own chunk: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` tokens.
+    """Keep a query's own chunk: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` tokens.
 
     Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
     """
@@ -165,7 +175,7 @@ def block(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
 
 
 def random(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """A row's own tile and others drawn at random: all but `sparsity` of them, or enough to hold `random_tokens`.
+    """Keep a row's own tile and random tiles: a share of 1 − `sparsity`, or those of `random_tokens`.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -179,7 +189,7 @@ def random(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod
 
 
 def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """`local_global`, and random tiles that hold `random_tokens`.
+    """Keep the pairs of `local_global`, and random tiles of `random_tokens`.
 
     Source: Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -191,7 +201,7 @@ def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> MaskMo
 
 
 def document(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """The keys of a query's own document, if several are packed into one sequence.
+    """Keep the keys of a query's own document, if several are packed into one sequence.
 
     Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
     """
@@ -204,7 +214,7 @@ def document(options: Options, kv_len: int, heads: int, device: Device) -> MaskM
 
 
 def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """The first `global_tokens` positions see each other; later ones see all before them. `causal` does not change it.
+    """Let the first `global_tokens` positions see each other, and later ones all before them, with or without `causal`.
 
     Source: Raffel et al. (2020), T5, arXiv 1910.10683.
     """
@@ -213,21 +223,23 @@ def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Mask
 
 
 def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Your own `mask_mod`, the same for each sequence of a batch; nanolib evaluates it for every pair on the host."""
+    """Import your own `mask_mod`, the same for each sequence of a batch.
+
+    nanolib evaluates it for every pair on the host.
+    """
     mask_mod = imported("attention_options.mask_mod", options.mask_mod)
     return mask_mod if device else own.on_arrays(mask_mod)
 
 
 def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
-    """Which tiles each row keeps, its own among them: bool [heads, tiles, tiles]."""
+    """Draw the tiles that each row keeps, its own among them: bool [heads, tiles, tiles]."""
     tiles = tile_count(kv_len, options.block_size)
     tables = np.zeros((heads, tiles, tiles), dtype=bool)
     for head, table in enumerate(tables):
         source = np.random.RandomState((options.seed + 1_000_003 * head) % 2**32)
-        # the 24 bits that torch.rand would make a number of: a seed draws the same tiles by either
-        order = (source.randint(2**32, size=(tiles, tiles), dtype=np.uint32) & 0xFFFFFF).astype(
-            np.int64
-        )
+        bits = source.randint(2**32, size=(tiles, tiles), dtype=np.uint32)
+        # the 24 bits of torch.rand, so that a seed draws the same tiles by either
+        order = (bits & 0xFFFFFF).astype(np.int64)
         np.fill_diagonal(order, -1)
         np.put_along_axis(table, order.argsort(axis=1, kind="stable")[:, :kept], True, axis=1)
     return tables

@@ -1,25 +1,22 @@
-"""Dense attention with a boolean mask in float64: slow, plain, and what every kind is compared with."""
+"""Compute dense attention with a mask in float64: the slow reference that every kind is compared with."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 
 def masked_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    scale: float | None = None,
-) -> torch.Tensor:
-    """softmax(scale · q kᵀ where mask) v in float64; a row without any key gives zero.
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None
+) -> Tensor:
+    """Compute softmax(scale · q kᵀ where mask) v in float64. A row without any key gives zero.
 
     Args:
         q: Shape [batch, heads, q_len, head_dim].
         k: Shape [batch, kv_heads, kv_len, head_dim].
         v: Shape as `k`.
         mask: True where a query may see a key, shape [q_len, kv_len].
-        scale: Factor on the scores; None means head_dim ** -0.5.
+        scale: Factor on the scores. None means head_dim ** -0.5.
 
     Returns:
         Shape of `q`, float64.
@@ -31,14 +28,17 @@ def masked_attention(
     return torch.nan_to_num(weights, nan=0.0) @ v
 
 
-def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """True where key j is at or before query i's position kv_len - q_len + i; shape [q_len, kv_len]."""
+def causal_mask(q_len: int, kv_len: int, device: torch.device | str = "cpu") -> Tensor:
+    """Make the causal mask: True if key j is at or before query i's position kv_len - q_len + i.
+
+    Shape [q_len, kv_len].
+    """
     position = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]
     return torch.arange(kv_len, device=device)[None, :] <= position
 
 
-def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    """‖out − reference‖ / ‖reference‖ in float64."""
+def relative_error(out: Tensor, reference: Tensor) -> float:
+    """Compute ‖out − reference‖ / ‖reference‖ in float64."""
     if out.device.type == "mps":  # it has no float64
         out, reference = out.cpu(), reference.cpu()
     reference = reference.double()

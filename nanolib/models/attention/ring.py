@@ -1,9 +1,11 @@
-"""Ring attention: keys and values go around the ranks while each attends with its own queries; forward and backward.
+"""Compute ring attention, forward and backward: each rank keeps its queries, and keys and values go around the ranks.
 
-The next hop is under way while the block at hand is computed. A rank sees `world` blocks of keys; with causality and one piece per
-rank the last rank has work at each of them and the first at one: `Sharding.zigzag` gives every rank as much.
+The next hop overlaps with the computation of a block. A rank sees `world` blocks of keys. With
+causality and one piece per rank, the last rank has work in all of them and the first in one.
+`Sharding.zigzag` gives every rank the same work.
 
-Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in github.com/zhuzilin/ring-flash-attention.
+Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in
+github.com/zhuzilin/ring-flash-attention.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanolib.models.attention import check_shapes
 from nanolib.models.attention.partial import (
@@ -21,6 +24,7 @@ from nanolib.models.attention.partial import (
     masked_scores,
     merge,
     partial_attention,
+    scale_queries,
     wide_type,
 )
 from nanolib.models.attention.ranks import Ranks
@@ -28,9 +32,9 @@ from nanolib.models.attention.sharding import Piece, Sharding
 
 
 def ring_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool = True,
     layout: Sharding | None = None,
@@ -38,32 +42,33 @@ def ring_attention(
     scale: float | None = None,
     overlap: bool = True,
     timer: Any = None,
-) -> torch.Tensor:
-    """Attention over a sequence that is sharded across ranks, queries, keys and values alike; can be differentiated.
+) -> Tensor:
+    """Compute attention over a sequence that is sharded across ranks. It has a backward pass.
 
     Args:
         q: This rank's queries, shape [batch, heads, local_len, head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]; kv_heads divides heads.
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
+            heads.
         v: Shape as `k`.
         causal: Whether a query sees no later position.
-        layout: Which positions each rank holds; None means one piece each in order of rank, whose lengths are gathered.
-        group: The process group; None means all ranks.
-        scale: Factor on the scores; None means head_dim ** -0.5.
-        overlap: Whether a hop is under way while a block is computed; without it the two can be told apart in time.
-        timer: Times the parts `comp_blocks` and `comm_hop`; see `Ranks`.
+        layout: Positions of each rank. None means one piece each in order of rank, with gathered
+            lengths.
+        group: The process group. None means all ranks.
+        scale: Factor on the scores. None means head_dim ** -0.5.
+        overlap: Whether a hop runs while a block is computed. Without it both can be timed.
+        timer: Times the parts `comp_blocks` and `comm_hop`. See `Ranks`.
 
     Returns:
         Shape and dtype of `q`.
 
     Raises:
-        BadInput: Shapes that do not fit each other or the layout.
+        BadInput: The shapes do not fit each other or the layout.
     """
     check_shapes(q, k, v, causal=False)
     ranks = Ranks(group, timer)
     layout = ranks.layout(layout, k.shape[2], k.device)
     ranks.layout(layout, q.shape[2], q.device)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _Ring.apply(q, k, v, causal, layout, ranks, scale, overlap)
+    return _Ring.apply(scale_queries(q, scale), k, v, causal, layout, ranks, overlap)
 
 
 class _Ring(torch.autograd.Function):
@@ -76,7 +81,6 @@ class _Ring(torch.autograd.Function):
         causal: bool,
         layout: Sharding,
         ranks: Ranks,
-        scale: float,
         overlap: bool,
     ):
         out = torch.zeros_like(q, dtype=wide_type(q))
@@ -85,27 +89,28 @@ class _Ring(torch.autograd.Function):
             with ranks.time("comp_blocks"):
                 for mine, theirs, diagonal in _blocks(layout, ranks.rank, owner, causal):
                     seen = keys[:, :, theirs], values[:, :, theirs]
-                    part = partial_attention(q[:, :, mine], *seen, causal=diagonal, scale=scale)
+                    part = partial_attention(q[:, :, mine], *seen, causal=diagonal)
                     merge(out[:, :, mine], lse[:, :, mine], *part)
                     del part, seen
-            del keys, values  # or the next ones would come while these are still held
+            del keys, values  # before the next ones arrive
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.rest = (causal, layout, ranks, scale, overlap)
+        ctx.rest = (causal, layout, ranks, overlap)
         return out.to(q.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor):
+    def backward(ctx: Any, grad_out: Tensor):
         q, k, v, out, lse = ctx.saved_tensors
-        causal, layout, ranks, scale, overlap = ctx.rest
+        causal, layout, ranks, overlap = ctx.rest
         grad_q = torch.zeros_like(q, dtype=out.dtype)
-        back = None  # the gradients of a rank's keys follow its keys around, one hop behind, and come home in the end
+        # the gradients of a rank's keys follow its keys, one hop behind, and return to the rank in the end
+        back = None
         for owner, keys, values in rotate(k, v, layout, ranks, overlap):
             with ranks.time("comp_blocks"):
                 grads = [torch.zeros_like(x, dtype=out.dtype) for x in (keys, values)]
                 for mine, theirs, diagonal in _blocks(layout, ranks.rank, owner, causal):
                     queries = [x[:, :, mine] for x in (grad_out, q, out, lse)]
                     seen = keys[:, :, theirs], values[:, :, theirs]
-                    found = block_gradients(*queries, *seen, diagonal, scale)
+                    found = block_gradients(*queries, *seen, diagonal)
                     grad_q[:, :, mine] += found[0]
                     for grad, more in zip(grads, found[1:], strict=True):
                         grad[:, :, theirs] += more
@@ -121,38 +126,38 @@ class _Ring(torch.autograd.Function):
         if back is not None:
             with ranks.time("comm_hop"):
                 grads = back.wait()
-        return grad_q.to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype), *(None,) * 5
+        return grad_q.to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype), *(None,) * 4
 
 
 def rotate(
-    k: torch.Tensor, v: torch.Tensor, layout: Sharding, ranks: Ranks, overlap: bool
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Pass keys and values around the ring; yields whose they are, and they, this rank's own first."""
-    held, hop = [k, v], None
+    k: Tensor, v: Tensor, layout: Sharding, ranks: Ranks, overlap: bool
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Pass keys and values around the ring. Yield their owner and them, this rank's own first."""
+    current, hop = [k, v], None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
         is_last, length = step == ranks.world - 1, layout.length((owner - 1) % ranks.world)
         if overlap and not is_last:
             with ranks.time("comm_hop"):
-                hop = ranks.hop(held, length)
-        yield owner, *held
+                hop = ranks.hop(current, length)
+        yield owner, *current
         if not is_last:
             with ranks.time("comm_hop"):
-                held = (hop or ranks.hop(held, length)).wait()
+                current = (hop or ranks.hop(current, length)).wait()
 
 
 def _blocks(
     layout: Sharding, rank: int, owner: int, causal: bool
 ) -> Iterator[tuple[slice, slice, bool]]:
-    """Pieces of queries and keys that see each other: where they lie, and whether they are the same piece, a triangle."""
-    for mine, piece in _placed(layout.pieces[rank]):
-        for theirs, other in _placed(layout.pieces[owner]):
+    """List the pieces of queries and keys that see each other: their slices, and whether they are one piece, a triangle."""
+    for mine, piece in _local_slices(layout.pieces[rank]):
+        for theirs, other in _local_slices(layout.pieces[owner]):
             if piece[0] == piece[1] or other[0] == other[1] or (causal and other[0] >= piece[1]):
                 continue
             yield mine, theirs, causal and piece == other
 
 
-def _placed(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
+def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
     at = 0
     for start, stop in pieces:
         yield slice(at, at + stop - start), (start, stop)
@@ -160,16 +165,9 @@ def _placed(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
 
 
 def block_gradients(
-    grad_out: torch.Tensor,
-    q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a block of keys adds to the gradients, given output and log-sum-exp over all keys.
+    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute what a block of keys adds to the gradients.
 
     Args:
         grad_out: Shape of `q`.
@@ -179,10 +177,9 @@ def block_gradients(
         k: Shape [batch, kv_heads, kv_len, head_dim].
         v: Shape as `k`.
         causal: Whether queries and keys are the same positions, and a query sees no later one.
-        scale: Factor on the scores.
 
     Returns:
-        Gradients of q, k and v; float32.
+        Gradients of q, k and v, float32.
     """
     kv_heads = k.shape[1]
     folded, k, v = fold_groups(q, k, v, causal)
@@ -190,38 +187,28 @@ def block_gradients(
     if q.device.type == "cpu":
         wide = [x.to(out.dtype) for x in (grad, folded, k, v, whole)]
         grad_q, *grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *wide, lse, 0.0, causal, scale=scale
+            *wide, lse, 0.0, causal
         )
     else:
-        grad_q, *grads = plain_gradients(grad, folded, whole, lse, k, v, causal, scale)
+        grad_q, *grads = plain_gradients(grad, folded, whole, lse, k, v, causal)
     if k.shape[1] > kv_heads:  # keys were repeated: their gradients add up
         grads = [x.unflatten(1, (kv_heads, -1)).sum(dim=2) for x in grads]
     return grad_q.reshape(q.shape), *grads
 
 
 def plain_gradients(
-    grad_out: torch.Tensor,
-    q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same some queries at a time, for devices without that kernel; as many heads of keys as of queries."""
-    wide = wide_type(q)
-    k, v = k.to(wide), v.to(wide)  # once, and not for each part
-    grad_q, (grad_k, grad_v) = (
-        torch.empty_like(q, dtype=wide),
-        (torch.zeros_like(x, dtype=wide) for x in (k, v)),
-    )
+    grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the same some queries at a time, for devices without that kernel.
+
+    Keys have as many heads as queries.
+    """
+    wide, scale = wide_type(q), q.shape[-1] ** -0.5
+    k, v = k.to(wide), v.to(wide)  # once for all parts
+    grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     for rows in few_rows(q, k):
-        weights = (
-            masked_scores(q, k, causal, None, scale, rows)
-            .sub_(finite(lse[:, :, rows])[..., None])
-            .exp_()
-        )
+        scores = masked_scores(q, k, causal, None, rows)
+        weights = scores.sub_(finite(lse[:, :, rows])[..., None]).exp_()
         grad, whole = (x[:, :, rows].to(wide) for x in (grad_out, out))
         grad_v += weights.mT @ grad
         grad_scores = grad @ v.mT

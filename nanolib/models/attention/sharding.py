@@ -1,4 +1,4 @@
-"""Which positions of a sequence a rank holds: one piece each, or two such that causal work is shared evenly (zigzag)."""
+"""Split a sequence over ranks: one piece each, or two that share causal work evenly (zigzag)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from nanolib.measurement import BadInput
 
@@ -15,52 +16,50 @@ Piece = tuple[int, int]  # positions [start, stop)
 
 @dataclass(frozen=True)
 class Sharding:
-    """Pieces of a sequence over ranks, in the order in which each rank holds them.
+    """Pieces of a sequence over ranks, in each rank's order.
 
     Attributes:
-        pieces: Per rank, positions [start, stop) of each piece; a piece may be empty.
+        pieces: Per rank, positions [start, stop) of each piece. A piece may be empty.
     """
 
     pieces: tuple[tuple[Piece, ...], ...]
 
     @classmethod
     def contiguous(cls, total: int, world: int) -> Sharding:
-        """One piece each, in order; lengths differ by one at most."""
+        """Give each rank one piece, in order. Lengths differ by one at most."""
         return cls(tuple((piece,) for piece in _split(total, world)))
 
     @classmethod
     def zigzag(cls, total: int, world: int) -> Sharding:
-        """Pieces r and 2·world − 1 − r of 2·world: with causality every rank has as many pairs."""
+        """Give rank r the pieces r and 2·world − 1 − r of 2·world: with causality every rank has the same number of pairs."""
         pieces = _split(total, 2 * world)
         return cls(tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world)))
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int]) -> Sharding:
-        """One piece each, in order, of the lengths given."""
-        starts = [sum(lengths[:rank]) for rank in range(len(lengths))]
-        return cls(
-            tuple(((start, start + length),) for start, length in zip(starts, lengths, strict=True))
-        )
+        """Give each rank one piece of its length, in order."""
+        edges = itertools.accumulate(lengths, initial=0)
+        return cls(tuple((piece,) for piece in itertools.pairwise(edges)))
 
     @property
     def world(self) -> int:
-        """How many ranks."""
+        """Number of ranks."""
         return len(self.pieces)
 
     @property
     def total(self) -> int:
-        """How many positions."""
+        """Number of positions."""
         return sum(self.length(rank) for rank in range(self.world))
 
     def length(self, rank: int) -> int:
-        """How many positions a rank holds."""
+        """Return the number of a rank's positions."""
         return sum(stop - start for start, stop in self.pieces[rank])
 
-    def take(self, x: torch.Tensor, rank: int, dim: int = 2) -> torch.Tensor:
-        """A rank's part of a whole sequence; a view if it is one piece."""
+    def take(self, x: Tensor, rank: int, dim: int = 2) -> Tensor:
+        """Return a rank's part of a whole sequence, a view if it is one piece."""
         if x.shape[dim] != self.total:
             raise BadInput(
-                f"x: {x.shape[dim]} positions in dimension {dim}; this layout is of {self.total}"
+                f"x: {x.shape[dim]} positions in dimension {dim}; this layout has {self.total}"
             )
         parts = [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

@@ -1,4 +1,4 @@
-"""Block-sparse attention: a pattern says which keys each block of queries sees, and nothing else is computed."""
+"""Compute block-sparse attention: a pattern chooses the keys of each block of queries, and all other tiles are skipped."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from nanolib.models.attention import block_sparse, flex
 from nanolib.models.attention.block_mask import BlockMask, static_mask, with_window, work
 from nanolib.models.attention.dynamic import CHOOSERS
+from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import Options
 from nanolib.models.attention.work import Work
 
@@ -23,7 +24,7 @@ _WATCHERS: list[Callable[[Work], None]] = []
 
 @contextlib.contextmanager
 def watched_work() -> Iterator[list[Work]]:
-    """What every call inside keeps: the way to know it where the input decides."""
+    """Collect what each call inside the context keeps, for patterns that depend on the input."""
     found: list[Work] = []
     _WATCHERS.append(found.append)
     try:
@@ -42,22 +43,25 @@ def attend(
     options: Options,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Sparse attention; see `nanolib.models.attention.attend`."""
+    """Compute sparse attention. See `nanolib.models.attention.attend`."""
     given = {"causal": causal, "options": options, "scores": scores}
     by_flex = flex.computes_sparse(
         q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
     )
-    by_flex = by_flex and not _counted()
-    mask = None if by_flex and not _WATCHERS else choose_mask(q, k, **given)
+    by_flex = by_flex and not _is_counted()
+    mask = None if by_flex and not _WATCHERS else choose_mask(scale_queries(q, scale), k, **given)
     for watcher in _WATCHERS:
         watcher(mask.work)
     if by_flex:
         return flex.attend(q, k, v, scale=scale, **given)
-    return block_sparse.attend(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
+    return block_sparse.attend(q, k, v, mask, scale)
 
 
-def _counted() -> bool:
-    """Whether operations are counted: a counter is shown the loop, whose operations it knows."""
+def _is_counted() -> bool:
+    """Return whether a dispatch mode counts operations.
+
+    It knows those of the loops, not FlexAttention's.
+    """
     modes = _get_current_dispatch_mode_stack()
     return detect_fake_mode() is None and any(
         not isinstance(mode, FakeTensorMode) for mode in modes
@@ -67,7 +71,7 @@ def _counted() -> bool:
 def choose_mask(
     q: Tensor, k: Tensor, *, causal: bool, options: Options, scores: Tensor | None = None
 ) -> BlockMask:
-    """Which keys each block of queries sees.
+    """Choose the keys that each block of queries sees.
 
     Args:
         q: As in `attend`.
@@ -77,7 +81,7 @@ def choose_mask(
         scores: Learned score per token, shape [batch, kv_len], for `dca`.
 
     Returns:
-        A mask; kept for the next call where it depends on the shape alone.
+        The mask, cached if it depends only on the shape.
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
@@ -86,7 +90,7 @@ def choose_mask(
 
 
 def forget_masks() -> None:
-    """The next call makes its mask anew."""
+    """Clear the caches of masks, so that the next call makes its mask again."""
     with_window.cache_clear()
     static_mask.cache_clear()
     flex.drawn_mask.cache_clear()

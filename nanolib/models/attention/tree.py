@@ -1,23 +1,31 @@
-"""Decoding over keys that are sharded across ranks: every rank attends to its own, and the parts are reduced.
+"""Decode over keys that are sharded across ranks: every rank attends to its own keys, and the parts are reduced.
 
-softmax(q kᵀ) v over all keys = Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), with m the largest lse. Three forms send the same sum in
-different ways; `ring` and `pass_q` are what they are compared with.
+softmax(q kᵀ) v over all keys = Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), with m the largest lse.
+Three algorithms send this sum in different ways. `ring` and `pass_q` are baselines.
 
-Source: Shyam et al., Tree Attention (arXiv 2408.04093); for `pass_q`, Yang et al. (arXiv 2411.01783).
+Source: Shyam et al., Tree Attention (arXiv 2408.04093); for `pass_q`, Yang et al. (arXiv
+2411.01783).
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import check_shapes
-from nanolib.models.attention.partial import finite, merge, nonzero, partial_attention, wide_type
+from nanolib.models.attention.partial import (
+    finite,
+    merge,
+    nonzero,
+    partial_attention,
+    scale_queries,
+    wide_type,
+)
 from nanolib.models.attention.ranks import Ranks
 from nanolib.models.attention.ring import rotate
 from nanolib.models.attention.sharding import Sharding
@@ -27,36 +35,39 @@ ALGORITHMS = (*TREE_ALGORITHMS, "ring", "pass_q")
 
 
 def tree_attention_decode(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     group: Any = None,
     algorithm: str = "fused",
-    scale: float | None = None,
     layout: Sharding | None = None,
+    scale: float | None = None,
     timer: Any = None,
-) -> torch.Tensor:
-    """Attention of the newest tokens over a sequence whose keys lie on several ranks, each holding the next stretch of it.
+) -> Tensor:
+    """Compute attention of the newest tokens over a sequence whose keys are on several ranks, one piece each, in order.
 
     Args:
-        q: The queries of the last q_len positions, the same on every rank, shape [batch, heads, q_len, head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]; kv_heads divides heads; local_len may be 0 and differ.
+        q: The queries of the last q_len positions, the same on every rank, shape [batch, heads,
+            q_len, head_dim].
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
+            heads. Their number may be 0, and may differ between ranks.
         v: Shape as `k`.
-        group: The process group; None means all ranks. Without `torch.distributed` there is one.
-        algorithm: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse, then both sums packed),
-            `gather` (one all-gather of outputs and lse); or `ring` (keys and values go around), `pass_q` (shares of the queries
-            go around).
-        scale: Factor on the scores; None means head_dim ** -0.5.
-        layout: Which positions each rank holds, one piece each in order of rank. Several queries need it, and `ring`: when None
-            they gather the lengths, for which the host waits.
-        timer: Times the parts; see `Ranks`.
+        group: The process group. None means all ranks. Without `torch.distributed` there is one
+            rank.
+        algorithm: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse,
+            then both sums packed), `gather` (one all-gather of outputs and lse), or the baselines
+            `ring` (keys and values go around) and `pass_q` (shares of the queries go around).
+        layout: Positions of each rank, one piece each in order of rank. Several queries need it,
+            and so does `ring`: if None, they gather the lengths, for which the host waits.
+        scale: Factor on the scores. None means head_dim ** -0.5.
+        timer: Times the parts. See `Ranks`.
 
     Returns:
-        Shape and dtype of `q`, the same on every rank. Zero where there is no key at all.
+        Shape and dtype of `q`, the same on every rank, zero if there is no key.
 
     Raises:
-        BadInput: An unknown algorithm, or shapes that do not fit each other or the layout.
+        BadInput: The algorithm is unknown, or the shapes do not fit each other or the layout.
     """
     if algorithm not in ALGORITHMS:
         raise BadInput(f"algorithm: {algorithm!r} is not known; use one of {', '.join(ALGORITHMS)}")
@@ -73,93 +84,87 @@ def tree_attention_decode(
     elif q.shape[2] > 1 or algorithm == "ring":
         with ranks.time("comm_lengths"):
             layout = ranks.layout(None, k.shape[2], k.device)
-    return _BY_NAME[algorithm](_Decode(q, k, v, layout, scale, ranks)).to(q.dtype)
+    return _BY_NAME[algorithm](_Decode(scale_queries(q, scale), k, v, layout, ranks)).to(q.dtype)
 
 
-def attend_alone(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The same on one rank, which holds all keys and sends nothing.
+def attend_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Compute the same on one rank that has all keys.
 
     Args:
         q: As in `tree_attention_decode`.
         k: All keys, shape [batch, kv_heads, seq_len, head_dim].
         v: Shape as `k`.
     """
-    call = _Decode(q, k, v, Sharding.from_lengths([k.shape[2]]), None, None)
+    call = _Decode(q, k, v, Sharding.from_lengths([k.shape[2]]), None)
     return call.partial(0, k, v)[0].to(q.dtype)
 
 
 @dataclass(frozen=True)
 class _Decode:
-    """The arguments of `tree_attention_decode`, checked."""
+    """The checked arguments of `tree_attention_decode`."""
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
     layout: Sharding | None
-    scale: float | None
     ranks: Ranks | None
 
-    def visible(self, rank: int) -> torch.Tensor | None:
-        """True where a rank's key lies at or before the query, [q_len, local_len]; None where all do."""
+    def visible(self, rank: int) -> Tensor | None:
+        """Return whether a rank's key is at or before the query, bool [q_len, local_len], or None if all are."""
         q_len = self.q.shape[2]
         if q_len == 1:
             return None
         ((start, stop),), total = self.layout.pieces[rank], self.layout.total
         if stop <= total - q_len + 1:
             return None
-        queries, keys = (
-            torch.arange(*span, device=self.q.device)
-            for span in ((total - q_len, total), (start, stop))
-        )
-        return keys <= queries[:, None]
+        queries = torch.arange(total - q_len, total, device=self.q.device)
+        return torch.arange(start, stop, device=self.q.device) <= queries[:, None]
 
-    def partial(
-        self, owner: int, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention over a rank's keys: output and log-sum-exp."""
-        return partial_attention(self.q, k, v, mask=self.visible(owner), scale=self.scale)
+    def partial(self, owner: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute attention over a rank's keys: output and log-sum-exp."""
+        return partial_attention(self.q, k, v, mask=self.visible(owner))
 
-    def local(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attention over this rank's keys."""
+    def local(self) -> tuple[Tensor, Tensor]:
+        """Compute attention over this rank's keys."""
         with self.ranks.time("comp_local_attention"):
             return self.partial(self.ranks.rank, self.k, self.v)
 
-    def largest(self, lse: torch.Tensor) -> torch.Tensor:
-        """The largest log-sum-exp of all ranks; 0 if no rank has a key."""
+    def largest(self, lse: Tensor) -> Tensor:
+        """Return the largest log-sum-exp of all ranks, or 0 if no rank has a key."""
         with self.ranks.time("comm_max_lse"):
             largest = self.ranks.all_reduce(lse.clone(), dist.ReduceOp.MAX)
         return finite(largest)
 
-    def summed(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """The sum of all ranks' x, timed by that name; x is used up."""
+    def sum_ranks(self, x: Tensor, name: str) -> Tensor:
+        """Sum all ranks' x, timed by that name. This may overwrite x."""
         with self.ranks.time(name):
             return self.ranks.all_reduce(x)
 
 
-def _three_allreduce(call: _Decode) -> torch.Tensor:
+def _three_allreduce(call: _Decode) -> Tensor:
     out, lse = call.local()
     top = call.largest(lse)
     with call.ranks.time("comp_num_den"):
         den = torch.exp(lse - top)
         num = out * den[..., None]
-    den = call.summed(den, "comm_sum_den")
-    num = call.summed(num, "comm_sum_num")
+    den = call.sum_ranks(den, "comm_sum_den")
+    num = call.sum_ranks(num, "comm_sum_num")
     with call.ranks.time("comp_final_output"):
         return num / nonzero(den)[..., None]
 
 
-def _fused(call: _Decode) -> torch.Tensor:
+def _fused(call: _Decode) -> Tensor:
     out, lse = call.local()
     top = call.largest(lse)
     with call.ranks.time("comp_num_den"):
         weight = torch.exp(lse - top)[..., None]
         packed = torch.cat([out * weight, weight], dim=-1)
-    packed = call.summed(packed, "comm_sum_packed")
+    packed = call.sum_ranks(packed, "comm_sum_packed")
     with call.ranks.time("comp_final_output"):
         return packed[..., :-1] / nonzero(packed[..., -1:])
 
 
-def _gather(call: _Decode) -> torch.Tensor:
+def _gather(call: _Decode) -> Tensor:
     out, lse = call.local()
     with call.ranks.time("comp_num_den"):
         packed = torch.cat([out, lse[..., None]], dim=-1)
@@ -171,12 +176,12 @@ def _gather(call: _Decode) -> torch.Tensor:
         return (out * weight[..., None]).sum(dim=0) / nonzero(weight.sum(dim=0))[..., None]
 
 
-def _ring(call: _Decode) -> torch.Tensor:
-    """Every rank's keys and values pass by every rank."""
+def _ring(call: _Decode) -> Tensor:
+    """Pass keys and values around the ranks."""
     found = None
-    for owner, *held in rotate(call.k, call.v, call.layout, call.ranks, overlap=False):
+    for owner, *keys in rotate(call.k, call.v, call.layout, call.ranks, overlap=False):
         with call.ranks.time("comp_local_attention"):
-            part = call.partial(owner, *held)
+            part = call.partial(owner, *keys)
         if found:
             with call.ranks.time("comp_num_den"):
                 part = merge(*found, *part)
@@ -184,14 +189,16 @@ def _ring(call: _Decode) -> torch.Tensor:
     return found[0]
 
 
-def _pass_q(call: _Decode) -> torch.Tensor:
-    """Each rank begins with a share of the queries; it goes around with what was found so far, and keys stay where they are."""
+def _pass_q(call: _Decode) -> Tensor:
+    """Pass shares of the queries around the ranks with their results so far.
+
+    Keys stay on their rank.
+    """
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
     rows = q.shape[1] // kv_heads * q.shape[2]
-    # Queries of one key head stay together, so that its keys are read once; they travel with sums in the wide type.
-    edges = [batch * kv_heads * share // world for share in range(world + 1)]
-    shares = [slice(*edge) for edge in itertools.pairwise(edges)]
+    # Queries of one key head stay together, so that its keys are read once. They are sent with sums in the wide dtype.
+    shares = [slice(*piece) for (piece,) in Sharding.contiguous(batch * kv_heads, world).pieces]
     keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
     mask = call.visible(ranks.rank)
     mask = None if mask is None else mask.repeat(rows // q.shape[2], 1)
@@ -208,11 +215,11 @@ def _pass_q(call: _Decode) -> torch.Tensor:
                 (state,) = ranks.hop([state], share.stop - share.start, dim=1).wait()
         with ranks.time("comp_local_attention"):
             queries, seen = state[..., :head_dim].to(q.dtype), (keys[:, share], values[:, share])
-            found = partial_attention(queries, *seen, mask=mask, scale=call.scale)
+            found = partial_attention(queries, *seen, mask=mask)
         with ranks.time("comp_num_den"):
             merge(state[..., head_dim:-1], state[..., -1], *found)
     with ranks.time("comm_gather"):
-        # Rank r ends with share r + 1; shares differ by a head at most, and go padded to the largest.
+        # Rank r ends with share r + 1. Shares differ by one head at most, and are padded to the largest.
         sizes = [share.stop - share.start for share in shares]
         padded = state.new_zeros(1, max(sizes), rows, head_dim)
         padded[:, : state.shape[1]] = state[..., head_dim:-1]

@@ -1,4 +1,4 @@
-"""Ulysses: an all-to-all turns shards of the sequence into shards of the heads, each rank attends to whole sequences, and back.
+"""Compute Ulysses attention: an all-to-all exchanges shards of the sequence for shards of the heads, and back.
 
 Source: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, check_shapes
@@ -17,38 +18,38 @@ from nanolib.models.attention.sharding import Sharding
 
 
 def ulysses_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool = True,
     layout: Sharding | None = None,
     group: Any = None,
     scale: float | None = None,
-    kind: str = "dense",
-    options: Any = None,
     timer: Any = None,
-) -> torch.Tensor:
-    """Attention over a sequence that is sharded across ranks, one piece each; can be differentiated.
+) -> Tensor:
+    """Compute dense attention over a sequence that is sharded across ranks, one piece each.
+
+    It has a backward pass.
 
     Args:
-        q: This rank's queries, shape [batch, heads, local_len, head_dim]; the ranks divide the heads.
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]; the ranks divide kv_heads, or kv_heads the ranks: then
-            a head of keys goes to several ranks.
+        q: This rank's queries, shape [batch, heads, local_len, head_dim]. The ranks divide the
+            heads.
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. The ranks divide
+            kv_heads, or kv_heads the ranks; then a head of keys goes to several ranks.
         v: Shape as `k`.
         causal: Whether a query sees no later position.
-        layout: Which positions each rank holds, one piece each; None means in order of rank, and lengths are gathered.
-        group: The process group; None means all ranks.
-        scale: Factor on the scores; None means head_dim ** -0.5.
-        kind: The attention kind of the whole sequences.
-        options: Its options.
-        timer: Times the parts `comm_all_to_all` and `comp_attention`; see `Ranks`.
+        layout: Positions of each rank, one piece each. None means in order of rank, with gathered
+            lengths.
+        group: The process group. None means all ranks.
+        scale: Factor on the scores. None means head_dim ** -0.5.
+        timer: Times the parts `comm_all_to_all` and `comp_attention`. See `Ranks`.
 
     Returns:
         Shape and dtype of `q`.
 
     Raises:
-        BadInput: Shapes, or numbers of heads that do not fit the ranks.
+        BadInput: The shapes do not fit each other, or the heads do not fit the ranks.
     """
     check_shapes(q, k, v, causal=False)
     ranks = Ranks(group, timer)
@@ -69,31 +70,32 @@ def ulysses_attention(
     with ranks.time("comm_all_to_all"):
         whole = [_AllToAll.apply(x, True, lengths, ranks) for x in (q, k, v)]
     with ranks.time("comp_attention"):
-        if q.device.type == "cpu":  # as all that is merged across ranks
+        if q.device.type == "cpu":  # as for all algorithms across ranks
             whole = [x.to(wide_type(x)) for x in whole]
-        out = attend(kind, *whole, causal=causal, scale=scale, options=options).to(q.dtype)
+        out = attend("dense", *whole, causal=causal, scale=scale).to(q.dtype)
     with ranks.time("comm_all_to_all"):
         return _AllToAll.apply(out, False, lengths, ranks)
 
 
 class _AllToAll(torch.autograd.Function):
-    """From shards of the sequence to shards of the heads, or back; its gradient goes the other way."""
+    """Exchange shards of the sequence for shards of the heads, or back.
+
+    The gradient goes the other way.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, to_heads: bool, lengths: list[int], ranks: Ranks
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> Tensor:
         ctx.rest = (to_heads, lengths, ranks)
-        return _exchanged(x, to_heads, lengths, ranks)
+        return _exchange(x, to_heads, lengths, ranks)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor):
+    def backward(ctx: Any, grad: Tensor):
         to_heads, *rest = ctx.rest
-        return _exchanged(grad, not to_heads, *rest), None, None, None
+        return _exchange(grad, not to_heads, *rest), None, None, None
 
 
-def _exchanged(x: torch.Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> torch.Tensor:
-    """[batch, heads, local_len, head_dim] → [batch, heads / world, total_len, head_dim] if `to_heads`, else the inverse."""
+def _exchange(x: Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> Tensor:
+    """Exchange [batch, heads, local_len, head_dim] for [batch, heads / world, total_len, head_dim], or back."""
     if ranks.world == 1:
         return x
     batch, heads, _, head_dim = x.shape

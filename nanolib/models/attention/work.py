@@ -1,20 +1,21 @@
-"""How much of the attention matrix a kind keeps: connections and tiles, and the FLOPs that follow."""
+"""Count what an attention mask keeps: connections, tiles, and the FLOPs that follow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-BLOCK_SIZE = 128  # side of a tile unless told
+BLOCK_SIZE = 128  # side of a tile by default
 
 
 @dataclass(frozen=True)
 class Work:
-    """What an attention kind computes, counted from its mask.
+    """The work of one attention call, counted from its mask.
 
     Attributes:
-        kept: Query-key pairs that take part, per head.
-        total: Pairs that dense attention of the same causality has: the causal triangle, or all.
-        kept_tiles: Tiles of the score matrix that are computed.
+        kept: Query-key pairs that the mask keeps, per head.
+        total: Pairs of dense attention with the same causality: the causal triangle, or all.
+        kept_tiles: Tiles of the score matrix with a kept pair.
         total_tiles: Tiles of the whole grid.
 
     Example:
@@ -29,28 +30,35 @@ class Work:
 
     @property
     def sparsity(self) -> float:
-        """Share of connections removed, of the causal triangle when causal."""
+        """Share of connections removed. If causal, of the causal triangle."""
         return 1 - self.kept / self.total
 
     @property
     def block_sparsity(self) -> float:
-        """Share of tiles skipped, of the whole grid."""
+        """Share of the grid's tiles that are skipped."""
         return 1 - self.kept_tiles / self.total_tiles
 
     def flops(self, batch: int, heads: int, head_dim: int) -> int:
-        """Forward FLOPs of the two products: 4 · batch · heads · kept · head_dim (a multiply-add counts two)."""
+        """Count the FLOPs of both products, forward: 4 · batch · heads · kept · head_dim.
+
+        A multiply-add counts two.
+        """
         return 4 * batch * heads * self.kept * head_dim
 
 
 def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
-    """Query-key pairs of dense attention; causality is aligned at the end."""
+    """Count the query-key pairs of dense attention. Causality is aligned at the end."""
     if not causal:
         return q_len * kv_len
     return q_len * (kv_len - q_len) + q_len * (q_len + 1) // 2
 
 
-def dense_work(q_len: int, kv_len: int, causal: bool) -> Work:
-    """Everything that causality allows, in tiles of `BLOCK_SIZE`; the last of a row or column may be cut off by the length."""
+def dense_work(q_len: int, kv_len: int, causal: bool, options: Any = None) -> Work:
+    """Count all pairs that causality allows, in tiles of `BLOCK_SIZE`.
+
+    The sequence's end may cut the last tile of a row or a column. No option of a dense kind changes
+    the count.
+    """
     kept = allowed_pairs(q_len, kv_len, causal)
     rows, columns = -(-q_len // BLOCK_SIZE), -(-kv_len // BLOCK_SIZE)
     if not causal:

@@ -1,28 +1,22 @@
-"""8-bit floating point: the cast, the products it is used in, and a model whose linear layers use them.
+"""Compute linear layers in 8-bit floating point: the cast, its products, and the conversion of a model.
 
-A tensor is scaled so that its largest magnitude meets the format's largest value, clamped, and rounded to nearest even. `round_to`
-does the rounding in the open; `quantize` leaves it to torch, and the tests hold the two together. Without FP8 tensor cores a
-product is emulated: (a / scale_a) @ (b / scale_b) in float32, bit for bit torchao's own emulation.
+A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps it,
+and rounds to nearest even. `round_to` rounds by its own formula and `quantize` by torch. Tests
+compare the two. Without FP8 tensor cores a product is emulated: (a / scale_a) @ (b / scale_b) in
+float32, bit for bit torchao's own emulation.
 """
 
 from nanolib.models.fp8.casts import (
     BF16,
     CONTROLS,
-    EVERYWHERE,
     FORMATS,
     RECIPES,
     Cast,
-    Quantized,
-    Recipe,
-    largest_over,
     quantize,
     recipe_of,
     round_to,
-    scale_of,
 )
 from nanolib.models.fp8.conversion import (
-    ALIGNMENT,
-    AuditedLayer,
     amdahl_bound,
     audit,
     chosen_layers,
@@ -33,27 +27,20 @@ from nanolib.models.fp8.conversion import (
 from nanolib.models.fp8.emulation import EmulatedLinear, emulated_linear
 
 __all__ = [
-    "ALIGNMENT",
     "BF16",
     "CONTROLS",
-    "EVERYWHERE",
     "FORMATS",
     "RECIPES",
-    "AuditedLayer",
     "Cast",
     "EmulatedLinear",
-    "Quantized",
-    "Recipe",
     "amdahl_bound",
     "audit",
     "chosen_layers",
     "convert",
     "emulated_linear",
-    "largest_over",
     "linear_layers",
     "native",
     "quantize",
     "recipe_of",
     "round_to",
-    "scale_of",
 ]

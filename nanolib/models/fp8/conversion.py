@@ -1,12 +1,9 @@
-"""A model whose linear layers compute in eight bits: which are converted, by whom, and what the audit finds."""
+"""Convert a model's linear layers to eight bits, and audit the conversion."""
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,14 +12,9 @@ from torch import nn
 from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.models.fp8.casts import EVERYWHERE, RECIPES, recipe_of
 from nanolib.models.fp8.emulation import EmulatedLinear
+from nanolib.models.user import silent
 
-ALIGNMENT = 16  # tensor cores take products whose sides are multiples of it
-
-
-# the cast
-
-
-# a model
+_ALIGNMENT = 16  # tensor cores take products whose sides are multiples of it
 
 
 @dataclass(frozen=True)
@@ -30,27 +22,25 @@ class AuditedLayer:
     """One linear layer of a model.
 
     Attributes:
-        name: As `named_modules` has it.
-        shape: (out, in).
+        name: Its name in `named_modules`.
         converted: Whether its products are in 8 bits.
-        flops: Of its forward product, per token.
+        flops: FLOP of its forward product per token.
     """
 
     name: str
-    shape: tuple[int, int]
     converted: bool
     flops: int
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """A model's linear layers by name."""
+    """List a model's linear layers by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 
 def audit(model: nn.Module) -> list[AuditedLayer]:
-    """Which linear layers were really converted."""
+    """List the linear layers, and whether each was converted."""
     return [
-        AuditedLayer(name, tuple(layer.weight.shape), _is_float8(layer), 2 * layer.weight.numel())
+        AuditedLayer(name, _is_float8(layer), 2 * layer.weight.numel())
         for name, layer in linear_layers(model).items()
     ]
 
@@ -60,27 +50,28 @@ def _is_float8(layer: nn.Module) -> bool:
 
 
 def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:
-    """The linear layers to convert: all but those kept in high precision.
+    """Choose the linear layers to convert: all that are not excluded.
 
     Args:
         model: Not yet converted.
-        excluded_modules: Names, `*` and `?` allowed, of layers that stay as they are; with the last part of a name all
-            layers of that part.
+        excluded_modules: Names of layers that stay in high precision, with `*` and `?`. The last
+            part of a name matches all layers with that part.
 
     Raises:
-        BadInput: A pattern that no layer matches, no layer left to convert, or one whose sides are no multiples of 16.
+        BadInput: No layer matches a pattern, no layer is left, or a layer's sides are not multiples
+            of 16.
     """
     layers = linear_layers(model)
 
     def matches(name: str, pattern: str) -> bool:
-        return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(
-            name.rsplit(".", 1)[-1], pattern
-        )
+        last = name.rsplit(".", 1)[-1]
+        return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(last, pattern)
 
     for pattern in excluded_modules:
         if not any(matches(name, pattern) for name in layers):
+            known = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in layers))
             raise BadInput(
-                f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {', '.join(_kinds(layers))}"
+                f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {known}"
             )
     chosen = [
         name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)
@@ -90,27 +81,23 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
             f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer"
         )
     for name in chosen:
-        if any(side % ALIGNMENT for side in layers[name].weight.shape):
-            out, into = layers[name].weight.shape
+        out, into = layers[name].weight.shape
+        if out % _ALIGNMENT or into % _ALIGNMENT:
             raise BadInput(
-                f"excluded_modules: {name} is {out} x {into}, no multiple of {ALIGNMENT}; add it, or change the model"
+                f"excluded_modules: {name} is {out} x {into}, no multiple of {_ALIGNMENT}; add it, or change the model"
             )
     return chosen
 
 
-def _kinds(layers: dict[str, nn.Linear]) -> list[str]:
-    return list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in layers))
-
-
 def native(device: torch.device | str) -> str:
-    """Why a device has no FP8 tensor cores; empty where it has."""
+    """Return why a device has no FP8 tensor cores, or an empty string."""
     device = torch.device(device)
     if device.type != "cuda":
         return (
             f"{device.type} has no FP8 tensor cores; NVIDIA GPUs from compute capability 8.9 have"
         )
     if torch.version.hip:
-        return "FP8 is not measured on AMD GPUs: their formats differ (e4m3fnuz before MI350), and nanolib has seen none"
+        return "FP8 is not measured on AMD GPUs: their formats differ (e4m3fnuz before MI350), and nanolib was tested on none"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
         return f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; 8.9 and above have"
@@ -128,33 +115,27 @@ def convert(
     """Convert a model's linear layers in place.
 
     Args:
-        model: Its weights stay in the type they have.
+        model: Its weights keep their dtype.
         recipe: A key of `RECIPES`, or of `CONTROLS` (emulated only).
-        excluded_modules: As in `chosen_layers`; what spares no layer (`EVERYWHERE`) does not ask.
-        emulate: Whether to emulate; by default where the device has no FP8 tensor cores.
+        excluded_modules: As in `chosen_layers`. Controls of `EVERYWHERE` ignore it.
+        emulate: Whether to emulate, by default if the device has no FP8 tensor cores.
         rounded: As in `EmulatedLinear`.
 
     Returns:
-        The audit; every layer chosen is converted.
+        The audit. Every chosen layer is converted.
 
     Raises:
-        BadInput: As `chosen_layers`, an unknown recipe, or a layer that was left unconverted.
-        Unsupported: No tensor cores, and no emulation wanted; or a control without it.
+        BadInput: As `chosen_layers`, or the recipe is unknown, or a layer was not converted.
+        Unsupported: Without emulation: there are no FP8 tensor cores, or the recipe is a control.
     """
-    wanted, chosen = (
-        recipe_of(recipe),
-        chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules),
-    )
+    wanted = recipe_of(recipe)
+    chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
     reason = native(next(model.parameters()).device)
     emulate = bool(reason) if emulate is None else emulate
     if emulate:
         for name in chosen:
-            parent, _, last = name.rpartition(".")
-            setattr(
-                model.get_submodule(parent),
-                last,
-                EmulatedLinear(model.get_submodule(name), wanted, rounded),
-            )
+            layer = EmulatedLinear(model.get_submodule(name), wanted, rounded)
+            model.set_submodule(name, layer)
     else:
         if reason:
             raise Unsupported(reason)
@@ -173,7 +154,7 @@ def _convert_with_torchao(
     model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False
 ) -> None:
     try:
-        with _quiet():  # heavy: imported where it is used
+        with silent():  # its import reports kernels that it cannot load here
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ModuleNotFoundError:
         raise Unsupported("torchao is not installed; run: pip install torchao") from None
@@ -184,30 +165,6 @@ def _convert_with_torchao(
     )
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torchao says of kernels that it cannot load here, and torch of torchao; NANOLIB_VERBOSE lets them speak."""
-    loggers = (
-        [] if os.environ.get("NANOLIB_VERBOSE") else [logging.getLogger(name) for name in _CHATTY]
-    )
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-_CHATTY = ("torchao", "torch.utils._pytree")
-
-
-def amdahl_bound(share: float, gain: float = 2.0) -> float:
-    """The most that a whole can gain when a share of it gets so many times faster.
-
-    Args:
-        share: Of the FLOPs that are converted, in [0, 1].
-        gain: How many times faster they get: 2 by the formats' sizes, or the ratio of measured ceilings.
-    """
-    return 1 / (1 - share + share / gain)
+def amdahl_bound(share: float) -> float:
+    """Compute the largest speed-up of a model when a share of its FLOPs, in [0, 1], gets twice as fast in 8 bits."""
+    return 1 / (1 - share / 2)

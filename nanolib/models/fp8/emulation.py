@@ -1,22 +1,17 @@
-"""Products in eight bits where the hardware has none: operands are cast, and multiplied as they then are."""
+"""Emulate products in eight bits on hardware without them: cast the operands, then multiply."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from nanolib.models.fp8.casts import (
-    Cast,
-    Recipe,
-    round_to,
-    scale_of,
-)
+from nanolib.models.fp8.casts import Cast, Recipe, round_to, scale_of
 
 
-def _operand(x: torch.Tensor, cast: Cast, dim: int) -> torch.Tensor:
-    """What an emulated product takes: the tensor after a cast to 8 bits and back; itself where it is left as it is."""
+def _operand(x: Tensor, cast: Cast, dim: int) -> Tensor:
+    """Cast an operand to 8 bits and back. Without a format, leave it."""
     if not cast.format:
         return x
     if cast.format == "bf16":
@@ -27,7 +22,7 @@ def _operand(x: torch.Tensor, cast: Cast, dim: int) -> torch.Tensor:
 
 class _EmulatedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.recipe = recipe
         rows = x.reshape(-1, x.shape[-1])
@@ -35,27 +30,24 @@ class _EmulatedProduct(torch.autograd.Function):
         return out.to(x.dtype).reshape(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), recipe = ctx.saved_tensors, ctx.recipe
         rows, g = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-        d_x = torch.mm(
-            _operand(g, recipe.gradient, -1), _operand(weight, recipe.weight_for_input, 0)
-        ).to(g.dtype)
-        a, b = (
-            _operand(g, recipe.gradient_for_weight, 0),
-            _operand(rows, recipe.input_for_weight, 0),
-        )
+        a, b = _operand(g, recipe.gradient, -1), _operand(weight, recipe.weight_for_input, 0)
+        d_x = torch.mm(a, b).to(g.dtype)
+        a = _operand(g, recipe.gradient_for_weight, 0)
+        b = _operand(rows, recipe.input_for_weight, 0)
         d_weight = torch.mm(a.t(), b.to(a.dtype)).to(g.dtype)
         return d_x.reshape(x.shape), d_weight.to(weight.dtype), None
 
 
-def emulated_linear(x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """The product x · weightᵀ of operands that went through 8 bits, forward and backward.
+def emulated_linear(x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
+    """Compute x · weightᵀ of operands in 8 bits, forward and backward.
 
     Args:
         x: Shape [..., in].
         weight: Shape [out, in].
-        recipe: How operands are cast.
+        recipe: The casts.
 
     Returns:
         Shape [..., out], dtype of `x`.
@@ -64,33 +56,30 @@ def emulated_linear(x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> to
 
 
 class EmulatedLinear(nn.Linear):
-    """A linear layer whose products are emulated; under autocast its input is cast as for any other.
+    """A linear layer whose products are emulated.
+
+    Under autocast its input is cast as for any other.
 
     Args:
-        source: Whose weights it takes over.
-        recipe: How operands are cast.
-        rounded: Whether input and output are rounded to bf16 while the model's tensors stay float32: a CPU multiplies those
-            faster than bf16 ones.
+        source: The layer whose weights it takes.
+        recipe: The casts.
+        rounded: Whether input and output are rounded to bf16 while the model's tensors stay
+            float32, which a CPU multiplies faster.
     """
 
     def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = source.in_features, source.out_features
-        self.weight, self.bias, self.recipe, self.rounded = (
-            source.weight,
-            source.bias,
-            recipe,
-            rounded,
-        )
+        self.weight, self.bias = source.weight, source.bias
+        self.recipe, self.rounded = recipe, rounded
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: shape [..., in_features]; the result has [..., out_features]."""
+    def forward(self, x: Tensor) -> Tensor:
+        """x: shape [..., in_features]. The result has [..., out_features]."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
         dtype = x.dtype
         with torch.autocast(kind, enabled=False):
-            out = emulated_linear(x.bfloat16() if self.rounded else x, self.weight, self.recipe).to(
-                dtype
-            )
+            x = x.bfloat16() if self.rounded else x
+            out = emulated_linear(x, self.weight, self.recipe).to(dtype)
             return out if self.bias is None else out + self.bias.to(out.dtype)

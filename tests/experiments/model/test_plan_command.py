@@ -47,7 +47,7 @@ BAD = {
     f"{LLAMA} --seq-len 9999": "shorten it or raise max_position_embeddings to 9999",
     f"{LLAMA} -p num_hidden_layers=-1": "makes no model; give 1 or more",
     f"{LLAMA} -p attn_implementation=flex_attention": "cannot be planned; use sdpa or eager",
-    f"{LLAMA} -p foo=1": "'foo' is no field of LlamaConfig",
+    f"{LLAMA} -p foo=1": "'foo' is not a field of LlamaConfig",
     "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "equal blocks, which hf:Gemma2ForCausalLM",
 }
 
