@@ -77,7 +77,7 @@ class Child:
             VersionDied: The process ended, or did not answer in time.
         """
         if not self._connection.poll(self.silence_s):
-            message = f"said nothing for {self.silence_s:.0f} s; raise --timeout or shrink the case"
+            message = f"no answer for {self.silence_s:.0f} s; raise --timeout or shrink the case"
             raise VersionDied(self, message)
         with self._watched():
             return json.loads(self._connection.recv_bytes())
@@ -114,7 +114,7 @@ class Child:
 class ForkServer(Child):
     """A process that has imported what versions import from elsewhere. A fork of it takes hundredths of a second.
 
-    Both versions of a pair come from one, so that its position in memory affects them alike.
+    Both versions of a pair come from one, so that its position in memory affects both equally.
 
     Args:
         silence_s: How long an import may take, s.

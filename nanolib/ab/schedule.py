@@ -1,6 +1,6 @@
 """Run blocks of A and B alternately, in random order, each version in its own process.
 
-Blocks are compared in pairs, so that drift of the machine affects both alike. They are measured in many pairs of processes,
+Blocks are compared in pairs, so that drift of the machine affects both equally. They are measured in many pairs of processes,
 because the position of a process in memory and on the cores is an effect of its own. Each pair of processes is one datum. All of
 them are judged once, when they are precise enough or the time is up, and never because the result looks significant.
 """

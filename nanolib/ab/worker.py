@@ -52,7 +52,7 @@ def _serve_blocks(scopes: list[str], time_block: TimeBlock, last: bool) -> list[
 
     Args:
         scopes: The names of the phases.
-        time_block: Times so many calls.
+        time_block: Times this number of calls.
         last: Whether nothing else will be timed after this.
 
     Returns:

@@ -78,7 +78,7 @@ def ab_verdict(rows: pd.DataFrame) -> list[Finding]:
     found = ab_comparison(rows)
     if not found.lines:
         return [Finding("No two versions were compared", next_step="nano ab HEAD~1 .")]
-    drift = "Blocks of A and B were interleaved and paired, so drift of the machine hits both alike"
+    drift = "Blocks of A and B were interleaved and paired, so drift of the machine affects both equally"
     next_step = "which commit? nano ab takes any two revisions"
     return [_counts(found, *found.noise), *_changed(found), Finding(drift, next_step=next_step)]
 

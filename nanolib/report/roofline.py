@@ -97,7 +97,7 @@ def roofline_chart(experiment: str) -> Chart:
             f"Under the roofline{shared}",
             subtitle=[
                 "Left of the bend memory is the limit, right of it arithmetic. Dashed: peak rates, measured in the same run.",
-                "Bytes are those that must move at least once: what stays in a cache can lie above the slope.",
+                "Bytes are those that must move at least once: data that stays in a cache can be above the slope.",
             ],
             unit="Rate (FLOP/s)",
             xunit="Arithmetic intensity (FLOP per byte)",

@@ -97,6 +97,6 @@ class Part:
     files: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
 
     @property
-    def said(self) -> dict[str, Sequence[Finding]]:
+    def findings(self) -> dict[str, Sequence[Finding]]:
         """Sequence length → its findings; those of all lengths under the empty text."""
-        return {"": self.verdict} | {str(length): said for length, said in self.by_length.items()}
+        return {"": self.verdict} | {str(length): found for length, found in self.by_length.items()}

@@ -41,13 +41,13 @@ def use(launched: Any) -> None:
 
 
 def nodes_of(world_size: int) -> int:
-    """Return over how many machines so many ranks lie."""
+    """Return the number of machines of this many ranks."""
     return max((math.ceil(world_size / each.ranks_per_node) for each in _launched), default=1)
 
 
 @dataclass(frozen=True)
 class RanksCase(Case):
-    """A case on so many ranks.
+    """A case on a number of ranks.
 
     Attributes:
         nodes: Machines over which they are spread; of one, the factors say nothing.
@@ -93,7 +93,7 @@ class RanksCase(Case):
 
 
 def lacking(device: str, world_size: int) -> str:
-    """Return why so many ranks cannot run.
+    """Return why this many ranks cannot run.
 
     NCCL refuses to share a GPU, and ranks on a CPU share its cores.
     """

@@ -98,7 +98,7 @@ def compare_paired(
     threshold: float = THRESHOLD,
     direction: Direction = Direction.LOWER,
 ) -> Verdict:
-    """Compare blocks that were measured in pairs, A and B one after the other in random order: drift affects both alike.
+    """Compare blocks that were measured in pairs, A and B one after the other in random order: drift affects both equally.
 
     Args:
         base: Block medians of A, shape [n], positive; n >= 6.

@@ -37,7 +37,7 @@ def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) ->
         seconds: Shape [n], positive.
 
     Returns:
-        Least squares of relative errors: short and long messages count alike.
+        Least squares of relative errors: short and long messages have equal weight.
 
     Raises:
         TooFewSamples: Fewer than two observations, or all with the same bytes per message.

@@ -104,7 +104,7 @@ def test_a_value_that_does_not_fit_is_a_line_and_cannot_be_measured(shown, contr
 def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for(shown, tmp_path):
     panel = shown("attention", **WALKED["attention"][0], backward=False, budget_s=0.05)
     panel.predict.click()
-    assert "first keep a measurement, or run nano doctor" in panel.predicted.value
+    assert "keep a measurement, or run nano doctor" in panel.predicted.value
     before = panel.chart.chart
     assert "select Measure" in json.dumps(before.to_dict())
     panel.measure.click()

@@ -66,7 +66,7 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
     assert refused["status"] == "unsupported" and math.isnan(refused["latency"])
     assert "no FP8 tensor cores" in refused["message"]
     assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
-    peaks = table["peak_memory"]
+    peaks = table["weights"]
     assert peaks["bfloat16"] == pytest.approx(peaks["float32"] / 2, rel=0.01)
     timed = rows[(rows.metric == "latency")]
     assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}

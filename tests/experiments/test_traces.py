@@ -43,5 +43,5 @@ def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
 
 
 def test_where_nothing_can_be_profiled_that_is_refused():
-    with pytest.raises(BadInput, match="trace: ranks are processes of their own"):
+    with pytest.raises(BadInput, match="trace: calls in the processes of ranks are not traced"):
         ALL["distributed"]().Params(trace=True)

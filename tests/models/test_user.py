@@ -153,7 +153,7 @@ def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_pat
         "model_options={path: made}",
     ]
     ended = CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "out")])
-    assert ended.exit_code == 0 and "its model is code of yours" in ended.output
+    assert ended.exit_code == 0 and "its model is your own code" in ended.output
     assert {path.name for path in tmp_path.iterdir()} <= {f"{module}.py", "__pycache__"}
 
 

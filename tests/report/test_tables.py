@@ -59,7 +59,6 @@ def test_efficiency_is_one_ranks_time_over_that_of_all_of_them(measured):
         "efficiency": 0.75, "efficiency_low": 15 / 32, "efficiency_high": 1.2, "latency": 6, "latency_low": 5, "latency_high": 8,
         "compute": 2, "wait": 5, "communication": 3, "communication_low": 2, "communication_high": 5,
         "communication_predicted": 0.75, "communication_steps": 3, "sent": 640, "counted": 700, "relative_error": 1e-7,
-        "compute_share": 0.2, "wait_share": 0.5, "communication_share": 0.3,
     }  # fmt: skip
     assert {name: line[name] for name in numbers} == pytest.approx(numbers)
     assert (line["binds"], line["ranks"], line["world_size"]) == ("unclear", "4", 4)

@@ -5,7 +5,7 @@ from nanolib.measurement import RunStatus
 from nanolib.run import notebooks
 from nanolib.run.jobs import plan
 
-SCENARIOS = ["distributed-memory", "distributed-training", "distributed-which-algorithm"]
+SCENARIOS = ["distributed-memory", "distributed-million-tokens", "distributed-which-algorithm"]
 
 
 def test_ctrl_c_ends_the_job_that_runs_and_starts_no_other(tmp_path, monkeypatch):

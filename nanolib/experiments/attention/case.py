@@ -151,7 +151,7 @@ class AttentionCase(Case):
         if self.attention_type == "flex" and not self.device.startswith("cuda"):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
-            return Plan(reason="the memory depends on the input, or on code of yours")
+            return Plan(reason="the memory depends on the input, or on your own code")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:

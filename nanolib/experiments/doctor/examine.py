@@ -11,7 +11,7 @@ from nanolib.config import ATTENTION_KINDS
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import FLAG_TEXT, Flag, Unsupported
 from nanolib.meters.energy.power import find_sources
-from nanolib.meters.limits import fitting_threads, memory_limits
+from nanolib.meters.limits import limit_threads, memory_limits
 from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
 from nanolib.meters.memory import resident_peak
 from nanolib.models import attention
@@ -37,7 +37,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
     """
     params = doctor.Params(budget_s=budget_s, sustained_s=sustained_s)
     make_folder(output_folder())  # fail before the measurements
-    with fitting_threads():  # the same threads as in a run
+    with limit_threads():  # the same threads as in a run
         machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),

@@ -117,7 +117,7 @@ class LivePower:
 
 def _chart(points: deque[dict[str, Any]]) -> alt.TopLevelMixin:
     """Draw power and throughput of the last minute, with estimated power hollow."""
-    look = {"xunit": "Seconds", "join": False, "width": 320, "height": 150}
+    look = {"xunit": "Seconds", "join": False, "width": 320}
     look["empty"] = "not measured yet"
     shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])
     shown["x"] -= shown["x"].min()

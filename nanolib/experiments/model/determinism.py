@@ -31,7 +31,10 @@ def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measuremen
     if (positions := min(_POSITIONS, length - 1)) < 1:
         return
     ids = ids[:, : 2 * length].reshape(-1, length)
-    batch, alone = (_read(model, some, positions) for some in (ids, ids[:1]))
+    try:
+        batch, alone = (_read(model, some, positions) for some in (ids, ids[:1]))
+    except Unsupported:
+        return
     others = {
         "run_to_run": (batch, lambda: _read(model, ids, positions)),
         "batch": (alone, lambda: batch[:1]),
@@ -47,8 +50,11 @@ def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measuremen
 
 @torch.no_grad()
 def _read(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
-    """Logits of the last positions, shape [batch, positions, vocab_size]."""
-    return logits_of(model)(ids)[:, -positions:].cpu()
+    """Compute logits of the last positions, shape [batch, positions, vocab_size]."""
+    logits = logits_of(model)(ids)
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 3:
+        raise Unsupported("the model returns no logits of shape [batch, length, vocab_size]")
+    return logits[:, -positions:].cpu()
 
 
 def _decode(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:

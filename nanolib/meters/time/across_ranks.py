@@ -117,7 +117,7 @@ def time_parts_across_ranks(
 
 
 def _largest(value: float, device: str | torch.device) -> float:
-    """Return the largest value over ranks, so that all ranks decide alike."""
+    """Return the largest value over ranks, so that all ranks make the same decision."""
     shared = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return float(shared)

@@ -15,7 +15,13 @@ from nanolib.measurement import BadInput, Flag, Measurement
 from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
 from nanolib.meters.time.clock import Call, ColdClock, CudaClock, clock_for
 from nanolib.meters.time.collector import pause_collector
-from nanolib.meters.time.sampler import CONFIDENCE, BlockSampler, find_steady_state, interval_of
+from nanolib.meters.time.sampler import (
+    CONFIDENCE,
+    BlockSampler,
+    Collect,
+    find_steady_state,
+    interval_of,
+)
 from nanolib.meters.time.turns import Round, Timing, take_turns
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
@@ -35,6 +41,7 @@ def measure(
     predicted: float | None = None,
     outliers: str = "keep",
     cold: bool = False,
+    collect: Collect | None = None,
 ) -> Measurement:
     """Measure how long one call of `fn` takes.
 
@@ -49,6 +56,7 @@ def measure(
         outliers: `keep` labels outliers. `remove` drops them, to reproduce figures made that way,
             and the row says so.
         cold: Overwrite the last-level cache before each call.
+        collect: Takes the blocks instead of the stopping rule, as `nano ab` does.
 
     Returns:
         Metric `latency`, ms: the median of block medians. `details` say why sampling stopped.
@@ -65,7 +73,7 @@ def measure(
         >>> print(row)
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
-    options = {"device": str(device), "outliers": outliers, "cold": cold}
+    options = {"device": str(device), "outliers": outliers, "cold": cold, "collect": collect}
     row = measure_phases({scope: fn}, rel_ci, budget_s, **options)[scope]
     return replace(row, predicted=predicted)
 

@@ -157,7 +157,7 @@ def test_a_mixed_plan_is_the_peak_of_a_real_step_under_autocast(model, options):
 
 
 def test_a_model_that_takes_too_long_is_not_planned_and_its_other_uses_are_not_tried(monkeypatch):
-    monkeypatch.setattr("nanolib.run.timeout._LOOK_S", 0.01)
+    monkeypatch.setattr("nanolib.run.timeout._PLAN_S", 1e-6)
     planner = Planner(checked("decoder_tiny", 16, 1, SMALL))
     for name in ("inference", "training"):
         assert planner.use(name).refused.endswith("on tensors without data; lower seq_len")
