@@ -134,7 +134,8 @@ def _over_heads(
                 ),
             )
 
-    heads = _key_heads(k)
+    # A plan needs only the peak, and the calls of all sequences are the same.
+    heads = _key_heads(k[:1] if isinstance(q, FakeTensor) and mask.shared else k)
     threads = min(torch.get_num_threads(), len(heads))
     if threads < 2 or modes:
         with torch.autocast("cpu", enabled=False):  # as in other threads, which never autocast
