@@ -67,12 +67,13 @@ class Params(shared.Params):
         "label",
     )
 
-    seq_lens: list[Length] = pydantic.Field([128, 256], min_length=1, max_length=64)
+    seq_lens: list[Length] = pydantic.Field([256, 1024, 2048], min_length=1, max_length=64)
     batch_sizes: list[Batch] = pydantic.Field([1], min_length=1, max_length=64)
     attention_types: list[dict[str, Any]] = pydantic.Field(
         [
             {"kind": "dense"},
-            {"kind": "sparse", "pattern": "window", "window": 32, "block_size": 32},
+            {"kind": "sparse", "pattern": "window", "window": 128},
+            {"kind": "sparse", "pattern": "random", "sparsity": 0.9},
         ],
         min_length=1,
         max_length=64,
@@ -81,7 +82,7 @@ class Params(shared.Params):
     grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "attention_types"),)
     num_heads: Count = 4
     num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
-    head_dim: Count = 32
+    head_dim: Count = 64
     causal: bool = True
     backward: bool = True
     cold_cache: bool = False
@@ -90,8 +91,8 @@ class Params(shared.Params):
     quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)
     quality_block_size: Count = 16
     quality_seeds: int = pydantic.Field(2, ge=2, le=1000)
-    quality_steps: int = pydantic.Field(10, ge=1, le=1_000_000)
-    quality_finetune_steps: int = pydantic.Field(5, ge=1, le=1_000_000)
+    quality_steps: int = pydantic.Field(200, ge=1, le=1_000_000)
+    quality_finetune_steps: int = pydantic.Field(50, ge=1, le=1_000_000)
     quality_d_model: int = pydantic.Field(32, ge=8, multiple_of=8, le=65_536)
     quality_layers: Count = 1
 
