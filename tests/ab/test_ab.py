@@ -288,4 +288,4 @@ def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monk
     (tmp_path / "a.yml").write_text("seq_lens: [32]\n")
     (tmp_path / "b.yml").write_text("seq_lens: [32, 64]\n")
     ended = ab(str(tmp_path / "a.yml"), str(tmp_path / "b.yml"), "attention")
-    assert ended.exit_code == 2 and "give 2 and 4 cases" in ended.output
+    assert ended.exit_code == 2 and "give 3 and 6 cases" in ended.output

@@ -64,7 +64,7 @@ def test_a_point_tells_its_interval_and_what_it_is_compared_with(opened):
     tip = opened.page.locator("#vg-tooltip-element")
     tip.wait_for(state="visible", timeout=5000)
     said = tip.inner_text()
-    assert all(word in said for word in ("from", "to", "against dense (flash)", "removes")), said
+    assert all(word in said for word in ("from", "to", "over dense (flash)", "sparsity")), said
 
 
 def test_a_machine_that_is_picked_answers_by_itself(opened):

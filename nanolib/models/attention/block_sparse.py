@@ -107,6 +107,41 @@ def _calls(
             yield b, slice(h, h + 1), slice(kv_head, kv_head + 1), mask.plan(b * q.shape[1] + h)
 
 
+def _buffer_sizes(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int, int, int]:
+    """Return how many heads go at once, and the elements of their scores and keys.
+
+    As many heads go at once as keep their scores in the cache.
+    """
+    most = max((block.keys for block in blocks), default=0)
+    scores = max((block.height for block in blocks), default=0) * group * most
+    together = max(1, min(heads, _SCORES // max(1, scores)))
+    return together, together * scores, together * most
+
+
+def loop_bytes(name: str, q: Tensor, k: Tensor, mask: BlockMask) -> int:
+    """Return the bytes of a loop at its peak, without the tensors that it is given.
+
+    These are the buffers for scores and keys, and the rows of a block, which are copied if heads
+    share their keys. The backward pass adds the gradients of a block's scores, which live until
+    those of the next block do.
+    """
+    heads, group = (k.shape[1], q.shape[1] // k.shape[1]) if mask.shared else (1, 1)
+    most = 0
+    for plan in mask.plans:
+        blocks = [block for block in plan if block.runs]
+        together, scores, keys = _buffer_sizes(blocks, group, heads)
+        rows = together * group * q.shape[-1] * max((block.height for block in blocks), default=0)
+        buffers, copies = scores + keys * q.shape[-1], rows * (group > 1 and len(plan) > 1)
+        if name == "forward":
+            most = max(most, buffers + copies + rows)
+            continue
+        sizes = [together * group * block.height * block.keys for block in blocks]
+        neighbors = map(sum, itertools.pairwise([*sizes, *(sizes[:1] if together < heads else [])]))
+        beyond = max([scores + max(rows, keys * q.shape[-1]), *neighbors])
+        most = max(most, buffers + 3 * copies + beyond)
+    return most * q.itemsize
+
+
 def _over_heads(
     name: str,
     by_query: tuple[Tensor, ...],
@@ -120,6 +155,9 @@ def _over_heads(
     everything runs in that thread, by the plain loop, whose operations the mode counts.
     """
     q, k = by_query[0], by_key[0]
+    if isinstance(q, FakeTensor):  # a plan counts the loop's memory and does not run it
+        torch.empty(loop_bytes(name, q, k, mask), dtype=torch.uint8)
+        return
     modes = _get_current_dispatch_mode_stack()
     loop = getattr(block_loops, name) if modes else compiled_loop(name)
 
@@ -134,8 +172,7 @@ def _over_heads(
                 ),
             )
 
-    # A plan needs only the peak, and the calls of all sequences are the same.
-    heads = _key_heads(k[:1] if isinstance(q, FakeTensor) and mask.shared else k)
+    heads = _key_heads(k)
     threads = min(torch.get_num_threads(), len(heads))
     if threads < 2 or modes:
         with torch.autocast("cpu", enabled=False):  # as in other threads, which never autocast
@@ -158,17 +195,9 @@ def _over_heads(
 def _schedule(
     plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float
 ) -> block_loops.Schedule:
-    """Convert a plan for the loops, and allocate their buffers.
-
-    As many heads go at once as keep their scores in the cache.
-    """
+    """Convert a plan for the loops, and allocate their buffers."""
     blocks = [block for block in plan if block.runs]
-    most = max((block.keys for block in blocks), default=0)
-    scores = max((block.height for block in blocks), default=0) * group * most
-    together = max(1, min(heads, _SCORES // max(1, scores)))
-    if isinstance(q, FakeTensor):  # a plan needs only the peak: two blocks in a row have it
-        pairs = itertools.pairwise(blocks)
-        blocks = max(pairs, key=lambda pair: sum(b.height * b.keys for b in pair), default=blocks)
+    together, scores, keys = _buffer_sizes(blocks, group, heads)
     converted = []
     for block in blocks:
         start = block.runs[0][0] if len(block.runs) == 1 else -1
@@ -177,7 +206,7 @@ def _schedule(
         pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
         sizes = *block.rows, block.keys, start, block.unit
         converted.append(block_loops.Block(*sizes, pieces, block.hidden_from, hidden, block.blind))
-    buffers = q.new_empty(together * scores), q.new_empty(together * most * q.shape[-1])
+    buffers = q.new_empty(scores), q.new_empty(keys * q.shape[-1])
     return block_loops.Schedule(converted, together, *buffers, scale)
 
 
