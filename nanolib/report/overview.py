@@ -101,19 +101,6 @@ def pick(
     return rows[mask]
 
 
-def best_and_ties(cases: pd.DataFrame, column: str, ascending: bool = True) -> pd.DataFrame:
-    """Return the first of the cases by a column, and all without a clear difference from it.
-
-    Their interval overlaps that of the first, or it is not known.
-    """
-    ordered = cases.sort_values(column, ascending=ascending, kind="stable")
-    first = ordered.iloc[0]
-    apart = (ordered[f"{column}_low"] > first[f"{column}_high"]) | (
-        ordered[f"{column}_high"] < first[f"{column}_low"]
-    )
-    return ordered[~apart]
-
-
 def join_words(names: Iterable[str]) -> str:
     """Join names as in a sentence, each once: `a, b and c`."""
     *others, last = dict.fromkeys(names)

@@ -6,8 +6,7 @@
 """
 
 from nanolib.store.merge import check_mergeable
-from nanolib.store.query import SHOWN_CASES
 from nanolib.store.schema import Run
 from nanolib.store.store import Store
 
-__all__ = ["SHOWN_CASES", "Run", "Store", "check_mergeable"]
+__all__ = ["Run", "Store", "check_mergeable"]

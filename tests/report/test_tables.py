@@ -78,12 +78,7 @@ def test_cases_that_failed_and_flags_are_counted(measured):
     assert str(line).startswith(f"{Flag.GOT_SLOWER} (1 of 2 timings): ")
 
 
-def test_the_first_and_all_without_a_clear_difference_from_it():
-    ends = {"ms_low": [4.0, 2.0, 3.6, 1.0], "ms_high": [6.0, 3.5, 4.5, 20.0]}
-    cases = pd.DataFrame({"ms": [5.0, 3.0, 4.0, 9.0]} | ends)
-    assert list(overview.best_and_ties(cases, "ms").index) == [1, 3]
-    assert list(overview.best_and_ties(cases, "ms", ascending=False).index) == [3, 0, 2, 1]
-    assert list(overview.best_and_ties(cases.iloc[:3], "ms", ascending=False).index) == [0, 2]
+def test_words_are_joined_as_in_a_sentence_each_once():
     words = [overview.join_words(names) for names in ("a", "ab", "abac")]
     assert words == ["a", "a and b", "a, b and c"]
 
