@@ -109,7 +109,7 @@ WITHOUT_DATABASE = [
         "run model -p 'overrides={attention_options: {windo: 3}}'",
         "attention_options.windo: no attention kind takes it",
     ),
-    ("run model -p corpus=HERE/empty.txt", "empty.txt' holds 0 bytes; give a text of at least two"),
+    ("run model -p corpus=HERE/empty.txt", "empty.txt' has 0 bytes; give a text of at least two"),
     ("run energy -p phases=[prefill,prefill]", "energy.phases: 'prefill' is given twice"),
     (
         "run fp8 -p 'overrides={dtype: float32}'",
