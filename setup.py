@@ -1,4 +1,4 @@
-"""Build hook: put the notebooks and params files into the wheel, as `nanolib/workbook`."""
+"""Build hook: put the notebooks, params files and docs into the wheel, as `nanolib/workbook`."""
 
 import shutil
 from pathlib import Path
@@ -17,8 +17,10 @@ class BuildWithWorkbook(build_py):
             return
         workbook = Path(self.build_lib) / "nanolib" / "workbook"
         shutil.rmtree(workbook, ignore_errors=True)  # of an earlier build
-        for name in ("notebooks", "params"):
-            shutil.copytree(name, workbook / name, ignore=shutil.ignore_patterns(".*"))
+        for name in ("notebooks", "params", "docs"):
+            shutil.copytree(
+                name, workbook / name, ignore=shutil.ignore_patterns(".*", "*.py", "__pycache__")
+            )
 
 
 setup(cmdclass={"build_py": BuildWithWorkbook})

@@ -180,6 +180,8 @@ _UNTIED = {"tie_embeddings": False}
 _GELU = {"mlp": "gelu"}
 
 PRESETS: dict[str, dict[str, Any]] = {
+    # 4.2 million weights: two CPU cores train a step in a tenth of a second.
+    "decoder_nano": _preset(256, 4, 4, 1024, 4096, **_sparse(128, 16, 8)),
     "decoder_tiny": _preset(512, 6, 8, 1024, 50257, **_sparse(256, 32, 16)),
     "decoder_small": _preset(768, 12, 12, 2048, 50257, **_sparse(512, 64, 32)),
     "decoder_medium": _preset(1024, 24, 16, 4096, 50257, **_sparse(1024, 128, 64)),

@@ -61,7 +61,7 @@ def test_a_bad_value_is_one_line_that_names_field_value_and_remedy(values, said)
 
 
 def test_an_unknown_preset_is_told():
-    with pytest.raises(BadInput, match="preset: 'smal' is not known; use one of decoder_tiny"):
+    with pytest.raises(BadInput, match="preset: 'smal' is not known; use one of decoder_nano"):
         NanoConfig.from_preset("smal")
 
 

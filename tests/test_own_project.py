@@ -132,14 +132,15 @@ def test_it_is_the_wheel_and_no_checkout(project):
     assert "run: nano init DIR" in project.nano("run", "quick").stderr
 
 
-def test_the_wheel_contains_the_notebooks_and_params_files(wheel):
+def test_the_wheel_contains_the_notebooks_params_files_and_docs(wheel):
     files = {
         path.relative_to(ACTION).as_posix()
-        for folder in ("notebooks", "params")
+        for folder in ("notebooks", "params", "docs")
         for path in (ACTION / folder).rglob("*.*")
-        if path.suffix in (".ipynb", ".yml") and ".ipynb_checkpoints" not in path.parts
+        if path.suffix in (".ipynb", ".yml", ".md", ".png")
+        and ".ipynb_checkpoints" not in path.parts
     }
-    assert {"notebooks/attention.ipynb", "params/quick/attention.yml"} <= files
+    assert {"notebooks/attention.ipynb", "params/quick/attention.yml", "docs/method.md"} <= files
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if "/workbook/" in name}
     assert inside == {f"nanolib/workbook/{file}" for file in files}
 

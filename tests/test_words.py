@@ -36,7 +36,7 @@ ALLOWED: set[tuple[str, str]] = set()
 DOCS = [
     ROOT / name
     for name in (
-        *("README.md", "CONTRIBUTING.md", "outputs/reference/README.md"),
+        *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "outputs/reference/README.md"),
         *("action.yml", "action/gate.sh", "CITATION.cff", "pyproject.toml"),
     )
 ]

@@ -1,4 +1,4 @@
-"""The command that copies the notebooks and params files to a folder of your own."""
+"""The command that copies the notebooks, params files and docs to a folder of your own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from nanolib.cli.common import command, echo
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import expanded, installed_workbook
 
-_FOLDERS = ("notebooks", "params")
+_FOLDERS = ("notebooks", "params", "docs")
 
 
 @command("nano init benchmarks")
 @click.argument("folder", metavar="DIR")
 def init(folder: str) -> None:
-    """Copy the notebooks and params files to DIR.
+    """Copy the notebooks, params files and docs to DIR.
 
     DIR must be empty or new. Start nano, papermill or JupyterLab there; results go to DIR/outputs.
     """
@@ -25,9 +25,9 @@ def init(folder: str) -> None:
     if target.exists() and not is_empty:
         raise BadInput(f"init: {shown(folder)} is not an empty folder; name a new one")
     for name in _FOLDERS:
-        hidden = shutil.ignore_patterns(".*")  # JupyterLab's checkpoints
-        shutil.copytree(source / name, target / name, ignore=hidden)
+        unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")  # checkpoints, build scripts
+        shutil.copytree(source / name, target / name, ignore=unwanted)
     echo(
-        f"copied {' and '.join(f'{name}/' for name in _FOLDERS)} to {target}",
+        f"copied {', '.join(f'{name}/' for name in _FOLDERS)} to {target}",
         f"next: cd {target} && nano run quick",
     )

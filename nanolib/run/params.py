@@ -25,12 +25,6 @@ SCHEDULING = {"suite", "label", "resume", "trace"}
 
 MAX_SEQ_LEN = 2**24
 MAX_CASES = 4096
-SMALL = {
-    "num_layers": 2,
-    "d_model": 128,
-    "num_heads": 4,
-    "vocab_size": 512,
-}  # a preset cut so that a notebook takes seconds
 
 Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]

@@ -97,7 +97,7 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
         ),
         (
             {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
-            "distributed.world_sizes: ulysses cannot split 8 and 2 heads over 3 ranks; choose a",
+            "distributed.world_sizes: ulysses cannot split 8 and 8 heads over 3 ranks; choose a",
         ),
     ],
 )

@@ -22,7 +22,7 @@ WALKED = {
         TINY | {"seq_lens": [32]},
         {"seq_lens": "[16]", "train": False, "new_tokens": "4"},
     ),
-    "warmup": (TINY, {"warmup_steps": "[0, 3]", "directions": "[forward_backward]"}),
+    "warmup": (TINY, {"warmup_steps": "[0, 3]", "directions": "[forward]"}),
     "energy": (TINY | {"seq_lens": [32]}, {"phases": "[decode]", "batch_size": "2"}),
     "fp8": (
         {"presets": [], "overrides": {}, "numerics": []},

@@ -166,7 +166,7 @@ def test_the_converted_share_is_of_all_flops():
         ({"excluded_modules": ["haed"]}, "fp8.excluded_modules: 'haed' matches no linear layer"),
         (
             {"overrides": {"d_ff": 100}},
-            "fp8.excluded_modules: blocks.0.mlp.up is 100 x 768, no multiple of 16",
+            "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, no multiple of 16",
         ),
         ({"overrides": {"dtype": "float16"}}, "fp8.overrides: dtype is chosen by precisions"),
     ],

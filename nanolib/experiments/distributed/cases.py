@@ -65,22 +65,22 @@ class Params(shared.Params):
     world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field(
         [1, 2], min_length=1, max_length=64
     )  # type: ignore[valid-type]
-    seq_lens: Lengths = pydantic.Field([2048])
+    seq_lens: Lengths = pydantic.Field([32768])
     algorithms: list[Literal[ALGORITHMS]] = pydantic.Field(
-        ["three_allreduce", "fused", "gather"], min_length=1
+        ["three_allreduce", "fused", "gather", "pass_q"], min_length=1
     )  # type: ignore[valid-type]
     q_len: Length = 1
-    prefill_seq_lens: Lengths = pydantic.Field([256])
+    prefill_seq_lens: Lengths = pydantic.Field([1024])
     prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = pydantic.Field(
         ["ring", "zigzag"], min_length=1
     )  # type: ignore[valid-type]
     backward: bool = False
-    memory_seq_lens: Lengths = pydantic.Field([256, 65536, 1048576])
-    memory_measured_up_to: int = pydantic.Field(256, ge=0)
+    memory_seq_lens: Lengths = pydantic.Field([1024, 16384, 131072, 1048576])
+    memory_measured_up_to: int = pydantic.Field(1024, ge=0)
     batch_size: Batch = 1
     num_heads: Count = 8
-    num_kv_heads: Count = 2
-    head_dim: Count = 32
+    num_kv_heads: Count = 8
+    head_dim: Count = 64
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     threads: Count = 1
     extrapolate_to_ranks: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field(

@@ -24,7 +24,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import Workload
-from nanolib.run.params import SMALL, Batch, Count, Length, fitting_config, known_presets
+from nanolib.run.params import Batch, Count, Length, fitting_config, known_presets
 from nanolib.run.rows import trace
 from nanolib.store import traces
 
@@ -75,13 +75,13 @@ class Params(OwnModelParams):
         "label",
     )
 
-    presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
-    overrides: dict[str, Any] = SMALL
+    presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    seq_lens: list[Length] = pydantic.Field([64], min_length=1, max_length=64)
+    seq_lens: list[Length] = pydantic.Field([128], min_length=1, max_length=64)
     batch_size: Batch = 1
-    new_tokens: Length = 16
+    new_tokens: Length = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
     window_s: float = pydantic.Field(1.2, gt=0, le=86_400)

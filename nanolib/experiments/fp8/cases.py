@@ -17,7 +17,6 @@ from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run.case import Case
 from nanolib.run.params import (
-    SMALL,
     Batch,
     Count,
     Length,
@@ -76,8 +75,8 @@ class Params(OwnModelParams):
     )
     LENGTHS: ClassVar[str] = "seq_len"
 
-    presets: list[str] = pydantic.Field(["gpt_125M"])
-    overrides: dict[str, Any] = SMALL
+    presets: list[str] = pydantic.Field(["decoder_nano"])
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(
@@ -89,10 +88,10 @@ class Params(OwnModelParams):
     batch_size: Batch = 1
     excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
     parity_recipes: list[Literal[TRAINED]] = pydantic.Field(
-        ["bf16_again", "fp8_tensorwise", "no_scaling"]
+        ["bf16_again", "fp8_tensorwise", "scale_off_by_1024"]
     )  # type: ignore[valid-type]
-    parity_seeds: int = pydantic.Field(2, ge=2, le=1000)
-    parity_steps: int = pydantic.Field(10, ge=10, le=10_000_000)
+    parity_seeds: int = pydantic.Field(5, ge=2, le=1000)
+    parity_steps: int = pydantic.Field(200, ge=10, le=10_000_000)
     parity_margin: float = pydantic.Field(0.0025, gt=0, lt=1)
     d_model: int = pydantic.Field(32, gt=0, multiple_of=32, le=16_384)
     num_layers: Count = 1

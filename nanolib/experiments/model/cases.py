@@ -67,18 +67,18 @@ class Params(OwnModelParams):
         "label",
     )
 
-    presets: list[str] = pydantic.Field(["decoder_tiny"], min_length=1)
+    presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
-    seq_lens: list[shared.Length] = pydantic.Field([16, 32, 64], min_length=1, max_length=64)
+    seq_lens: list[shared.Length] = pydantic.Field([128, 256, 512], min_length=1, max_length=64)
     batch_sizes: list[shared.Batch] = pydantic.Field([1], min_length=1, max_length=64)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
-    overrides: dict[str, Any] = pydantic.Field(shared.SMALL)
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     optimizations: list[str] = pydantic.Field(["eager"], min_length=1)
     train: bool = True
-    new_tokens: int = pydantic.Field(8, ge=0, le=1_000_000)
-    generation_batch_sizes: list[shared.Batch] = pydantic.Field([2, 4], max_length=64)
+    new_tokens: int = pydantic.Field(16, ge=0, le=1_000_000)
+    generation_batch_sizes: list[shared.Batch] = pydantic.Field([4, 16], max_length=64)
     determinism: bool = True
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)

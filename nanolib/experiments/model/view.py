@@ -217,14 +217,15 @@ def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
     for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
         first, last = group.iloc[0], group.iloc[-1]
         less, more = (
-            Estimate.of(line, "total", name=f"{line['batch_size']:.0f}") for line in (first, last)
+            Estimate.of(line, "total", name=f"batch {line['batch_size']:.0f}")
+            for line in (first, last)
         )
         compared = comparing(more, less)
-        ratio = f"{more.estimate / less.estimate:#.3g}× the tokens/s of batch {less.name}"
+        ratio = f"{more.estimate / less.estimate:#.3g}× the tokens/s of {less.name}"
         if compared[0][1] is Order.NO_DIFFERENCE:
             ratio += " (no clear difference)"
         each = f"each user gets {first['user']:,.0f} → {last['user']:,.0f} tokens/s"
-        answer = f"Batch {more.name} gives {ratio}"
+        answer = f"{more.name.capitalize()} gives {ratio}"
         yield Finding(answer, each, about=_about(first), compared=compared)
 
 

@@ -27,7 +27,7 @@ from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import Workload
-from nanolib.run.params import SMALL, Batch, Length, fitting_config, known_presets
+from nanolib.run.params import Batch, Length, fitting_config, known_presets
 from nanolib.run.rows import trace
 from nanolib.stats.steady import steady_state, warm_up
 
@@ -68,8 +68,8 @@ class Params(OwnModelParams):
     )
     LENGTHS: ClassVar[str] = "seq_len"
 
-    preset: str = "decoder_tiny"
-    overrides: dict[str, Any] = SMALL
+    preset: str = "decoder_nano"
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     model: str = pydantic.Field("", max_length=500)
     model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_len: Length = 64
@@ -78,10 +78,10 @@ class Params(OwnModelParams):
         [0, 5], min_length=1, max_length=64
     )
     steps: int = pydantic.Field(10, ge=6, le=100_000)
-    curve_steps: int = pydantic.Field(20, ge=20, le=100_000)
+    curve_steps: int = pydantic.Field(40, ge=20, le=100_000)
     processes: int = pydantic.Field(5, ge=5, le=100)
     directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(
-        ["forward"], min_length=1
+        ["forward_backward"], min_length=1
     )
     isolation: Literal["process"] = "process"
 
