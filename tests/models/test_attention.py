@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._higher_order_ops.flex_attention import flex_attention as operation
 
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
@@ -18,7 +17,7 @@ from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import PATTERNS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import Options, choose_mask, watched_work
-from tests.models.inputs import REQUIRED, TOLERANCE, agrees, closed_form, masked_by, qkv
+from tests.models.inputs import REQUIRED, TOLERANCE, agrees, closed_form, masked_by, qkv, uncompiled
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
@@ -102,7 +101,7 @@ def test_scores_are_multiplied_by_the_factor_given(monkeypatch, kind, name, valu
     if "window" in WALKED[kind]:
         mask, _ = masked_by((scale_queries(q, 0.9), k), causal, options)
     by_flex = kind == "flex"  # which compiles, and has no backward pass on CPU
-    monkeypatch.setattr(flex, "compiled", lambda *of: _uncompiled)
+    monkeypatch.setattr(flex, "compiled", lambda *of: uncompiled)
     try:
         with torch.set_grad_enabled(not by_flex):
             out = attention.attend(kind, *inputs, causal=causal, scale=0.9, options=options)
@@ -114,10 +113,6 @@ def test_scores_are_multiplied_by_the_factor_given(monkeypatch, kind, name, valu
         assert relative_error(out, reference.detach()) < TOLERANCE
     else:
         assert agrees(out, reference, inputs)
-
-
-def _uncompiled(q, k, v, *, block_mask, scale, **_):
-    return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
 
 
 @pytest.mark.parametrize("pattern", ["window", "strided", "bigbird", "random", "top_k"])

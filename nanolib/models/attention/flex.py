@@ -18,10 +18,15 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention import flash_attn
-from nanolib.models.attention.block_mask import static_mask, static_mask_mod, with_window, work
+from nanolib.models.attention.block_mask import (
+    mask_shape,
+    static_mask,
+    with_window,
+    work,
+)
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.partial import scale_queries
-from nanolib.models.attention.patterns import MaskMod, placed, tile_count
+from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod, tile_count
 from nanolib.models.attention.patterns import Options as SparseOptions
 from nanolib.models.own_code import with_own_code
 
@@ -141,7 +146,7 @@ def mask_of(
     """Make FlexAttention's mask. Its arguments are those of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
-    shape = q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
+    shape = mask_shape(options, q, k, causal)
     return drawn_mask(options, *shape, q.device, detect_fake_mode())
 
 

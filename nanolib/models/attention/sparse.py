@@ -11,7 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_sparse, flex
-from nanolib.models.attention.block_mask import BlockMask, static_mask, with_window, work
+from nanolib.models.attention.block_mask import (
+    BlockMask,
+    mask_shape,
+    static_mask,
+    with_window,
+    work,
+)
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import Options
@@ -85,8 +91,7 @@ def choose_mask(
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
-    heads = options.masked_heads(q.shape[1])
-    return static_mask(options, q.shape[2], k.shape[2], causal, heads)
+    return static_mask(options, *mask_shape(options, q, k, causal))
 
 
 def forget_masks() -> None:
