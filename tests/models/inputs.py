@@ -80,3 +80,11 @@ def uncompiled(q, k, v, *, block_mask, scale, **_):
     """FlexAttention by its math path, in place of `flex.compiled`'s kernel."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
+
+
+def kept_tiles(elements, tile):
+    """Tiles with a kept pair, and tiles that are kept whole."""
+    q_len, kv_len = elements.shape[-2:]
+    padded = torch.nn.functional.pad(elements, (0, -kv_len % tile, 0, -q_len % tile))
+    pairs = padded.unflatten(3, (-1, tile)).unflatten(2, (-1, tile)).sum(dim=(3, 5))
+    return pairs > 0, pairs == tile * tile

@@ -26,7 +26,7 @@ from nanolib.models.attention.patterns import (
     static_mask_mod,
     tile_count,
 )
-from nanolib.models.attention.work import Work, allowed_pairs
+from nanolib.models.attention.reference import Work, allowed_pairs
 
 Run = tuple[int, int]  # [start, stop)
 
@@ -207,13 +207,12 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
         )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
-    allowed, low, high = allowed_pairs(q_len, kv_len, causal), 1, kv_len
+    low, high = 1, kv_len
     while low < high:  # removed connections fall as the window grows
         middle = (low + high + 1) // 2
-        found = options.model_copy(update={"window": middle})
-        keeps = static_mask_mod(found, q_len, kv_len, causal, 1, None)
-        plan = _plan(keeps, found, 0, q_len, kv_len, causal, options.block_size)
-        enough = 1 - sum(block.kept for block in plan) / allowed >= options.sparsity
+        found = options.model_copy(update={"window": middle, "sparsity": None})
+        mask = static_mask.__wrapped__(found, q_len, kv_len, causal, 1)  # masks to try are not kept
+        enough = mask.work.sparsity >= options.sparsity
         low, high = (middle, high) if enough else (low, middle - 1)
     return options.model_copy(update={"window": low})
 
@@ -225,12 +224,12 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
         BadInput: Heads or sequences that share a plan have different masks in your own `mask_mod`.
     """
     if options.pattern == "own":
-        _check_shared(options, *q.shape[:3], k.shape[2], causal)
+        check_shared(options, *q.shape[:3], k.shape[2], causal)
     return q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
 
 
 @functools.lru_cache(maxsize=64)
-def _check_shared(
+def check_shared(
     options: Options, batch: int, heads: int, q_len: int, kv_len: int, causal: bool
 ) -> None:
     """Compare your own mask of all heads and sequences with those that are planned.

@@ -28,7 +28,7 @@ from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod, tile_count
 from nanolib.models.attention.patterns import Options as SparseOptions
-from nanolib.models.own_code import with_own_code
+from nanolib.models.optimize import with_own_code
 
 __all__ = ["Options", "attend", "work"]
 
@@ -184,7 +184,6 @@ def drawn_mask(
         True  # the sequence's end cuts these tiles
     )
     made = with_window(options, q_len, kv_len, causal)
-    causal = options.hides_future(causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, heads, device)
     tiles = (placed(x[None], device) for x in (some, some & ~part))
     return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))

@@ -22,7 +22,7 @@ import torch
 
 from nanolib.measurement import shown
 from nanolib.models.attention import own
-from nanolib.models.attention.work import BLOCK_SIZE
+from nanolib.models.attention.reference import BLOCK_SIZE
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
@@ -265,7 +265,7 @@ def static_mask_mod(
 ) -> MaskMod:
     """Return a pattern's `mask_mod` of queries and keys. Options come from `with_window`."""
     mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
-    return at_end(mask_mod, kv_len - q_len, causal)
+    return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
 
 
 def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
