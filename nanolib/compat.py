@@ -24,8 +24,7 @@ from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.timer import Timer
 from nanolib.models import Transformer, generate_random_batch
 from nanolib.models import create_model as _create_model
-from nanolib.models.attention.ranks import Ranks
-from nanolib.models.attention.sharding import Sharding
+from nanolib.models.attention.ranks import Ranks, Sharding
 from nanolib.models.attention.tree import tree_attention_decode
 
 __all__ = [

@@ -11,7 +11,6 @@ from nanolib import installed
 from nanolib.cli import main
 from nanolib.measurement import Unsupported
 from nanolib.models import fp8
-from nanolib.models.fp8 import conversion
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,7 +59,7 @@ def test_nano_run_goes_on_without_a_part_and_says_so_first(monkeypatch, tmp_path
 
 def test_without_torchao_8_bits_are_unsupported_and_no_error(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torchao.float8", None)
-    monkeypatch.setattr(conversion, "native", lambda device: "")
+    monkeypatch.setattr(fp8, "native", lambda device: "")
     with pytest.raises(Unsupported, match="torchao is not installed"):
         fp8.convert(
             nn.Sequential(nn.Linear(32, 32)).to(torch.bfloat16),

@@ -16,7 +16,7 @@ class KVCache:
     Attributes:
         keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
         values: As `keys`.
-        scores: Per layer, shape [batch, max_len]: the scores by which `dca` chooses its globals.
+        scores: Per layer, shape [batch, 1, max_len]: the scores by which `dca` chooses its globals.
             Empty for other patterns.
         length: Positions filled.
     """
@@ -30,9 +30,10 @@ class KVCache:
             return [torch.empty(shape, dtype=dtype, device=device) for _ in range(count)]
 
         shape = (batch_size, config.kv_heads, max_len, config.head_dim)
-        scored = attention.chooses_by_score(config.attention_type, config.attention_options)
+        options = attention.shared_options(config.attention_type, config.attention_options)
+        scored = attention.chooses_by_score(options)
         self.keys, self.values = buffers(layers, *shape), buffers(layers, *shape)
-        self.scores = buffers(layers if scored else 0, batch_size, max_len)
+        self.scores = buffers(layers if scored else 0, batch_size, 1, max_len)
         self.length = 0
 
     @property
@@ -45,18 +46,11 @@ class KVCache:
         """The position of the next token."""
         return self.length
 
-    def append_scores(self, layer: int, scores: Tensor) -> Tensor:
-        """Write the new positions' scores of one layer, and return all its scores so far."""
-        stop = self.length + scores.shape[1]
-        self.scores[layer][:, self.length : stop] = scores
-        return self.scores[layer][:, :stop]
-
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new positions of one layer, and return views of all its keys and values so far."""
-        stop = self.length + k.shape[2]
-        self.keys[layer][:, :, self.length : stop] = k
-        self.values[layer][:, :, self.length : stop] = v
-        return self.keys[layer][:, :, :stop], self.values[layer][:, :, :stop]
+    def append(self, buffer: Tensor, x: Tensor) -> Tensor:
+        """Write the new positions of one of the buffers, and return a view of all its positions so far."""
+        stop = self.length + x.shape[2]
+        buffer[:, :, self.length : stop] = x
+        return buffer[:, :, :stop]
 
 
 class StaticCache:

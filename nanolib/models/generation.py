@@ -191,13 +191,6 @@ def _cache_name(model: Any) -> str:
     return next((name for name in _CACHES if name in takes), "")
 
 
-def _has_static_step(model: nn.Module) -> bool:
-    """Return whether a token's step can read a `StaticCache`."""
-    if not isinstance(model, Transformer) or model.config.attention_type != "dense":
-        return False
-    return model.config.attention_options.get("backend", "auto") == "auto"
-
-
 def generation_of(
     model: nn.Module, prompt: Tensor, new_tokens: int, captured: bool = False
 ) -> Generation:
@@ -206,14 +199,19 @@ def generation_of(
     Raises:
         Unsupported: The model has no known cache, or no graph can read it.
     """
-    if captured and not _has_static_step(model):
+    static = (
+        isinstance(model, Transformer)
+        and model.config.attention_type == "dense"
+        and model.config.attention_options.get("backend", "auto") == "auto"
+    )
+    if captured and not static:
         raise Unsupported(
             f"a CUDA graph decodes presets with dense attention and backend auto; {type(model).__name__} is another model, "
             "or has another attention"
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
-    if hasattr(getattr(model, "config", None), "use_cache") and _cache_name(model):
+    if _cache_name(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
         f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "

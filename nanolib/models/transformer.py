@@ -57,7 +57,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(d, kv, bias=False)
         self.v_proj = nn.Linear(d, kv, bias=False)
         self.out_proj = nn.Linear(d, d, bias=False)
-        scored = attention.chooses_by_score(config.attention_type, config.attention_options)
+        scored = attention.chooses_by_score(self.options)
         self.token_score = nn.Linear(d, 1, bias=False) if scored else None
 
     def forward(
@@ -73,22 +73,21 @@ class Attention(nn.Module):
         if rope is not None:
             q, k = rope(q, start), rope(k, start)
         if isinstance(cache, StaticCache):
-            return self._join(cache.attend(layer, q, k, v))
-        scores = None
-        if self.token_score is not None:
-            scores = self.token_score(x)[..., 0]
-            # A choice has no gradient. This factor is one, and gives the score the gradient of its token's value.
-            v = v * (1 + (scores - scores.detach()))[:, None, :, None]
-            scores = scores.detach()
-            if cache is not None:
-                scores = cache.append_scores(layer, scores)
-        if cache is not None:
-            k, v = cache.append(layer, k, v)
-        given = {"causal": True, "options": self.options, "scores": scores}
-        return self._join(attention.attend(self.kind, q, k, v, **given))
-
-    def _join(self, heads: Tensor) -> Tensor:
-        return self.out_proj(heads.transpose(1, 2).flatten(2))
+            out = cache.attend(layer, q, k, v)
+        else:
+            scores = None
+            if self.token_score is not None:
+                scores = self.token_score(x)[..., 0]
+                # A choice has no gradient. This factor is one, and gives the score the gradient of its token's value.
+                v = v * (1 + (scores - scores.detach()))[:, None, :, None]
+                scores = scores.detach()
+                if cache:
+                    scores = cache.append(cache.scores[layer], scores[:, None])[:, 0]
+            if cache:
+                k, v = cache.append(cache.keys[layer], k), cache.append(cache.values[layer], v)
+            given = {"causal": True, "options": self.options, "scores": scores}
+            out = attention.attend(self.kind, q, k, v, **given)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -234,7 +233,7 @@ class Transformer(nn.Module):
             self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device
         )
 
-    def prefill(self, ids: Tensor, cache: KVCache) -> Tensor:
+    def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
         """Read a prompt into `cache`.
 
         Return the logits of its last position, shape [batch, vocab_size].
@@ -248,4 +247,4 @@ class Transformer(nn.Module):
 
         The cache appends the token. The caller sets the position of a static cache.
         """
-        return self.head(self.hidden(ids[:, None], cache)[:, -1])
+        return self.prefill(ids[:, None], cache)

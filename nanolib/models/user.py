@@ -96,11 +96,12 @@ def build_model(
         model = build(**copy.deepcopy(dict(options)))  # which the function may change
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}; return a torch.nn.Module")
-    weights = list(model.parameters())
-    if any(weight.is_floating_point() and weight.dtype is not wanted for weight in weights):
-        model = model.to(wanted)
-    if any(weight.device.type != torch.device(device).type for weight in weights):
-        model = model.to(device)
+    kind = torch.device(device).type
+    if any(
+        weight.device.type != kind or (weight.is_floating_point() and weight.dtype is not wanted)
+        for weight in model.parameters()
+    ):
+        model = model.to(device, wanted)
     return model.train()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from nanolib import NanoConfig
 from nanolib.meters.flops import model_flops
-from nanolib.models.attention.work import dense_work
+from nanolib.models.attention.reference import dense_work
 from nanolib.models.cache import KVCache
 from nanolib.models.user import build_model, hugging_face_config
 

@@ -25,7 +25,7 @@ from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.gpu.parts", "nanolib.run.sweep"])
-_IMPORT_S = 300.0  # a busy machine imports torch in a minute
+IMPORT_S = 300.0  # a busy machine imports torch in a minute
 _END_S = 1.0  # after its last word
 _GRACE_S = 5.0  # a sweep that is interrupted marks its run
 _AHEAD_S = 45.0
@@ -41,26 +41,6 @@ class PartFailed(Exception):
 def begin() -> None:
     """Start the server, which imports torch while the caller does."""
     forkserver.ensure_running()
-
-
-def checks(name: str, limit_s: float, store: Path) -> Iterator[Any]:
-    """The checks of a part as they come.
-
-    Args:
-        name: In `PARTS`.
-        limit_s: Then it is stopped; what it compiles ahead counts.
-        store: The database.
-
-    Raises:
-        PartFailed: As it says.
-    """
-    return messages(_send_part, (name, str(store)), limit_s)
-
-
-def identity() -> dict[str, Any]:
-    """What torch calls the GPU, and the versions of what makes its numbers."""
-    (found, _) = messages(_send_identity, (), _IMPORT_S)
-    return found
 
 
 def messages(target: Any, arguments: tuple, limit_s: float) -> Iterator[Any]:
@@ -107,7 +87,7 @@ def _run(target: Any, arguments: tuple, sending: Connection) -> None:
             sending.send(("message", sum(times[:4])))  # its own, and its children's
             sending.send(("end", None))
         except KeyboardInterrupt:  # it was stopped, and has said so
-            print(f"stopped in {_where()}", file=sys.stderr)
+            traceback.print_exc()
         except Exception as error:
             traceback.print_exc()
             sending.send(("failed", f"{type(error).__name__}: {error}".splitlines()[0]))
@@ -124,13 +104,6 @@ def _die_with(sending: Connection) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _where() -> str:
-    """The last place of this project's own that was interrupted."""
-    frames = traceback.extract_tb(sys.exc_info()[2])
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else "torch"
-
-
 def _stop(process: Any) -> None:
     process.join(_END_S)
     with contextlib.suppress(ProcessLookupError):
@@ -141,7 +114,14 @@ def _stop(process: Any) -> None:
     process.join()
 
 
-def _send_part(send: Any, name: str, store: str) -> None:
+def send_part(send: Any, name: str, store: str) -> None:
+    """Send the checks of a part as they come.
+
+    Args:
+        send: Sends one.
+        name: In `PARTS`.
+        store: The database.
+    """
     from tests.gpu.hardware import Hardware
     from tests.gpu.parts import PARTS
 
@@ -183,16 +163,16 @@ def _rehearse() -> None:
     ]
 
 
-def _send_identity(send: Any) -> None:
-    import pynvml
+def send_identity(send: Any) -> None:
+    """Send what torch calls the GPU, and the versions of what makes its numbers."""
     import torch
 
+    from nanolib.meters.machine import this_machine
     from nanolib.run.provenance import git_revision
 
-    pynvml.nvmlInit()
-    name, driver = torch.cuda.get_device_properties(0).name, pynvml.nvmlSystemGetDriverVersion()
-    found = {"gpu": name, "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda}
-    found["python"] = sys.version.split()[0]
+    machine = this_machine()
+    found = {"gpu": machine.gpus[0]["name"], "driver": machine.driver, "torch": machine.torch}
+    found |= {"cuda": torch.version.cuda, "python": sys.version.split()[0]}
     for package in ("triton", "torchao", "numpy"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
@@ -211,20 +191,18 @@ def _compile_ahead(asked: list[tuple[str, dict[str, Any]]], device: str) -> None
     for name, params in asked:
         cases = [(name, params, at) for at in range(len(_compiled(name, params, "cpu")))]
         cores = min(len(cases), os.cpu_count() or 1)
-        workers = [_forked(cases[first::cores], device) for first in range(cores)]
+        workers = []
+        for first in range(cores):
+            workers.append(os.fork())
+            if not workers[-1]:
+                _compile(cases[first::cores], device)
+                os._exit(0)
         while workers and time.monotonic() < end:
             workers = [pid for pid in workers if os.waitpid(pid, os.WNOHANG) == (0, 0)]
             time.sleep(0.05)
         for pid in workers:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def _forked(cases: list[tuple[str, dict[str, Any], int]], device: str) -> int:
-    if not (pid := os.fork()):
-        _compile(cases, device)
-        os._exit(0)
-    return pid
 
 
 def _compile(cases: list[tuple[str, dict[str, Any], int]], device: str) -> None:

@@ -117,9 +117,10 @@ def main(arguments: list[str] | None = None) -> int:
         if (left := end - time.monotonic()) < _LEAST_S:
             raise alone.PartFailed("not run: no time was left")
         limit_s = min(given.slower * PARTS[name].limit_s, left)
-        return alone.checks(name, limit_s, folder / "results.sqlite")
+        return alone.messages(alone.send_part, (name, str(folder / "results.sqlite")), limit_s)
 
-    found = alone.identity() | {"date": datetime.now(UTC).date().isoformat()}
+    (found, _) = alone.messages(alone.send_identity, (), alone.IMPORT_S)
+    found["date"] = datetime.now(UTC).date().isoformat()
     found["parts"] = _parts_before(folder / f"{_name(found)}.json")
     first_minutes(found, checks_of, given.parts or PARTS, lambda found: keep(found, folder))
     holds = all_holds(found)

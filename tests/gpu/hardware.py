@@ -1,33 +1,30 @@
+# ruff: noqa: RUF012  no parameters are changed in place
 """What the first minutes ask of a GPU: readings of its driver, timings, kernels by name, and experiments on it."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
-import pydantic
 import torch
 
 from nanolib.experiments import ALL
 from nanolib.experiments.doctor import cases as doctor
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Measurement
 from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu_state import gpu_watts
 from nanolib.meters.machine import gpu_uuid
 from nanolib.models import attention, fp8
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
-from nanolib.run import params as shared
 from nanolib.run import sweep
-from nanolib.run.case import Case
 from nanolib.run.ranks import run_ranks
 from nanolib.store import Store
 from tests.models.inputs import REQUIRED
+from tests.run import rank_bodies, sample_experiment
 
 Call = Callable[[], object]
 SECONDS = 2.0
@@ -36,42 +33,13 @@ SETTLE_S = (
 )
 
 
-class Params(shared.Params):
-    """Which accidents to cause."""
-
-    NAME: ClassVar[str] = "accidents"
-    accidents: list[str] = pydantic.Field(["none"])
-
-
-@dataclass(frozen=True)
-class AccidentCase(Case):
-    """It runs out of memory, loses its device, or nothing happens."""
-
-    accident: str
-
-    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """See `nanolib.run.case.Case.measure`."""
-        if self.accident == "memory":
-            torch.empty(2**42, dtype=torch.uint8, device=self.device)
-        x = torch.ones(2, device=self.device)
-        if self.accident == "assert":  # an index beyond its end, which the device alone finds
-            x = x[torch.tensor([8], device=self.device)]
-            torch.cuda.synchronize(self.device)
-        yield exact("flops", float(x.sum()))
-
-
-def cases(params: Params) -> list[Case]:
-    """One per accident."""
-    return [AccidentCase(params.device, accident) for accident in params.accidents]
-
-
-NO_LOSS = {"parity_recipes": [], "numerics": []}
-DENSE = [
-    {"kind": "dense", "backend": name} for name in ("flash", "efficient", "cudnn")
-]  # math needs more than there is
+MATH = {"kind": "dense", "backend": "math"}  # at long lengths it needs more memory than there is
+DENSE = [{"kind": "dense", "backend": name} for name in ("flash", "efficient", "cudnn")]
 RANDOM = [{"kind": "sparse", "pattern": "random", "sparsity": share} for share in (0.5, 0.75, 0.9)]
 WINDOW = {"pattern": "window", "window": 256}
-WIDTHS = ("gpt_1.3B", "gpt_350M", "gpt_6.7B")  # which decide what 8 bits gain; of two blocks each
+ATTENTION = {"dtypes": ["bfloat16"], "backward": True, "quality_patterns": []}
+MODEL = {"overrides": {}, "dtypes": ["bfloat16"], "generation_batch_sizes": [], "loss_steps": 0}
+FP8 = {"batch_size": 4, "parity_recipes": [], "numerics": []}
 
 
 class Hardware:
@@ -82,69 +50,45 @@ class Hardware:
     """
 
     device = "cuda:0"
-    doctor: ClassVar[dict[str, Any]] = {"budget_s": 1.0}
-    grid: ClassVar[dict[str, Any]] = {
+    doctor = {"budget_s": 1.0}
+    grid = ATTENTION | {
         "attention_types": [*DENSE, {"kind": "flash_attn"}, {"kind": "flex", **WINDOW}, *RANDOM],
-        "seq_lens": [4096, 16_384], "num_heads": 16, "head_dim": 128, "dtypes": ["bfloat16"],
-        "backward": True, "quality_patterns": [], "budget_s": 0.5,
+        "seq_lens": [4096, 16_384], "num_heads": 16, "head_dim": 128, "budget_s": 0.5,
     }  # fmt: skip
-    math: ClassVar[dict[str, Any]] = grid | {
-        "attention_types": [{"kind": "dense", "backend": "math"}],
-        "seq_lens": [4096],
-    }
-    patterns: ClassVar[dict[str, Any]] = {
+    math = grid | {"attention_types": [MATH], "seq_lens": [4096]}
+    patterns = ATTENTION | {
         "attention_types": [
-            *({"kind": "dense", "backend": name} for name in ("math", "flash", "efficient", "cudnn")),
-            {"kind": "flash_attn"}, {"kind": "flex", **WINDOW},
+            MATH, *DENSE, {"kind": "flash_attn"}, {"kind": "flex", **WINDOW},
             *({"kind": "sparse", "pattern": name} | REQUIRED.get(name, {}) for name in (*PATTERNS, *CHOOSERS)),
         ],
-        "seq_lens": [2048], "num_heads": 8, "head_dim": 64, "dtypes": ["bfloat16"],
-        "backward": True, "quality_patterns": [], "budget_s": 0.2,
+        "seq_lens": [2048], "num_heads": 8, "head_dim": 64, "budget_s": 0.2,
     }  # fmt: skip
-    peaks: ClassVar[dict[str, Any]] = {
+    peaks = ATTENTION | {
         "attention_types": [DENSE[0], {"kind": "sparse", **WINDOW}],
-        "seq_lens": [32_768], "num_heads": 32, "head_dim": 128, "dtypes": ["bfloat16"],
-        "backward": True, "quality_patterns": [], "budget_s": 0.1,
+        "seq_lens": [32_768], "num_heads": 32, "head_dim": 128, "budget_s": 0.1,
     }  # fmt: skip
-    training: ClassVar[dict[str, Any]] = {
-        "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [1024], "batch_sizes": [8], "dtypes": ["bfloat16"], "train": True,
-        "new_tokens": 0, "generation_batch_sizes": [], "loss_steps": 0, "budget_s": 0.2,
+    training = MODEL | {
+        "presets": ["gpt_350M"], "seq_lens": [1024], "batch_sizes": [8], "train": True, "new_tokens": 0, "budget_s": 0.2,
     }  # fmt: skip
-    planned: ClassVar[set[str]] = {"forward", "forward_backward", "training_step"}
-    model: ClassVar[dict[str, Any]] = {
-        "presets": ["gpt_125M"], "overrides": {}, "seq_lens": [512], "batch_sizes": [4], "dtypes": ["bfloat16"],
-        "optimizations": ["eager", "compile", "cuda_graph"], "new_tokens": 32, "generation_batch_sizes": [],
-        "loss_steps": 0,
+    planned = {"forward", "forward_backward", "training_step"}
+    model = MODEL | {
+        "presets": ["gpt_125M"], "seq_lens": [512], "batch_sizes": [4], "new_tokens": 32,
+        "optimizations": ["eager", "compile", "cuda_graph"],
     }  # fmt: skip
-    larger: ClassVar[dict[str, Any]] = model | {
-        "presets": ["gpt_350M"],
-        "optimizations": ["eager", "cuda_graph"],
-    }
-    fp8: ClassVar[dict[str, Any]] = {
-        "presets": ["gpt_125M"],
-        "overrides": {},
-        "seq_len": 512,
-        "batch_size": 4,
-        **NO_LOSS,
-    }
-    fp8_sizes: ClassVar[list[dict[str, Any]]] = [
-        {
-            "presets": [preset], "overrides": {"num_layers": 2}, "seq_len": 2048, "batch_size": 4, **NO_LOSS,
-            "modes": ["training_step"], "compiled": [True], "precisions": ["bfloat16", "fp8_tensorwise", "fp8_rowwise"],
-            "budget_s": 1.0,
+    larger = model | {"presets": ["gpt_350M"], "optimizations": ["eager", "cuda_graph"]}
+    fp8 = FP8 | {"presets": ["gpt_125M"], "overrides": {}, "seq_len": 512}
+    fp8_sizes = [
+        FP8 | {
+            "presets": [preset], "overrides": {"num_layers": 2}, "seq_len": 2048, "modes": ["training_step"],
+            "compiled": [True], "precisions": ["bfloat16", "fp8_tensorwise", "fp8_rowwise"], "budget_s": 1.0,
         }
-        for preset in WIDTHS
+        for preset in ("gpt_1.3B", "gpt_350M", "gpt_6.7B")  # widths, which decide what 8 bits gain
     ]  # fmt: skip
-    energy: ClassVar[dict[str, Any]] = {
+    energy = {
         "presets": ["gpt_350M"], "overrides": {}, "seq_lens": [512], "batch_size": 8, "new_tokens": 32, "dtype": "bfloat16",
         "window_s": 2.0, "idle_s": 2.0, "profiling": [],
     }  # fmt: skip
-    ranks: ClassVar[dict[str, Any]] = {
-        "seq_lens": [65_536],
-        "prefill_seq_lens": [4096],
-        "num_heads": 8,
-        "head_dim": 64,
-    }
+    ranks = {"seq_lens": [65_536], "prefill_seq_lens": [4096], "num_heads": 8, "head_dim": 64}
 
     def __init__(self, store: Path) -> None:
         import pynvml
@@ -264,8 +208,8 @@ class Hardware:
     # experiments
 
     def run(self, name: str, **asked: Any) -> pd.DataFrame:
-        """All rows of an experiment on this GPU; `accidents` is the one above."""
-        own = {"accidents": sys.modules[__name__], "doctor": doctor}
+        """All rows of an experiment on this GPU; `sample` has accidents."""
+        own = {"sample": sample_experiment, "doctor": doctor}
         experiment = own[name] if name in own else ALL[name]()
         with Store(self._store) as store:
             run = sweep.measure(
@@ -284,8 +228,6 @@ class Hardware:
         Raises:
             RankFailed: It says which, and where it was.
         """
-        from tests.run import rank_bodies
-
         kind = torch.device(self.device).type
         run_ranks(
             rank_bodies.misbehave,

@@ -1,16 +1,22 @@
-"""How a GPU is timed, on a simulated stream: who waits for whom, a throttled clock, a cold cache."""
+"""How a GPU is timed, on a simulated stream: who waits for whom, a throttled clock, a cold cache, and peak rates."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from nanolib.experiments.doctor import cases as doctor
+from nanolib.experiments.fp8 import cases as fp8_cases
 from nanolib.measurement import Flag
+from nanolib.meters import ceilings
 from nanolib.meters.time import clock as clocks
-from nanolib.meters.time import latency
+from nanolib.meters.time import latency, sampler
 from nanolib.meters.time.clock import CudaClock, HostClock
-from tests.gpu.streams import Stream
+from nanolib.models import fp8
+from nanolib.models.attention.reference import relative_error
+from nanolib.run import peaks_case as cases
 
 
 class _Nvml:
@@ -145,3 +151,118 @@ def test_the_last_level_cache_is_all_of_it(tmp_path):
     unknown = [clocks.last_level_bytes(*one) for one in (("cpu", tmp_path / "none"), ("mps",))]
     assert unknown == [64 * 2**20] * 2
     assert clocks.last_level_bytes("cuda:0") == 2**20
+
+
+class Stream:
+    """It begins a kernel when it is launched or when the one before has ended, whichever is later."""
+
+    def __init__(self, launch_ms, kernel_ms):
+        self.host_ms = self.device_ms = 0.0
+        self.launch_ms, self.kernel_ms = launch_ms, kernel_ms
+        self.held = []  # how far the queue reached, when each first event came, since the device was last held
+
+    def launch(self, kernel_ms=None):
+        self.host_ms += self.launch_ms
+        kernel_ms = self.kernel_ms if kernel_ms is None else kernel_ms
+        self.device_ms = max(self.host_ms, self.device_ms) + kernel_ms
+
+    def event(self, **_):
+        made = SimpleNamespace(at=None)
+        made.record = lambda *_: setattr(made, "at", max(self.device_ms, self.host_ms))
+        made.elapsed_time = lambda other: other.at - made.at
+        made.query = lambda: made.at <= self.host_ms
+        return made
+
+    def synchronize(self, *_):
+        self.host_ms = max(self.host_ms, self.device_ms)
+
+    def sleep(self, cycles):
+        self.held.append(cycles)
+        self.device_ms = max(self.host_ms, self.device_ms) + cycles / 1e6  # of 1 GHz
+
+    def installed(self, monkeypatch):
+        """In the place of torch's, and of the host's clock."""
+        for name, own in {
+            "Event": self.event,
+            "synchronize": self.synchronize,
+            "_sleep": self.sleep,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, own)
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        own = SimpleNamespace(
+            perf_counter=self._seconds, perf_counter_ns=lambda: round(self.host_ms * 1e6)
+        )
+        for module in (clocks, sampler):
+            monkeypatch.setattr(module, "time", own)
+        return self
+
+    def _seconds(self):
+        return self.host_ms / 1e3
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    for module in (doctor, fp8_cases):
+        monkeypatch.setattr(module, "resolve_device", lambda _: "cuda:0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+
+def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(hopper, monkeypatch):
+    found = [str(case) for case in doctor.cases(doctor.Params(dtypes=["float32"], sustained_s=30))]
+    kinds = ["float32", "tf32", "fp8"]
+    assert found == [
+        *(f"ceiling {kind}" for kind in (*kinds, "copy")),
+        *(f"ceiling {kind} sustained" for kind in kinds),
+    ]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    assert [str(case) for case in doctor.cases(doctor.Params(dtypes=["float32"]))] == [
+        "ceiling float32",
+        "ceiling copy",
+    ]
+    assert "8.0" in cases.no_product("tf32", "cuda") and "8.9" in cases.no_product("fp8", "cuda")
+    assert "cpu has no tf32" in cases.CeilingCase("cpu", "tf32", 1.0).unsupported()
+
+
+def test_the_product_of_8_bits_is_that_of_its_operands():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(64, 64, generator=generator).to(torch.float8_e4m3fn) for _ in range(2))
+    columns = b.t().contiguous().t()
+    assert relative_error(ceilings._product(a, columns, "fp8")(), a.float() @ b.float()) < 1e-2
+
+
+def test_products_are_in_tf32_while_they_are_timed_and_as_before_afterwards(monkeypatch):
+    products, seen = torch.backends.cuda.matmul, []
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 32})
+    real = ceilings._product
+    monkeypatch.setattr(
+        ceilings, "_product", lambda *of: seen.append(products.fp32_precision) or real(*of)
+    )
+    before = products.fp32_precision
+    rows = [ceilings.measure_ceiling("cpu", name, budget_s=0.02) for name in ("tf32", "float32")]
+    ceilings.measure_ceiling("cpu", "tf32", 0.02, sustained=True)
+    assert seen == ["tf32", "ieee", "tf32"] and products.fp32_precision == before
+    assert rows[0].scope == "tf32" and ceilings.operand_bytes("cpu", "fp8") == 16**2 * (3 + 4)
+
+
+def test_what_is_sustained_is_the_second_half(monkeypatch):
+    """A device that slows down after two of four seconds."""
+
+    class Clock:
+        method, at = "simulated", 0
+
+        def time_block(self, phases, calls, inner):
+            Clock.at += 1
+            return [[1.0 if Clock.at <= 12 else 2.0] for _ in range(calls)]
+
+        def resolution_ms(self):
+            return 1e-6
+
+    monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 100})
+    monkeypatch.setattr(latency, "clock_for", lambda _: Clock())
+    now = iter(x / 6 for x in range(1000))
+    monkeypatch.setattr(
+        ceilings, "time", type("time", (), {"perf_counter": staticmethod(lambda: next(now))})
+    )
+    row = ceilings.measure_ceiling("cpu", "float32", 4.0, sustained=True)
+    assert row.estimate == pytest.approx(2 * 100**3 / 2e-3) and row.scope == "float32 sustained"
+    assert row.message == "matrix product 100³, the second half of 4 s" and fp8.native("cpu")

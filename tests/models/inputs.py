@@ -1,6 +1,7 @@
 """Inputs of attention, references for them, and when the two agree."""
 
 import torch
+from torch._higher_order_ops.flex_attention import flex_attention as operation
 
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.attention.sparse import choose_mask
@@ -16,6 +17,16 @@ REQUIRED = {
 def even_distance(b, h, q_idx, kv_idx):
     """A user's mask: every second key for even heads, every third for odd heads."""
     return (q_idx - kv_idx) % (2 + h % 2) == 0
+
+
+def window_per_head(b, h, q_idx, kv_idx):
+    """A user's mask: the second head sees more keys, from the 40th query on."""
+    return q_idx - kv_idx < 40 + 9 * (h == 1)
+
+
+def document_per_sequence(b, h, q_idx, kv_idx):
+    """A user's mask: the second sequence has another document, which is seen by the last head only."""
+    return q_idx // 25 == (kv_idx + 5 * b * (h == 3)) // 25
 
 
 def strided_attention(q, k, v, causal):
@@ -63,3 +74,17 @@ def closed_form(length: int, window: int, causal: bool) -> int:
 
 def returns_nothing(q, k, v, causal):
     """A user's attention that forgets to return its output."""
+
+
+def uncompiled(q, k, v, *, block_mask, scale, **_):
+    """FlexAttention by its math path, in place of `flex.compiled`'s kernel."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return operation(q, k, v, lambda score, *_: score, block_mask.as_tuple(), scale, {}, (), ())[0]
+
+
+def kept_tiles(elements, tile):
+    """Tiles with a kept pair, and tiles that are kept whole."""
+    q_len, kv_len = elements.shape[-2:]
+    padded = torch.nn.functional.pad(elements, (0, -kv_len % tile, 0, -q_len % tile))
+    pairs = padded.unflatten(3, (-1, tile)).unflatten(2, (-1, tile)).sum(dim=(3, 5))
+    return pairs > 0, pairs == tile * tile

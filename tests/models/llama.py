@@ -2,7 +2,6 @@
 
 from torch import nn
 
-from nanolib.measurement import BadInput
 from nanolib.models.transformer import Transformer
 from nanolib.models.user import build_model
 
@@ -28,14 +27,9 @@ def llama_like(model: Transformer) -> nn.Module:
         model: Dense, with RoPE and SwiGLU.
 
     Raises:
-        BadInput: Llama has no such parts.
         Unsupported: transformers is not installed.
     """
     config = model.config
-    if config.mlp != "swiglu" or config.positional != "rope" or config.attention_type != "dense":
-        raise BadInput(
-            "model: Llama is dense, with RoPE and SwiGLU; give a config with mlp: swiglu, positional: rope"
-        )
     options = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,

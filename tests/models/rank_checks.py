@@ -10,13 +10,14 @@ import torch.distributed as dist
 from nanolib.compat import profiled_tree_attn_decode
 from nanolib.meters.links import count_bytes
 from nanolib.meters.time.timer import Timer
+from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
-from nanolib.models.attention.sharding import Sharding
-from nanolib.models.attention.traffic import decode_traffic, prefill_traffic
-from nanolib.models.attention.tree import ALGORITHMS, TREE_ALGORITHMS, tree_attention_decode
+from nanolib.models.attention.traffic import traffic_of
+from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 
+_TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -140,11 +141,11 @@ def _calls(algorithms, total, q_len, batch, heads, head_dim):
         call = functools.partial(
             tree_attention_decode, queries, k, v, algorithm=name, layout=layout
         )
-        yield name, call, decode_traffic(name, layout, q_len=q_len, **shape)
+        yield name, call, traffic_of(name, layout, q_len=q_len, **shape)
     whole = {"ring": ring_attention} | ({} if heads % world else {"ulysses": ulysses_attention})
     for name, attend in whole.items():
         call = functools.partial(attend, q, k, v, layout=layout)
-        yield f"whole {name}", call, prefill_traffic(name, layout, **shape)
+        yield f"whole {name}", call, traffic_of(name, layout, **shape)
 
 
 def _rounds():
@@ -167,7 +168,7 @@ def _bytes():
     """Algorithm → bytes that the interface counts, and by formula; payloads of a megabyte and more."""
     return {
         algorithm: [count_bytes(call, calls=2), sum(traffic.sent)]
-        for algorithm, call, traffic in _calls(TREE_ALGORITHMS, 2048, 256, 1, 8, 64)
+        for algorithm, call, traffic in _calls(_TREE_ALGORITHMS, 2048, 256, 1, 8, 64)
     }
 
 

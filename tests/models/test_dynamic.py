@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -83,21 +82,12 @@ def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, 
         for kept, (scores, own) in zip(found, rows, strict=True):
             others = {at: score for at, score in scores.items() if not (causal and at in own)}
             best = sorted(others, key=lambda at: -others[at])
-            weights = (
-                np.exp([others[at] - max(others.values()) for at in best]) if best else np.zeros(0)
+            weights = torch.tensor([others[at] for at in best], dtype=torch.float64).softmax(dim=0)
+            before = dict(zip(best, (weights.cumsum(dim=0) - weights).tolist(), strict=True))
+            needed, allowed = (
+                {at for at in best if before[at] < mass + slack} for slack in (-1e-5, 1e-5)
             )
-            before = (
-                np.cumsum(weights / weights.sum()) - weights / weights.sum() if best else weights
-            )
-            expected = {
-                at for at, gathered in zip(best, before, strict=True) if gathered < mass - 1e-5
-            }
-            unsure = {
-                at
-                for at, gathered in zip(best, before, strict=True)
-                if abs(gathered - mass) <= 1e-5
-            }
-            assert (own & set(scores)) | expected <= kept <= own | expected | unsure
+            assert (own & set(scores)) | needed <= kept <= own | allowed
 
 
 def global_tokens(scores, most):

@@ -59,7 +59,6 @@ def _forget():
 @pytest.mark.parametrize(
     ("there", "broken", "version", "found"),
     [
-        ([2], [], "auto", 2),
         ([2, 3], [], "auto", 3),
         ([2, "3 in its package", 4], [], "auto", 4),
         ([2, 3, 4], [], 2, 2),
@@ -68,7 +67,6 @@ def _forget():
         ([4], [2], 2, None),
         ([2], [4], "auto", 2),
         ([2], [3], 3, None),
-        ([4], [], 2, None),
         ([], [], "auto", None),
     ],
 )

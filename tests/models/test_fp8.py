@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from torch import nn
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import fp8
-from nanolib.models.fp8 import conversion
+from nanolib.models.fp8.casts import EmulatedLinear, EmulatedProduct, recipe_of, round_to, scale_of
 
 
 def _same(a, b):
@@ -33,7 +35,7 @@ def test_rounding_equals_torchs_for_every_bfloat16_and_a_million_float32(format)
     ties = (values[1:] + values[:-1]) / 2
     near = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9)]
     x = torch.cat([every, bits.to(torch.int32).view(torch.float32), values, ties, *near])
-    assert _same(fp8.round_to(x, format), _torch_cast(x, format))
+    assert _same(round_to(x, format), _torch_cast(x, format))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -61,14 +63,12 @@ def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, data):
         y.backward(gradient)
         return y.detach(), a.grad, layer.weight.grad.clone()
 
-    from dataclasses import replace
-
     theirs = results(
         Float8Linear.from_float(
             source, replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True)
         )
     )
-    ours = results(fp8.EmulatedLinear(source, fp8.RECIPES[recipe]))
+    ours = results(EmulatedLinear(source, fp8.RECIPES[recipe]))
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
@@ -76,30 +76,30 @@ def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, data):
 def test_a_zero_tensor_survives_the_cast():
     for recipe in fp8.RECIPES.values():
         assert torch.equal(
-            fp8.emulated_linear(torch.zeros(16, 16), torch.zeros(16, 16), recipe),
+            EmulatedProduct.apply(torch.zeros(16, 16), torch.zeros(16, 16), recipe),
             torch.zeros(16, 16),
         )
 
 
 def test_shares_that_vanish_and_saturate_are_counted():
-    x = torch.tensor([448.0, 1.0, 1e-9, 0.0])
-    found = fp8.quantize(x, fp8.Cast())
-    assert found.underflow == 0.25 and found.overflow == 0 and found.scale == 1
-    found = fp8.quantize(torch.tensor([500.0, 1.0, 0.0, -600.0]), fp8.Cast(scaled=False))
-    assert found.overflow == 0.5 and found.dequantized().tolist() == [448, 1, 0, -448]
-    for format, (inside, outside) in {
-        "e4m3": (463, 465),
-        "e5m2": (61439, 61441),
-    }.items():  # half a step above the largest
-        cast = fp8.Cast(format, scaled=False)
-        assert [
-            float(fp8.quantize(torch.tensor([x]), cast).overflow)
-            for x in (float(inside), float(outside))
-        ] == [0, 1]
+    def lost(*values, **cast):
+        return fp8.lost_shares(torch.tensor(values), fp8.Cast(**cast))
+
+    assert lost(448.0, 1.0, 1e-9, 0.0) == (0.25, 0)
+    assert lost(500.0, 1.0, 0.0, -600.0, scaled=False) == (0, 0.5)
+    # half a step above the largest value
+    for format, inside in {"e4m3": 463.0, "e5m2": 61439.0}.items():
+        assert lost(inside, format=format, scaled=False) == (0, 0)
+        assert lost(inside + 2, format=format, scaled=False) == (0, 1)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    assert all(fp8.quantize(x, fp8.Cast(format, "row")).overflow == 0 for format in fp8.FORMATS)
-    rows = fp8.quantize(torch.tensor([[1.0, 2.0], [100.0, 448.0]]), fp8.Cast(granularity="row"))
-    assert rows.scale.flatten().tolist() == [224, 1]
+    assert all(fp8.lost_shares(x, fp8.Cast(name, "row"))[1] == 0 for name in fp8.FORMATS)
+
+
+def test_an_operand_is_clamped_and_a_row_has_its_own_scale():
+    x = torch.tensor([500.0, 1.0, 0.0, -600.0])
+    assert fp8.round_trip(x, fp8.Cast(scaled=False)).tolist() == [448, 1, 0, -448]
+    rows = torch.tensor([[1.0, 2.0], [100.0, 448.0]])
+    assert scale_of(rows, fp8.Cast(granularity="row"), -1).flatten().tolist() == [224, 1]
 
 
 def test_every_control_is_worse_than_the_recipe_it_spoils():
@@ -109,7 +109,7 @@ def test_every_control_is_worse_than_the_recipe_it_spoils():
 
     def error(name):
         a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
-        fp8.emulated_linear(a, b, fp8.recipe_of(name)).backward(gradient)
+        EmulatedProduct.apply(a, b, recipe_of(name)).backward(gradient)
         return (b.grad - gradient.t() @ x).norm() / (gradient.t() @ x).norm()
 
     least = {"e5m2_everywhere": 1.15, "no_scaling": 1.5, "scale_off_by_1024": 5}
@@ -143,7 +143,7 @@ def test_a_converted_model_is_audited_and_keeps_its_head():
 def test_ours_and_torchaos_conversion_choose_the_same_layers():
     ours, theirs = _model(), _model()
     chosen = fp8.chosen_layers(theirs, ["head", "blocks.0.*"])
-    conversion._convert_with_torchao(theirs, "rowwise", chosen, emulate=True)
+    fp8._convert_with_torchao(theirs, "rowwise", chosen, emulate=True)
     assert fp8.convert(ours, "rowwise", excluded_modules=["head", "blocks.0.*"]) == fp8.audit(
         theirs
     )
@@ -179,8 +179,8 @@ def test_a_layer_left_unconverted_is_refused(monkeypatch):
     class Stubborn(nn.Linear):
         pass
 
-    monkeypatch.setattr(conversion, "native", lambda device: "")
-    monkeypatch.setattr(conversion, "_convert_with_torchao", lambda model, recipe, chosen: None)
+    monkeypatch.setattr(fp8, "native", lambda device: "")
+    monkeypatch.setattr(fp8, "_convert_with_torchao", lambda model, recipe, chosen: None)
     with pytest.raises(BadInput, match=r"blocks.0.attention.q_proj.* stayed in high precision"):
         fp8.convert(_model(), "tensorwise", emulate=False)
 

@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
 from nanolib.models import attention
-from nanolib.models.attention.block_mask import static_mask, static_mask_mod
+from nanolib.models.attention import flex
+from nanolib.models.attention.block_mask import static_mask
 from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.patterns import BY_CORNERS, PATTERNS
+from nanolib.models.attention.patterns import BY_CORNERS, PATTERNS, static_mask_mod
+from nanolib.models.attention.reference import masked_attention, relative_error
 from nanolib.models.attention.sparse import Options, choose_mask
-from tests.models.inputs import REQUIRED, qkv
+from tests.models import inputs as mask_mods
+from tests.models.inputs import REQUIRED, TOLERANCE, agrees, qkv, uncompiled
 
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
@@ -101,3 +105,47 @@ def test_no_kept_pair_is_missed_at_the_corners_of_tiles(pattern, q_len, more, si
 def test_a_missing_option_of_a_pattern_is_one_line(wrong, message):
     with pytest.raises(BadInput, match=rf"^attention_options\.{message}"):
         Options(**wrong)
+
+
+def _own(name, **more):
+    return {"pattern": "own", "mask_mod": f"tests.models.inputs:{name}", "block_size": 16, **more}
+
+
+@pytest.mark.parametrize("kind", ["sparse", "flex"])
+@pytest.mark.parametrize(
+    ("name", "more", "batch", "message"),
+    [
+        ("even_distance", {}, 1, "even_distance differs between heads; set per_head: true"),
+        ("window_per_head", {}, 1, "window_per_head differs between heads; set per_head: true"),
+        ("document_per_sequence", {}, 2, "document_per_sequence differs between sequences"),
+        ("document_per_sequence", {"per_head": True}, 2, "differs between sequences of a batch"),
+    ],
+)
+def test_a_mask_of_ones_own_is_refused_if_heads_or_sequences_cannot_share_it(
+    kind, name, more, batch, message
+):
+    inputs = [x.detach() for x in qkv(batch, 4, 2, 90, 90)]
+    with pytest.raises(BadInput, match=rf"^attention_options\.mask_mod: .*{message}"):
+        attention.attend(kind, *inputs, causal=True, options=_own(name, **more))
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "per_head"),
+    [
+        ("even_distance", 4, True),
+        ("window_per_head", 4, True),
+        ("window_per_head", 1, False),  # a single head is head 0
+        ("document_per_sequence", 4, False),  # a single sequence is sequence 0
+    ],
+)
+def test_a_mask_of_ones_own_is_computed_for_each_head(monkeypatch, name, heads, per_head):
+    inputs, options = qkv(1, heads, heads, 70, 90), _own(name, per_head=per_head)
+    b, h, query, key = torch.meshgrid(*map(torch.arange, (1, heads, 70, 90)), indexing="ij")
+    mask = getattr(mask_mods, name)(b, h, query + 20, key) & (key <= query + 20)
+    reference = masked_attention(*inputs, mask)
+    out = attention.attend("sparse", *inputs, causal=True, options=options)
+    assert agrees(out, reference, inputs)
+    monkeypatch.setattr(flex, "compiled", lambda *of: uncompiled)
+    with torch.no_grad():
+        out = attention.attend("flex", *inputs, causal=True, options=options)
+    assert relative_error(out, reference.detach()) < TOLERANCE

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from nanolib.measurement import BadInput
 from nanolib.models.attention import ring, ulysses
 from nanolib.models.attention.partial import merge, partial_attention, plain
-from nanolib.models.attention.ranks import Ranks
+from nanolib.models.attention.ranks import Ranks, Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import block_gradients, plain_gradients, ring_attention
-from nanolib.models.attention.sharding import Sharding
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.ranks import run_ranks
@@ -46,18 +45,14 @@ def test_with_overlap_keys_travel_while_their_rank_computes(monkeypatch, overlap
     def keys_of(rank):
         return torch.full((1, 1, 4, 1), rank)
 
-    class Hop:
-        def __init__(self, tensors, length):
-            assert length == 4
-            self.owner = int(tensors[0][0, 0, 0, 0])
-            events.append(f"send {self.owner}")
-
-        def wait(self):
-            events.append("wait")
-            return [keys_of((self.owner - 1) % 3)] * 2
+    def hop(tensors, length):
+        assert length == 4
+        owner = int(tensors[0][0, 0, 0, 0])
+        events.append(f"send {owner}")
+        return lambda: events.append("wait") or [keys_of((owner - 1) % 3)] * 2
 
     ranks = Ranks()
-    monkeypatch.setattr(ranks, "hop", Hop)
+    monkeypatch.setattr(ranks, "hop", hop)
     monkeypatch.setattr(ranks, "world", 3)
     layout = SimpleNamespace(length=lambda rank: 4)
     for owner, *current in ring.rotate(keys_of(0), keys_of(0), layout, ranks, overlap):
@@ -180,26 +175,14 @@ def test_parts_merge_to_the_whole_whatever_is_empty(lengths, seed):
     assert torch.allclose(out.double(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("seen", ["all", "causal", "mask"])
-def test_keys_that_are_widened_in_pieces_make_the_same_whole(monkeypatch, seen):
-    q, k, v = (
-        torch.randn(3, 2, 4, 40, 16, generator=torch.Generator().manual_seed(1)).bfloat16().unbind()
-    )
-    monkeypatch.setattr(
-        "nanolib.models.attention.partial._PIECE_BYTES", 7 * 4 * 2 * 4 * 16
-    )  # of 40 keys 7 at once
-    mask = torch.ones(40, 40, dtype=torch.bool)
-    if seen == "causal":
-        out, _ = partial_attention(q, k, v, causal=True)
-        mask = mask.tril()
-    elif seen == "mask":
-        mask = torch.rand(40, 40, generator=torch.Generator().manual_seed(2)) < 0.3
-        out, _ = partial_attention(q, k, v, mask=mask)
-    else:
-        out, _ = partial_attention(q, k, v)
-    assert torch.allclose(
-        out.double(), masked_attention(q.double(), k.double(), v.double(), mask), atol=1e-5
-    )
+def test_keys_in_bfloat16_are_attended_to_in_float32():
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 2, 4, 40, 16, generator=generator).bfloat16().unbind()
+    mask = torch.rand(40, 40, generator=generator) < 0.3
+    triangle = causal_mask(40, 40)
+    for which, seen in (({"mask": mask}, mask), ({"causal": True}, triangle)):
+        out, _ = partial_attention(q, k, v, **which)
+        assert torch.allclose(out.double(), masked_attention(q, k, v, seen), atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once

@@ -1,9 +1,13 @@
 """The formulas of what ranks send, against sums by hand; `test_ranks` holds them against what ranks do send."""
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nanolib.models.attention.sharding import Sharding
-from nanolib.models.attention.traffic import Traffic, decode_traffic, prefill_traffic
+from nanolib.measurement import BadInput
+from nanolib.models.attention.ranks import Sharding
+from nanolib.models.attention.traffic import Traffic, traffic_of
 
 SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
 
@@ -22,14 +26,12 @@ SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
     ],
 )
 def test_decode_sends_what_one_counts_by_hand(algorithm, rounds, hops, sent):
-    assert decode_traffic(algorithm, Sharding.contiguous(11, 2), **SHAPE) == Traffic(
-        rounds, hops, sent
-    )
+    assert traffic_of(algorithm, Sharding.contiguous(11, 2), **SHAPE) == Traffic(rounds, hops, sent)
 
 
 def test_shares_of_queries_that_differ_pass_by_unevenly():
     """Ten key heads over three ranks: three, three and four, of which each rank sends on all but one share."""
-    traffic = decode_traffic("pass_q", Sharding.contiguous(11, 3), **SHAPE | {"batch": 5})
+    traffic = traffic_of("pass_q", Sharding.contiguous(11, 3), **SHAPE | {"batch": 5})
     hop, outputs = 2 * (8 + 8 + 1) * 4, 2 * (4 * 2 * 8 * 4)
     assert traffic == Traffic(3, 4, (7 * hop + outputs, 6 * hop + outputs, 7 * hop + outputs))
 
@@ -51,9 +53,39 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
     ],
 )
 def test_prefill_sends_what_one_counts_by_hand(algorithm, layout, rounds, hops, sent):
-    assert prefill_traffic(algorithm, layout, **SHAPE) == Traffic(rounds, hops, sent)
+    assert traffic_of(algorithm, layout, **SHAPE) == Traffic(rounds, hops, sent)
 
 
 def test_one_rank_sends_nothing():
-    assert decode_traffic("fused", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
-    assert prefill_traffic("ring", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+    assert traffic_of("fused", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+    assert traffic_of("ring", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+
+
+_layouts = st.builds(
+    lambda make, total, world: make(total, world),
+    st.sampled_from([Sharding.contiguous, Sharding.zigzag]),
+    st.integers(1, 24),
+    st.integers(1, 5),
+)
+
+
+@given(layout=_layouts)
+def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most(layout):
+    positions = torch.arange(layout.total)
+    parts = [layout.take(positions, rank, dim=0) for rank in range(len(layout.pieces))]
+    assert torch.equal(torch.cat(parts).sort().values, positions)
+    assert [len(part) for part in parts] == [layout.length(rank) for rank in range(len(parts))]
+    lengths = [stop - start for pieces in layout.pieces for start, stop in pieces]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
+    layout = Sharding.zigzag(8 * world, world)
+    position = torch.arange(layout.total)
+    assert len({int((layout.take(position, rank, dim=0) + 1).sum()) for rank in range(world)}) == 1
+
+
+def test_a_sequence_of_another_length_is_refused():
+    with pytest.raises(BadInput, match="x: 5 positions in dimension 2; this layout has 8"):
+        Sharding.contiguous(8, 2).take(torch.zeros(1, 1, 5, 1), 0)

@@ -29,10 +29,14 @@ class SampleCase(Case):
         if params.folder:
             with (Path(params.folder) / f"{self.behavior}.calls").open("a") as calls:
                 calls.write("x")
-        yield exact("flops", 1.0, scope=self.behavior)
+        found = float(torch.ones((), device=self.device))
+        yield exact("flops", found, scope=self.behavior)
         kind = self.behavior.split("-")[0]
         if kind == "oom":
-            torch.empty(2**62, dtype=torch.uint8)
+            torch.empty(2**62, dtype=torch.uint8, device=self.device)
+        if kind == "assert":  # an index beyond its end, which a GPU finds
+            torch.ones(2, device=self.device)[torch.tensor([8], device=self.device)]
+            torch.cuda.synchronize()
         if kind == "memory":
             raise MemoryError
         if kind == "unsupported":
@@ -58,4 +62,5 @@ class SampleCase(Case):
 
 
 def cases(params):
-    return [SampleCase("cpu", behavior) for behavior in params.behaviors]
+    device = "cpu" if params.device == "auto" else params.device
+    return [SampleCase(device, behavior) for behavior in params.behaviors]

@@ -16,9 +16,9 @@ from nanolib.experiments.distributed.launch import Launch, format_traffic, time_
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
+from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.sharding import Sharding
-from nanolib.models.attention.traffic import Traffic, decode_traffic
+from nanolib.models.attention.traffic import Traffic, traffic_of
 from nanolib.models.attention.tree import attend_alone, tree_attention_decode
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import shortage
@@ -88,7 +88,7 @@ class DecodeCase(SequenceCase):
     def traffic(self, algorithm: str, world_size: int) -> Traffic:
         """Return the traffic of an algorithm."""
         layout = Sharding.contiguous(self.seq_len, world_size)
-        return decode_traffic(algorithm, layout, q_len=self.q_len, **self.shape)
+        return traffic_of(algorithm, layout, q_len=self.q_len, **self.shape)
 
     def plan(self) -> Plan:
         """Return the keys and values of the ranks that share this device."""

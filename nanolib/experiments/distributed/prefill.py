@@ -17,10 +17,10 @@ from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import attention
+from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
-from nanolib.models.attention.sharding import Sharding
-from nanolib.models.attention.traffic import Traffic, prefill_traffic
+from nanolib.models.attention.traffic import Traffic, traffic_of
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import Workload, planned, shortage
@@ -64,7 +64,7 @@ class PrefillCase(SequenceCase):
     def traffic(self) -> dict[str, Traffic]:
         """Traffic of a forward pass of each algorithm."""
         return {
-            algorithm: prefill_traffic(algorithm, self.layout(algorithm), **self.shape)
+            algorithm: traffic_of(algorithm, self.layout(algorithm), **self.shape)
             for algorithm in self.prefill_algorithms
             if algorithm != DENSE and self.world_size > 1
         }

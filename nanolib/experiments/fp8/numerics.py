@@ -65,16 +65,16 @@ def _error_rows(name: str, seen: dict[str, torch.Tensor], cast: fp8.Cast) -> Ite
         "weight_gradient": ((gradient.t(), -1), (x, 0)),
     }
     for product, pair in products.items():
-        rounded = [fp8.quantize(x, cast, dim).dequantized() for x, dim in pair]
+        rounded = [fp8.round_trip(x, cast, dim) for x, dim in pair]
         error = relative_error(rounded[0] @ rounded[1], pair[0][0] @ pair[1][0])
         common = {"scope": f"{name} {product}", "method": "emulated product against float32"}
         yield _emulated("relative_error", error, **common)
         yield _emulated("sqnr", -20 * math.log10(error) if error else 200.0, **common)
     for operand, values in seen.items():
-        found = fp8.quantize(values, cast)
+        underflow, overflow = fp8.lost_shares(values, cast)
         common = {"scope": f"{name} {operand}", "method": "counted"}
-        yield _emulated("underflow", float(found.underflow), **common)
-        yield _emulated("overflow", float(found.overflow), **common)
+        yield _emulated("underflow", underflow, **common)
+        yield _emulated("overflow", overflow, **common)
 
 
 _emulated = functools.partial(exact, provenance=Provenance.EMULATED)

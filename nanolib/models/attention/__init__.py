@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nanolib.config import ATTENTION_KINDS
 from nanolib.measurement import BadInput, shown
-from nanolib.models.attention.work import Work
+from nanolib.models.attention.reference import Work
 
 __all__ = [
     "Work",
@@ -96,14 +96,14 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     return parse_options(kind, {name: value for name, value in bag.items() if name in mine})
 
 
-def chooses_by_score(kind: str, bag: Mapping[str, Any]) -> bool:
+def chooses_by_score(options: Any) -> bool:
     """Return whether a learned score chooses the keys.
 
     Example:
-        >>> chooses_by_score("sparse", {"pattern": "dca"})
+        >>> chooses_by_score(parse_options("sparse", {"pattern": "dca"}))
         True
     """
-    return getattr(shared_options(kind, bag), "pattern", "") == "dca"
+    return getattr(options, "pattern", "") == "dca"
 
 
 def attend(

@@ -8,25 +8,25 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nanolib.measurement import BadInput
+from nanolib.models.attention import own
 from nanolib.models.attention.patterns import (
     BY_CORNERS,
     DYNAMIC,
     PATTERNS,
     TABLED,
     WINDOWED,
-    Device,
     MaskMod,
     Options,
+    static_mask_mod,
     tile_count,
 )
-from nanolib.models.attention.work import Work, allowed_pairs
+from nanolib.models.attention.reference import Work, allowed_pairs
 
 Run = tuple[int, int]  # [start, stop)
 
@@ -207,34 +207,55 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
         )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
-    allowed, low, high = allowed_pairs(q_len, kv_len, causal), 1, kv_len
+    low, high = 1, kv_len
     while low < high:  # removed connections fall as the window grows
         middle = (low + high + 1) // 2
-        found = options.model_copy(update={"window": middle})
-        keeps = static_mask_mod(found, q_len, kv_len, causal, 1, None)
-        plan = _plan(keeps, found, 0, q_len, kv_len, causal, options.block_size)
-        enough = 1 - sum(block.kept for block in plan) / allowed >= options.sparsity
+        found = options.model_copy(update={"window": middle, "sparsity": None})
+        mask = static_mask.__wrapped__(found, q_len, kv_len, causal, 1)  # masks to try are not kept
+        enough = mask.work.sparsity >= options.sparsity
         low, high = (middle, high) if enough else (low, middle - 1)
     return options.model_copy(update={"window": low})
 
 
-def static_mask_mod(
-    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
-) -> MaskMod:
-    """Return a pattern's `mask_mod` of queries and keys. Options come from `with_window`."""
-    mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
-    return at_end(mask_mod, kv_len - q_len, causal)
+def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[int, int, bool, int]:
+    """Return the arguments of `static_mask`: lengths, causality, and the number of different heads.
+
+    Raises:
+        BadInput: Heads or sequences that share a plan have different masks in your own `mask_mod`.
+    """
+    if options.pattern == "own":
+        check_shared(options, *q.shape[:3], k.shape[2], causal)
+    return q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
 
 
-def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
-    """Convert a `mask_mod` of positions to one of queries, the first of which has position `offset`."""
+@functools.lru_cache(maxsize=64)
+def check_shared(
+    options: Options, batch: int, heads: int, q_len: int, kv_len: int, causal: bool
+) -> None:
+    """Compare your own mask of all heads and sequences with those that are planned.
 
-    def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        position = q_idx + offset
-        kept = mask_mod(b, h, position, kv_idx)
-        return kept & (kv_idx <= position) if causal else kept
+    Few masks use `h` or `b`. Only their pairs are compared, up to the first difference.
+    """
+    name = f"attention_options.mask_mod: {options.mask_mod}"
+    mask_mod = PATTERNS["own"](options, kv_len, heads, torch.device("cpu"))
+    b_used, h_used = (own.uses_index(mask_mod, place) for place in (0, 1))
+    keeps = static_mask_mod(options, q_len, kv_len, causal, heads, None)
 
-    return keeps if offset or causal else mask_mod
+    def differs(b: int, h: int, planned: int) -> bool:
+        for start in range(0, q_len, options.block_size):
+            stop = min(start + options.block_size, q_len)
+            at = np.arange(start, stop)[:, None], np.arange(kv_len)
+            if (keeps(b, h, *at) != keeps(0, planned, *at)).any():
+                return True
+        return False
+
+    if h_used and not options.per_head and any(differs(0, h, 0) for h in range(1, heads)):
+        raise BadInput(f"{name} differs between heads; set per_head: true")
+    for b in range(1, batch) if b_used else ():
+        if any(differs(b, h, h) for h in range(heads if h_used else 1)):
+            raise BadInput(
+                f"{name} differs between sequences of a batch; leave b out of it, or give one sequence"
+            )
 
 
 def _plan(

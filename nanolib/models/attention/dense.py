@@ -11,8 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.reference import causal_mask
-from nanolib.models.attention.work import dense_work
+from nanolib.models.attention.reference import causal_mask, dense_work
 from nanolib.params import StrictModel
 
 _BACKENDS = {

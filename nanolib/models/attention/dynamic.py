@@ -18,8 +18,8 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.nn.functional import avg_pool2d, pad
 
-from nanolib.models.attention.block_mask import BlockMask, QueryBlock, at_end, tile_positions
-from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, is_near, placed
+from nanolib.models.attention.block_mask import BlockMask, QueryBlock, tile_positions
+from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end, is_near, placed
 
 
 class Sizes(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nanolib.measurement import Unsupported
-from nanolib.models.attention.work import dense_work
+from nanolib.models.attention.reference import dense_work
 from nanolib.params import StrictModel
 
 Version = Literal["auto", 2, 3, 4]

@@ -18,12 +18,17 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from nanolib.measurement import Unsupported
 from nanolib.models.attention import flash_attn
-from nanolib.models.attention.block_mask import static_mask, static_mask_mod, with_window, work
+from nanolib.models.attention.block_mask import (
+    mask_shape,
+    static_mask,
+    with_window,
+    work,
+)
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.partial import scale_queries
-from nanolib.models.attention.patterns import MaskMod, placed, tile_count
+from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod, tile_count
 from nanolib.models.attention.patterns import Options as SparseOptions
-from nanolib.models.own_code import with_own_code
+from nanolib.models.optimize import with_own_code
 
 __all__ = ["Options", "attend", "work"]
 
@@ -141,7 +146,7 @@ def mask_of(
     """Make FlexAttention's mask. Its arguments are those of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
-    shape = q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
+    shape = mask_shape(options, q, k, causal)
     return drawn_mask(options, *shape, q.device, detect_fake_mode())
 
 
@@ -179,7 +184,6 @@ def drawn_mask(
         True  # the sequence's end cuts these tiles
     )
     made = with_window(options, q_len, kv_len, causal)
-    causal = options.hides_future(causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, heads, device)
     tiles = (placed(x[None], device) for x in (some, some & ~part))
     return _list_tiles(*tiles, tile, mask_mod, (q_len, kv_len))

@@ -71,3 +71,24 @@ def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
         return mask_mod(*indices).expand(indices[0].shape).cpu().numpy()
 
     return keeps
+
+
+def uses_index(mask_mod: Callable[..., Any], place: int) -> bool:
+    """Return whether a `mask_mod` uses one of its indices in any operation.
+
+    Args:
+        mask_mod: A function of b, h, q_idx and kv_idx.
+        place: Which of them, from 0.
+    """
+    used = []
+
+    class Recorded(Tensor):
+        @classmethod
+        def __torch_function__(cls, *call: Any, **more: Any) -> Any:
+            used.append(True)
+            return super().__torch_function__(*call, **more)
+
+    at = [torch.tensor(0) for _ in range(4)]
+    at[place] = at[place].as_subclass(Recorded)
+    mask_mod(*at)
+    return bool(used)

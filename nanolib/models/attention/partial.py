@@ -13,9 +13,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# Keys narrower than float32 are widened in pieces of about this many bytes, so that the wide copy stays in cache.
-_PIECE_BYTES = 2**21
-_FEW_QUERIES = 64  # with more of them, merging pieces costs more than the copy
 _SCORE_BYTES = 2**25  # of one matrix of scores, for any number of queries and keys
 _LOWEST = -math.inf
 
@@ -43,7 +40,7 @@ def partial_attention(
     folded, k, v = fold_groups(q, k, v, causal)
     if mask is not None:
         mask = mask.repeat(folded.shape[2] // q.shape[2], 1)
-    out, lse = _in_pieces(folded, k, v, causal, mask)
+    out, lse = _kernel(folded, k, v, causal, mask)
     return out.reshape(q.shape), lse.reshape(q.shape[:3])
 
 
@@ -74,27 +71,6 @@ def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     return q.reshape(batch, kv_heads, group * q_len, head_dim), k, v
 
 
-def _in_pieces(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Call `_kernel` on keys in float32, some at a time, if no kernel takes the mask or on a CPU.
-
-    The CPU's bfloat16 kernels round the weights to 3 digits.
-    """
-    if q.dtype.itemsize >= 4 or (q.device.type != "cpu" and mask is None):
-        return _kernel(q, k, v, causal, mask)
-    kv_len, q = k.shape[2], q.float()
-    whole = causal or q.shape[2] > _FEW_QUERIES  # a part of a triangle is not a triangle
-    piece = kv_len if whole else max(1, _PIECE_BYTES // (4 * k[:, :, :1].numel()))
-    found = None
-    for start in range(0, kv_len, piece):
-        part = slice(start, start + piece)
-        seen = None if mask is None else mask[:, part]
-        out, lse = _kernel(q, k[:, :, part].float(), v[:, :, part].float(), causal, seen)
-        found = (out, lse) if found is None else merge(*found, out, lse)
-    return found
-
-
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -102,7 +78,8 @@ def _kernel(
 
     Queries and keys have the same number of heads.
     """
-    if q.device.type == "cpu":
+    if q.device.type == "cpu":  # its bfloat16 kernels round the weights to 3 digits
+        q, k, v = (x.to(wide_type(x)) for x in (q, k, v))
         bias = None
         if mask is not None:
             bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, _LOWEST)

@@ -22,7 +22,7 @@ import torch
 
 from nanolib.measurement import shown
 from nanolib.models.attention import own
-from nanolib.models.attention.work import BLOCK_SIZE
+from nanolib.models.attention.reference import BLOCK_SIZE
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
@@ -57,7 +57,8 @@ class Options(StrictModel):
         document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full
             (`document`).
         document_starts: First positions of the second and later documents, instead of lengths.
-        mask_mod: `package.module:function`, your own mask (`own`).
+        mask_mod: `package.module:function`, your own mask (`own`). A mask that depends on the head
+            needs `per_head: true`. It must be the same for all sequences of a batch.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -223,9 +224,10 @@ def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Mask
 
 
 def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Import your own `mask_mod`, the same for each sequence of a batch.
+    """Import your own `mask_mod(b, h, q_idx, kv_idx)`, the same for each sequence of a batch.
 
-    nanolib evaluates it for every pair on the host.
+    With `per_head: true` each head has its own plan. Otherwise all heads share the plan of head 0,
+    and a mask that depends on `h` is refused. nanolib evaluates the mask for every pair on the host.
     """
     mask_mod = imported("attention_options.mask_mod", options.mask_mod)
     return mask_mod if device else own.on_arrays(mask_mod)
@@ -256,3 +258,22 @@ PATTERNS: dict[str, Callable[[Options, int, int, Device], MaskMod]] = {
     "prefix_lm": prefix_lm,
     "own": own_mask,
 }
+
+
+def static_mask_mod(
+    options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
+) -> MaskMod:
+    """Return a pattern's `mask_mod` of queries and keys. Options come from `with_window`."""
+    mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
+    return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
+
+
+def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
+    """Convert a `mask_mod` of positions to one of queries, the first of which has position `offset`."""
+
+    def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        position = q_idx + offset
+        kept = mask_mod(b, h, position, kv_idx)
+        return kept & (kv_idx <= position) if causal else kept
+
+    return keeps if offset or causal else mask_mod

@@ -1,10 +1,15 @@
-"""Exchange tensors between the ranks that share a sequence, and time it."""
+"""Split a sequence over ranks, exchange tensors between them, and time it.
+
+A rank has one piece of the sequence, or two that share causal work evenly (zigzag).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +17,64 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.sharding import Sharding
+
+Piece = tuple[int, int]  # positions [start, stop)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Pieces of a sequence over ranks, in each rank's order.
+
+    Attributes:
+        pieces: Per rank, positions [start, stop) of each piece. A piece may be empty.
+    """
+
+    pieces: tuple[tuple[Piece, ...], ...]
+
+    @classmethod
+    def contiguous(cls, total: int, world: int) -> Sharding:
+        """Give each rank one piece, in order. Lengths differ by one at most."""
+        return cls(tuple((piece,) for piece in _split(total, world)))
+
+    @classmethod
+    def zigzag(cls, total: int, world: int) -> Sharding:
+        """Give rank r the pieces r and 2·world − 1 − r of 2·world: with causality every rank has the same number of pairs."""
+        pieces = _split(total, 2 * world)
+        return cls(tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world)))
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[int]) -> Sharding:
+        """Give each rank one piece of its length, in order."""
+        edges = itertools.accumulate(lengths, initial=0)
+        return cls(tuple((piece,) for piece in itertools.pairwise(edges)))
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return len(self.pieces)
+
+    @property
+    def total(self) -> int:
+        """Number of positions."""
+        return sum(self.length(rank) for rank in range(self.world))
+
+    def length(self, rank: int) -> int:
+        """Return the number of a rank's positions."""
+        return sum(stop - start for start, stop in self.pieces[rank])
+
+    def take(self, x: Tensor, rank: int, dim: int = 2) -> Tensor:
+        """Return a rank's part of a whole sequence, a view if it is one piece."""
+        if x.shape[dim] != self.total:
+            raise BadInput(
+                f"x: {x.shape[dim]} positions in dimension {dim}; this layout has {self.total}"
+            )
+        parts = [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
+
+
+def _split(total: int, parts: int) -> list[Piece]:
+    edges = [total * part // parts for part in range(parts + 1)]
+    return list(itertools.pairwise(edges))
 
 
 class Ranks:
@@ -81,7 +143,7 @@ class Ranks:
         dist.all_to_all_single(received, sent, incoming, sizes, group=self._group)
         return [x.view(shape) for x, shape in zip(received.split(incoming), shapes, strict=True)]
 
-    def hop(self, send: Sequence[Tensor], length: int, dim: int = 2) -> Hop:
+    def hop(self, send: Sequence[Tensor], length: int, dim: int = 2) -> Callable[[], list[Tensor]]:
         """Start to send tensors to the next rank, and to receive those of the previous rank.
 
         Args:
@@ -89,35 +151,27 @@ class Ranks:
             length: Length of the received tensors in dimension `dim`. Their other dimensions are
                 those of `send`.
             dim: By default the positions of [batch, heads, positions, head_dim].
+
+        Returns:
+            A function that waits, and returns the received tensors.
         """
-        shapes = [(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]
-        peers = [(self.rank + step) % self.world for step in (1, -1)]
+        received = [x.new_empty(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]
+        sent = [x.contiguous() for x in send]
+        to, origin = ((self.rank + step) % self.world for step in (1, -1))
         if self._group is not None:
-            peers = [dist.get_global_rank(self._group, peer) for peer in peers]
-        return Hop(send, shapes, peers, self._group)
-
-
-class Hop:
-    """A step around the ring that has started. See `Ranks.hop`."""
-
-    def __init__(
-        self,
-        send: Sequence[Tensor],
-        shapes: Sequence[Sequence[int]],
-        peers: Sequence[int],
-        group: Any,
-    ) -> None:
-        self._received = [x.new_empty(shape) for x, shape in zip(send, shapes, strict=True)]
-        self._sent = [x.contiguous() for x in send]  # which must live until they are sent
-        to, origin = peers
-        operations = [dist.P2POp(dist.isend, x, to, group) for x in self._sent if x.numel()]
-        operations += [
-            dist.P2POp(dist.irecv, x, origin, group) for x in self._received if x.numel()
+            to, origin = (dist.get_global_rank(self._group, peer) for peer in (to, origin))
+        operations = [
+            dist.P2POp(call, x, peer, self._group)
+            for call, tensors, peer in ((dist.isend, sent, to), (dist.irecv, received, origin))
+            for x in tensors
+            if x.numel()
         ]
-        self._works = dist.batch_isend_irecv(operations) if operations else []
+        works = dist.batch_isend_irecv(operations) if operations else []
 
-    def wait(self) -> list[Tensor]:
-        """Wait, and return the received tensors."""
-        for work in self._works:
-            work.wait()
-        return self._received
+        def wait() -> list[Tensor]:
+            for work in works:
+                work.wait()
+            sent.clear()  # they had to live until they were sent
+            return received
+
+        return wait

@@ -27,8 +27,7 @@ from nanolib.models.attention.partial import (
     scale_queries,
     wide_type,
 )
-from nanolib.models.attention.ranks import Ranks
-from nanolib.models.attention.sharding import Piece, Sharding
+from nanolib.models.attention.ranks import Piece, Ranks, Sharding
 
 
 def ring_attention(
@@ -117,7 +116,7 @@ class _Ring(torch.autograd.Function):
                     del found, queries, seen
             if back is not None:
                 with ranks.time("comm_hop"):
-                    for grad, more in zip(grads, back.wait(), strict=True):
+                    for grad, more in zip(grads, back(), strict=True):
                         grad += more
             del keys, values
             if ranks.world > 1:
@@ -125,7 +124,7 @@ class _Ring(torch.autograd.Function):
                     back = ranks.hop(grads, layout.length((owner - 1) % ranks.world))
         if back is not None:
             with ranks.time("comm_hop"):
-                grads = back.wait()
+                grads = back()
         return grad_q.to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype), *(None,) * 4
 
 
@@ -143,7 +142,7 @@ def rotate(
         yield owner, *current
         if not is_last:
             with ranks.time("comm_hop"):
-                current = (hop or ranks.hop(current, length)).wait()
+                current = (hop or ranks.hop(current, length))()
 
 
 def _blocks(

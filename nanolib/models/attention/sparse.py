@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor
 from torch._guards import detect_fake_mode
@@ -11,26 +11,33 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_sparse, flex
-from nanolib.models.attention.block_mask import BlockMask, static_mask, with_window, work
+from nanolib.models.attention.block_mask import (
+    BlockMask,
+    check_shared,
+    mask_shape,
+    static_mask,
+    with_window,
+    work,
+)
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import Options
-from nanolib.models.attention.work import Work
+from nanolib.models.attention.reference import Work
 
 __all__ = ["Options", "attend", "work"]
 
-_WATCHERS: list[Callable[[Work], None]] = []
+_WATCHED: list[list[Work]] = []
 
 
 @contextlib.contextmanager
 def watched_work() -> Iterator[list[Work]]:
     """Collect what each call inside the context keeps, for patterns that depend on the input."""
     found: list[Work] = []
-    _WATCHERS.append(found.append)
+    _WATCHED.append(found)
     try:
         yield found
     finally:
-        _WATCHERS.remove(found.append)
+        _WATCHED.pop()
 
 
 def attend(
@@ -49,9 +56,9 @@ def attend(
         q.device.type, q.dtype, q.shape[-1], q.shape[2], options.block_size
     )
     by_flex = by_flex and not _is_counted()
-    mask = None if by_flex and not _WATCHERS else choose_mask(scale_queries(q, scale), k, **given)
-    for watcher in _WATCHERS:
-        watcher(mask.work)
+    mask = None if by_flex and not _WATCHED else choose_mask(scale_queries(q, scale), k, **given)
+    for found in _WATCHED:
+        found.append(mask.work)
     if by_flex:
         return flex.attend(q, k, v, scale=scale, **given)
     return block_sparse.attend(q, k, v, mask, scale)
@@ -85,12 +92,12 @@ def choose_mask(
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
-    heads = options.masked_heads(q.shape[1])
-    return static_mask(options, q.shape[2], k.shape[2], causal, heads)
+    return static_mask(options, *mask_shape(options, q, k, causal))
 
 
 def forget_masks() -> None:
     """Clear the caches of masks, so that the next call makes its mask again."""
     with_window.cache_clear()
     static_mask.cache_clear()
+    check_shared.cache_clear()
     flex.drawn_mask.cache_clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanolib.models.attention.sharding import Sharding
+from nanolib.models.attention.ranks import Sharding
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,7 @@ class Traffic:
     sent: tuple[float, ...]
 
 
-def all_reduce_bytes(payload: float, world: int) -> float:
-    """Compute the bytes that each rank sends."""
-    return 2 * (world - 1) / world * payload
-
-
-def all_gather_bytes(payload: float, world: int) -> float:
-    """Compute the bytes that each rank sends. The payload is one rank's part."""
-    return (world - 1) * payload
-
-
-def all_to_all_bytes(payload: float, world: int) -> float:
-    """Compute the bytes that each rank sends. The payload is all of a rank's data."""
-    return (world - 1) / world * payload
-
-
-def decode_traffic(
+def traffic_of(
     algorithm: str,
     layout: Sharding,
     *,
@@ -51,63 +36,45 @@ def decode_traffic(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    q_len: int = 1,
     itemsize: int,
+    q_len: int = 1,
 ) -> Traffic:
-    """Compute the traffic of `tree_attention_decode`.
+    """Compute the traffic of a forward pass across ranks.
 
     Args:
-        algorithm: One of `tree.ALGORITHMS`.
+        algorithm: One of `tree.ALGORITHMS` to decode, or `ring`, `zigzag` or `ulysses` for a whole
+            sequence.
         layout: Keys of each rank.
         batch: Sequences.
         heads: Query heads.
         kv_heads: Key heads.
         head_dim: Width of a head.
-        q_len: Queries per sequence.
         itemsize: Bytes per element of q, k, v. Sums are sent in 4.
+        q_len: Decoded queries per sequence.
     """
     world, rows = layout.world, batch * heads * q_len
     if world == 1:
         return Traffic(0, 0, (0.0,))
-    reduced = {
-        "three_allreduce": (rows, rows, rows * head_dim),
-        "fused": (rows, rows * (head_dim + 1)),
-    }
-    if parts := reduced.get(algorithm):
-        sent = sum(all_reduce_bytes(4 * part, world) for part in parts)
-        return Traffic(len(parts), 2 * len(parts) * (world - 1), (sent,) * world)
-    if algorithm == "gather":
-        return Traffic(1, world - 1, (all_gather_bytes(4 * rows * (head_dim + 1), world),) * world)
-    if algorithm == "ring":
+    if algorithm in ("ring", "zigzag"):
         return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
-    # pass_q: shares of the queries go around with their sums, then outputs padded to the largest share
-    shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads * q_len
-    hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
-    largest = max(map(shares.length, range(world)))
-    gathered = all_gather_bytes(4 * largest * group * head_dim, world)
-    return Traffic(world, 2 * (world - 1), tuple(part + gathered for part in hops.sent))
-
-
-def prefill_traffic(
-    algorithm: str,
-    layout: Sharding,
-    *,
-    batch: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    itemsize: int,
-) -> Traffic:
-    """Compute the traffic of a forward pass of `ring_attention` (`ring`, `zigzag`) or `ulysses_attention` (`ulysses`)."""
-    world = layout.world
-    if world == 1:
-        return Traffic(0, 0, (0.0,))
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
         # Queries, keys and values have this rank's length. Outputs have the others', which differ by one at most.
-        sent = (all_to_all_bytes(layout.length(rank) * row, world) for rank in range(world))
+        sent = ((world - 1) / world * layout.length(rank) * row for rank in range(world))
         return Traffic(4, 4 * (world - 1), tuple(sent))
-    return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
+    if algorithm == "gather":
+        return Traffic(1, world - 1, ((world - 1) * 4 * rows * (head_dim + 1),) * world)
+    if algorithm == "pass_q":
+        # shares of the queries go around with their sums, then outputs padded to the largest share
+        shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads * q_len
+        hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
+        largest = max(map(shares.length, range(world)))
+        gathered = (world - 1) * 4 * largest * group * head_dim
+        return Traffic(world, 2 * (world - 1), tuple(part + gathered for part in hops.sent))
+    # the largest log-sum-exp, then denominators and numerators, which `fused` sends at once
+    reductions = 3 if algorithm == "three_allreduce" else 2
+    sent = 2 * (world - 1) / world * 4 * rows * (head_dim + 2)
+    return Traffic(reductions, 2 * reductions * (world - 1), (sent,) * world)
 
 
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:

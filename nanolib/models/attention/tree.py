@@ -26,12 +26,8 @@ from nanolib.models.attention.partial import (
     scale_queries,
     wide_type,
 )
-from nanolib.models.attention.ranks import Ranks
+from nanolib.models.attention.ranks import Ranks, Sharding
 from nanolib.models.attention.ring import rotate
-from nanolib.models.attention.sharding import Sharding
-
-TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
-ALGORITHMS = (*TREE_ALGORITHMS, "ring", "pass_q")
 
 
 def tree_attention_decode(
@@ -212,7 +208,7 @@ def _pass_q(call: _Decode) -> Tensor:
         share = shares[(ranks.rank - step) % world]
         if step:
             with ranks.time("comm_hop"):
-                (state,) = ranks.hop([state], share.stop - share.start, dim=1).wait()
+                (state,) = ranks.hop([state], share.stop - share.start, dim=1)()
         with ranks.time("comp_local_attention"):
             queries, seen = state[..., :head_dim].to(q.dtype), (keys[:, share], values[:, share])
             found = partial_attention(queries, *seen, mask=mask)
@@ -236,3 +232,4 @@ _BY_NAME = {
     "ring": _ring,
     "pass_q": _pass_q,
 }
+ALGORITHMS = tuple(_BY_NAME)

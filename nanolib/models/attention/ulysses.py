@@ -13,8 +13,7 @@ from torch import Tensor
 from nanolib.measurement import BadInput
 from nanolib.models.attention import attend, check_shapes
 from nanolib.models.attention.partial import wide_type
-from nanolib.models.attention.ranks import Ranks
-from nanolib.models.attention.sharding import Sharding
+from nanolib.models.attention.ranks import Ranks, Sharding
 
 
 def ulysses_attention(

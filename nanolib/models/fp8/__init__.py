@@ -1,46 +1,181 @@
-"""Compute linear layers in 8-bit floating point: the cast, its products, and the conversion of a model.
+"""Convert a model's linear layers to eight bits, and audit the conversion. `casts` has their products."""
 
-A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps it,
-and rounds to nearest even. `round_to` rounds by its own formula and `quantize` by torch. Tests
-compare the two. Without FP8 tensor cores a product is emulated: (a / scale_a) @ (b / scale_b) in
-float32, bit for bit torchao's own emulation.
-"""
+from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.models.fp8.casts import (
     BF16,
     CONTROLS,
+    EVERYWHERE,
     FORMATS,
     RECIPES,
     Cast,
-    quantize,
+    EmulatedLinear,
+    lost_shares,
     recipe_of,
-    round_to,
+    round_trip,
 )
-from nanolib.models.fp8.conversion import (
-    amdahl_bound,
-    audit,
-    chosen_layers,
-    convert,
-    linear_layers,
-    native,
-)
-from nanolib.models.fp8.emulation import EmulatedLinear, emulated_linear
+from nanolib.models.user import silent
 
-__all__ = [
-    "BF16",
-    "CONTROLS",
-    "FORMATS",
-    "RECIPES",
-    "Cast",
-    "EmulatedLinear",
-    "amdahl_bound",
-    "audit",
-    "chosen_layers",
-    "convert",
-    "emulated_linear",
-    "linear_layers",
-    "native",
-    "quantize",
-    "recipe_of",
-    "round_to",
-]
+__all__ = ["BF16", "CONTROLS", "FORMATS", "RECIPES", "Cast", "lost_shares", "round_trip"]
+_ALIGNMENT = 16  # tensor cores take products whose sides are multiples of it
+
+
+@dataclass(frozen=True)
+class AuditedLayer:
+    """One linear layer of a model.
+
+    Attributes:
+        name: Its name in `named_modules`.
+        converted: Whether its products are in 8 bits.
+        flops: FLOP of its forward product per token.
+    """
+
+    name: str
+    converted: bool
+    flops: int
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """List a model's linear layers by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def audit(model: nn.Module) -> list[AuditedLayer]:
+    """List the linear layers, and whether each was converted."""
+    return [
+        AuditedLayer(name, _is_float8(layer), 2 * layer.weight.numel())
+        for name, layer in linear_layers(model).items()
+    ]
+
+
+def _is_float8(layer: nn.Module) -> bool:
+    return isinstance(layer, EmulatedLinear) or type(layer).__name__ == "Float8Linear"
+
+
+def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:
+    """Choose the linear layers to convert: all that are not excluded.
+
+    Args:
+        model: Not yet converted.
+        excluded_modules: Names of layers that stay in high precision, with `*` and `?`. The last
+            part of a name matches all layers with that part.
+
+    Raises:
+        BadInput: No layer matches a pattern, no layer is left, or a layer's sides are not multiples
+            of 16.
+    """
+    layers = linear_layers(model)
+
+    def matches(name: str, pattern: str) -> bool:
+        last = name.rsplit(".", 1)[-1]
+        return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(last, pattern)
+
+    for pattern in excluded_modules:
+        if not any(matches(name, pattern) for name in layers):
+            known = ", ".join(dict.fromkeys(name.rsplit(".", 1)[-1] for name in layers))
+            raise BadInput(
+                f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {known}"
+            )
+    chosen = [
+        name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)
+    ]
+    if not chosen:
+        raise BadInput(
+            f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer"
+        )
+    for name in chosen:
+        out, into = layers[name].weight.shape
+        if out % _ALIGNMENT or into % _ALIGNMENT:
+            raise BadInput(
+                f"excluded_modules: {name} is {out} x {into}, no multiple of {_ALIGNMENT}; add it, or change the model"
+            )
+    return chosen
+
+
+def native(device: torch.device | str) -> str:
+    """Return why a device has no FP8 tensor cores, or an empty string."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return (
+            f"{device.type} has no FP8 tensor cores; NVIDIA GPUs from compute capability 8.9 have"
+        )
+    if torch.version.hip:
+        return "FP8 is not measured on AMD GPUs: their formats differ (e4m3fnuz before MI350), and nanolib was tested on none"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 9):
+        return f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; 8.9 and above have"
+    return ""
+
+
+def convert(
+    model: nn.Module,
+    recipe: str,
+    *,
+    excluded_modules: Sequence[str] = ("head",),
+    emulate: bool | None = None,
+    rounded: bool = False,
+) -> list[AuditedLayer]:
+    """Convert a model's linear layers in place.
+
+    Args:
+        model: Its weights keep their dtype.
+        recipe: A key of `RECIPES`, or of `CONTROLS` (emulated only).
+        excluded_modules: As in `chosen_layers`. Controls of `EVERYWHERE` ignore it.
+        emulate: Whether to emulate, by default if the device has no FP8 tensor cores.
+        rounded: As in `EmulatedLinear`.
+
+    Returns:
+        The audit. Every chosen layer is converted.
+
+    Raises:
+        BadInput: As `chosen_layers`, or the recipe is unknown, or a layer was not converted.
+        Unsupported: Without emulation: there are no FP8 tensor cores, or the recipe is a control.
+    """
+    wanted = recipe_of(recipe)
+    chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
+    reason = native(next(model.parameters()).device)
+    emulate = bool(reason) if emulate is None else emulate
+    if emulate:
+        for name in chosen:
+            layer = EmulatedLinear(model.get_submodule(name), wanted, rounded)
+            model.set_submodule(name, layer)
+    else:
+        if reason:
+            raise Unsupported(reason)
+        if recipe not in RECIPES:
+            raise Unsupported(f"{recipe} is a control, which no kernel computes; emulate it")
+        _convert_with_torchao(model, recipe, chosen)
+    found = audit(model)
+    if left := [layer.name for layer in found if layer.name in chosen and not layer.converted]:
+        raise BadInput(
+            f"excluded_modules: {', '.join(left)} stayed in high precision though not excluded; this torchao does not convert it"
+        )
+    return found
+
+
+def _convert_with_torchao(
+    model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False
+) -> None:
+    try:
+        with silent():  # its import reports kernels that it cannot load here
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ModuleNotFoundError:
+        raise Unsupported("torchao is not installed; run: pip install torchao") from None
+
+    config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda _, name: name in chosen
+    )
+
+
+def amdahl_bound(share: float) -> float:
+    """Compute the largest speed-up of a model when a share of its FLOPs, in [0, 1], gets twice as fast in 8 bits."""
+    return 1 / (1 - share / 2)

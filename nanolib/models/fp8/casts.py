@@ -1,4 +1,9 @@
-"""Cast tensors to eight bits: formats, scales, recipes, and the errors of a cast."""
+"""Cast tensors to eight bits and back: formats, scales, recipes, and products of cast operands.
+
+A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps it,
+and rounds to nearest even. Without FP8 tensor cores a product is emulated:
+(a / scale_a) @ (b / scale_b) in float32, bit for bit torchao's own emulation.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanolib.measurement import BadInput
 
@@ -124,28 +129,6 @@ def round_to(x: Tensor, format: str) -> Tensor:
     return (wide + larger).sub_(larger).copysign_(wide)
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """A tensor in 8 bits.
-
-    Attributes:
-        values: In the format's dtype, shape of the tensor.
-        scale: The factor on the tensor, float32, which broadcasts to its shape.
-        underflow: Share of nonzero elements that became zero.
-        overflow: Share of clamped elements, which are further above the largest value than rounding
-            reaches.
-    """
-
-    values: Tensor
-    scale: Tensor
-    underflow: Tensor
-    overflow: Tensor
-
-    def dequantized(self) -> Tensor:
-        """Divide by the scale, float32."""
-        return self.values.float() / self.scale
-
-
 def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
     """Compute a tensor's scale: the format's largest value over the largest magnitude, in float64, then float32.
 
@@ -164,26 +147,99 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
     return scale * cast.off_by
 
 
-def _saturate(scaled: Tensor, format: str) -> Tensor:
-    """Clamp, then round: without the clamp, the cast of too large values differs by version."""
-    largest = torch.finfo(FORMATS[format]).max
-    return scaled.clamp(-largest, largest).to(FORMATS[format])
-
-
-def quantize(x: Tensor, cast: Cast, dim: int = -1) -> Quantized:
-    """Scale, clamp and round a tensor.
+def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
+    """Cast an operand and divide by its scale again: float32, or `x` itself if it has no format.
 
     Args:
         x: Any shape.
         cast: The cast.
         dim: As in `scale_of`.
     """
+    if not cast.format:
+        return x
+    if cast.format == "bf16":
+        return x.bfloat16().float()
     scale = scale_of(x, cast, dim)
-    scaled = x.float() * scale
-    values = _saturate(scaled, cast.format)
-    underflow = ((values.float() == 0) & (x != 0)).float().mean()
+    return round_to(x.float() * scale, cast.format).div_(scale)
+
+
+def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
+    """Count what a cast to eight bits loses.
+
+    Args:
+        x: Any shape.
+        cast: The cast.
+        dim: As in `scale_of`.
+
+    Returns:
+        The share of elements that became zero (underflow), and the share that was clamped
+        (overflow).
+    """
+    scaled, largest = x.float() * scale_of(x, cast, dim), torch.finfo(FORMATS[cast.format]).max
+    underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
     # rounding alone maps up to half a step above the largest value to it
-    largest = torch.finfo(FORMATS[cast.format]).max
     step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
-    clamped = (scaled.abs() > largest + step / 2).float().mean()
-    return Quantized(values, scale, underflow, clamped)
+    return float(underflow.float().mean()), float(
+        (scaled.abs() > largest + step / 2).float().mean()
+    )
+
+
+class EmulatedProduct(torch.autograd.Function):
+    """Compute x · weightᵀ of operands in 8 bits, forward and backward.
+
+    `apply` takes x, shape [..., in], the weight, shape [out, in], and the recipe. It returns shape
+    [..., out] in the dtype of `x`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
+        """Multiply the operands of the output."""
+        ctx.save_for_backward(x, weight)
+        ctx.recipe = recipe
+        rows = x.reshape(-1, x.shape[-1])
+        out = torch.mm(
+            round_trip(rows, recipe.input, -1), round_trip(weight, recipe.weight, -1).t()
+        )
+        return out.to(x.dtype).reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Multiply the operands of both gradients."""
+        (x, weight), recipe = ctx.saved_tensors, ctx.recipe
+        rows, g = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
+        a, b = round_trip(g, recipe.gradient, -1), round_trip(weight, recipe.weight_for_input, 0)
+        d_x = torch.mm(a, b).to(g.dtype)
+        a = round_trip(g, recipe.gradient_for_weight, 0)
+        b = round_trip(rows, recipe.input_for_weight, 0)
+        d_weight = torch.mm(a.t(), b.to(a.dtype)).to(g.dtype)
+        return d_x.reshape(x.shape), d_weight.to(weight.dtype), None
+
+
+class EmulatedLinear(nn.Linear):
+    """A linear layer whose products are emulated.
+
+    Under autocast its input is cast as for any other.
+
+    Args:
+        source: The layer whose weights it takes.
+        recipe: The casts.
+        rounded: Whether input and output are rounded to bf16 while the model's tensors stay
+            float32, which a CPU multiplies faster.
+    """
+
+    def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = source.in_features, source.out_features
+        self.weight, self.bias = source.weight, source.bias
+        self.recipe, self.rounded = recipe, rounded
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: shape [..., in_features]. The result has [..., out_features]."""
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        dtype = x.dtype
+        with torch.autocast(kind, enabled=False):
+            x = x.bfloat16() if self.rounded else x
+            out = EmulatedProduct.apply(x, self.weight, self.recipe).to(dtype)
+            return out if self.bias is None else out + self.bias.to(out.dtype)
