@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nanolib.meters.time.across_ranks import time_across_ranks
+from nanolib.meters.time.ranks import time_across_ranks
 
 _COUNTERS = Path("/proc/net/dev")
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from parts.neighbors import busy_neighbors
 
 from nanolib.experiments.attention import cases as experiment
-from nanolib.meters.limits import usable_cores
+from nanolib.meters.machine import usable_cores
 from nanolib.run import sweep
 from nanolib.store import Store
 

@@ -7,8 +7,8 @@ import pytest
 
 from nanolib.meters.layers import overhead, recording
 from nanolib.meters.layers import profiler as layers
-from nanolib.meters.time import across_ranks, latency, sampler, timer
 from nanolib.meters.time import clock as clocks
+from nanolib.meters.time import latency, ranks, sampler
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def clock(monkeypatch):
         monotonic=lambda: now[0] / 1e9,
         thread_time=lambda: now[0] / 2e9,
     )
-    for module in (clocks, layers, recording, overhead, timer, across_ranks):
+    for module in (clocks, layers, recording, overhead, ranks):
         monkeypatch.setattr(module, "time", watch)
     return now
 

@@ -4,8 +4,12 @@ import pytest
 import torch
 
 from nanolib.meters import links
-from nanolib.meters.time import across_ranks
-from nanolib.meters.time.timer import Timer
+from nanolib.meters.time.ranks import (
+    RankTimes,
+    Timer,
+    time_across_ranks,
+    time_parts_across_ranks,
+)
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, 
 
         return run
 
-    found = across_ranks.time_across_ranks(
+    found = time_across_ranks(
         {"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3
     ).ms
     assert {name: len(blocks) for name, blocks in found.items()} == {"a": 6, "b": 6}
@@ -86,9 +90,7 @@ def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, 
     assert made == {"a": 2 + 6 * 3, "b": 2 + 6}  # two calls say how long one takes
     first = order[6:]
     order.clear()
-    across_ranks.time_across_ranks(
-        {"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3
-    )
+    time_across_ranks({"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3)
     assert order[6:] == first  # on every rank the same
     assert ranks.count("barrier") == 2 * 2 * (2 + 6)
 
@@ -97,8 +99,8 @@ def test_calls_of_all_ranks_end_at_the_budget_or_a_hundred_blocks(clock, ranks):
     def call():
         clock[0] += 10_000_000
 
-    assert len(across_ranks.time_across_ranks({"a": call}, 0.075, seed=0).ms["a"]) == 8
-    assert len(across_ranks.time_across_ranks({"a": call}, 1e9, seed=0).ms["a"]) == 100
+    assert len(time_across_ranks({"a": call}, 0.075, seed=0).ms["a"]) == 8
+    assert len(time_across_ranks({"a": call}, 1e9, seed=0).ms["a"]) == 100
 
 
 def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(clock, ranks):
@@ -112,11 +114,11 @@ def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(cl
             with timer.time_block("load"):
                 clock[0] += 500_000
 
-    found = across_ranks.time_parts_across_ranks({"a": call}, 0.0)
+    found = time_parts_across_ranks({"a": call}, 0.0)
     assert found == {
         "a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]
     }
-    assert len(across_ranks.time_parts_across_ranks({"a": call}, 1e9)["a"]) == 100
+    assert len(time_parts_across_ranks({"a": call}, 1e9)["a"]) == 100
 
 
 def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
@@ -153,7 +155,7 @@ def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch)
     def blocks(calls, budget_s, *, device, seed):
         for call in calls.values():
             call()
-        return across_ranks.RankTimes({name: [name] for name in calls}, [False])
+        return RankTimes({name: [name] for name in calls}, [False])
 
     monkeypatch.setattr(links, "time_across_ranks", blocks)
     found = links.time_collectives(1.0, seed=0)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.meters.layers.recording import ProfilingConfig
 
 
 class _Work(nn.Module):

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from nanolib.measurement import Flag
-from nanolib.meters import cpu_load
-from nanolib.meters.cpu_load import CpuTimes, cpu_times, load_between, watch_cpus
+from nanolib.meters import interference
+from nanolib.meters.interference import CpuTimes, cpu_times, load_between, watch_cpus
 from nanolib.run import process
 
 
@@ -58,7 +58,7 @@ def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_qui
 
 
 def test_what_ones_own_quota_held_back_is_no_use_by_others(monkeypatch):
-    monkeypatch.setattr(cpu_load, "cpu_quota", lambda: 0.5)
+    monkeypatch.setattr(interference, "cpu_quota", lambda: 0.5)
     load = _load(1.0, {"a": (30, 15), "b": (10, 5)}, user=1.0, idle=3.0)
     assert (load.throttled, load.flags) == (0.5, (Flag.THROTTLED,))
     assert load.details() == {"others_share": 0.0, "throttled_by": "a CPU quota of 0.5 cores"}
@@ -87,8 +87,8 @@ def test_the_work_of_a_process_outside_the_tree_is_that_of_others(tmp_path):
 
 def test_what_nanolib_starts_belongs_to_the_command_that_started_it():
     """A kernel looks up: papermill and `nano`, and all that they started, are no others."""
-    assert process.python("x")[2] in cpu_load._STARTED
-    code = "import os, time\nfrom nanolib.meters import cpu_load\nprint(cpu_load._family()[0].pid)"
+    assert process.python("x")[2] in interference._STARTED
+    code = "import os, time\nfrom nanolib.meters import interference\nprint(interference._family()[0].pid)"
     alone = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert int(alone.stdout) != os.getpid()  # somebody else's process
     ours = [sys.executable, "-c", code, process.python("x")[2]]
@@ -98,15 +98,15 @@ def test_what_nanolib_starts_belongs_to_the_command_that_started_it():
 
 def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", SimpleNamespace())
-    monkeypatch.setattr(cpu_load, "_last_look", (-math.inf, -math.inf))
-    monkeypatch.setattr(cpu_load, "_LOOK_S", 1.0)  # a busy machine may give it none of a tenth
+    monkeypatch.setattr(interference, "_last_look", (-math.inf, -math.inf))
+    monkeypatch.setattr(interference, "_LOOK_S", 1.0)  # a busy machine may give it none of a tenth
     begins = "import time\nend = time.process_time() + 1.0\nwhile time.process_time() < end: pass\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", begins]) as child:
         try:
             process = psutil.Process(child.pid)
             while _seconds(process) < 0.2:  # it has begun
                 time.sleep(0.02)
-            cpu_load.wait_for_compilers()
+            interference.wait_for_compilers()
             assert _seconds(process) >= 1.0 and child.poll() is None
         finally:
             child.kill()

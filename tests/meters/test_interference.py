@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from nanolib.meters import interference
-from nanolib.meters.cpu_load import CpuTimes, load_between
+from nanolib.meters.gpu import gpu_interference
+from nanolib.meters.interference import CpuTimes, load_between
 
 
 def _load(spent, own):
@@ -100,10 +101,10 @@ QUIET = {
     ],
 )
 def test_what_else_a_gpu_does_is_told(answers, said):
-    assert interference.gpu_interference("GPU-a", _Nvml(**answers)) == said
+    assert gpu_interference("GPU-a", _Nvml(**answers)) == said
 
 
 def test_a_gpu_that_cannot_be_asked_is_told():
-    assert interference.gpu_interference("GPU-b", _Nvml()) == [
+    assert gpu_interference("GPU-b", _Nvml()) == [
         "other work on the GPU is not known (not found)"
     ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput, Flag
-from nanolib.meters.cpu_load import CpuLoad
+from nanolib.meters.interference import CpuLoad
 from nanolib.meters.time import latency
 from nanolib.meters.time.latency import measure, measure_phases, summarize
 from nanolib.stats.intervals import median_interval

@@ -6,8 +6,7 @@ from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
 from nanolib.meters.layers.operations import FUSED, AttentionWatch, sampled_weights
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
-from nanolib.meters.layers.profiling import ProfilingConfig
-from nanolib.meters.layers.recording import STATISTICS, sample_of, summarize
+from nanolib.meters.layers.recording import STATISTICS, ProfilingConfig, sample_of, summarize
 from nanolib.store import Run, Store
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nanolib.meters import limits, memory
+from nanolib.meters import machine, memory
 from nanolib.meters.machine import this_machine
 
 GIB = 2**30
@@ -29,8 +29,8 @@ def grouped(monkeypatch, tmp_path):
         for name, text in files.items():
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             (top / name).write_text(f"{text}\n")
-        monkeypatch.setattr(limits, "_PROC", proc)
-        monkeypatch.setattr(limits, "_MOUNTED", top)
+        monkeypatch.setattr(machine, "_PROC", proc)
+        monkeypatch.setattr(machine, "_MOUNTED", top)
 
     return be
 
@@ -55,9 +55,9 @@ def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(
     grouped, version, path, files, quota
 ):
     grouped(version, path, files)
-    assert limits.cpu_quota() == quota
+    assert machine.cpu_quota() == quota
     assert (
-        limits.usable_cores()
+        machine.usable_cores()
         == this_machine().cores
         == (8 if math.isinf(quota) else max(1, int(quota)))
     )
@@ -105,9 +105,9 @@ def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, versio
 
 def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
     grouped(V2, "/", {})
-    assert (limits.cpu_quota(), memory.free_bytes()) == (math.inf, 20 * GIB)
-    monkeypatch.setattr(limits, "_PROC", tmp_path / "none")  # not Linux
-    assert (limits.usable_cores(), limits.memory_limits(), limits.throttled_periods()) == (
+    assert (machine.cpu_quota(), memory.free_bytes()) == (math.inf, 20 * GIB)
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
+    assert (machine.usable_cores(), machine.memory_limits(), machine.throttled_periods()) == (
         8,
         [],
         {},
@@ -120,11 +120,11 @@ def test_torch_takes_no_more_threads_than_a_quota_pays_for(monkeypatch, grouped)
     torch.set_num_threads(4)
     try:
         grouped(V2, "/", {"cpu.max": "250000 100000"})
-        with limits.limit_threads():
+        with machine.limit_threads():
             assert torch.get_num_threads() == this_machine().threads == 2
         assert torch.get_num_threads() == 4
         monkeypatch.setenv("OMP_NUM_THREADS", "4")  # it was asked for
-        with limits.limit_threads():
+        with machine.limit_threads():
             assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)

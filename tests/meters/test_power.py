@@ -11,8 +11,7 @@ from nanolib.measurement import BadInput, Provenance, Status
 from nanolib.meters.energy import meter as energy
 from nanolib.meters.energy import source as sources
 from nanolib.meters.energy.meter import EnergyMeter, Track, Window
-from nanolib.meters.energy.replay import ReplaySource
-from nanolib.meters.energy.source import EstimateSource, Reading
+from nanolib.meters.energy.source import EstimateSource, Reading, ReplaySource
 
 NAN = math.nan
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import Flag
-from nanolib.meters.cpu_load import CpuLoad
+from nanolib.meters.interference import CpuLoad
 from nanolib.meters.time import sampler as sampling
 from nanolib.meters.time import turns
 from nanolib.meters.time.latency import measure_in_turns

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanolib.meters.workspace import workspace_bytes
+from nanolib.meters.tensor_bytes import workspace_bytes
 
 MIB = 2**20
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default

@@ -24,9 +24,8 @@ import torch
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
 from nanolib.meters.energy.integration import count, counter_steps, integrate, longest_standstill
 from nanolib.meters.energy.power import find_sources
-from nanolib.meters.energy.source import EstimateSource, Reading, Source
+from nanolib.meters.energy.source import EstimateSource, Reading, Sink, Source
 from nanolib.meters.machine import gpu_uuid
-from nanolib.meters.sink import Sink
 from nanolib.meters.time.clock import synchronizer
 from nanolib.stats.intervals import Interval
 

@@ -16,7 +16,7 @@ from typing import Any
 from nanolib.measurement import Provenance
 from nanolib.meters.energy.integration import MOST_W
 from nanolib.meters.energy.source import Reading, Source
-from nanolib.meters.gpu_state import instant_watts
+from nanolib.meters.gpu import instant_watts
 
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001

@@ -13,9 +13,9 @@ from torch import nn
 
 from nanolib.measurement import Measurement
 from nanolib.meters.energy.meter import EnergyMeter
+from nanolib.meters.energy.source import Sink
 from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.profiling import ProfilingConfig
-from nanolib.meters.sink import Sink
+from nanolib.meters.layers.recording import ProfilingConfig
 from nanolib.meters.time.clock import synchronizer
 from nanolib.meters.time.sampler import FLOOR_BLOCKS
 from nanolib.meters.time.turns import take_turns

@@ -18,24 +18,24 @@ from torch import nn
 from torch.profiler import record_function
 
 from nanolib.measurement import BadInput
+from nanolib.meters.energy.source import Sink
 from nanolib.meters.layers.operations import (
     RANGE,
     AttentionWatch,
     attention_statistics,
     operations_of,
     role_of,
+    torch_profiler,
 )
-from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.layers.recording import (
     Call,
     DeepPass,
     ModuleTime,
+    ProfilingConfig,
     Stopwatch,
     sample_of,
     summarize,
 )
-from nanolib.meters.layers.trace import torch_profiler
-from nanolib.meters.sink import Sink
 
 _ENTRIES = ("forward", "prefill", "decode")  # methods that count as a call of the model
 _READ_S = 0.4  # if the process is killed, less than a second of rows is lost
