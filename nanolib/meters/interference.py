@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -34,8 +34,7 @@ _STOLEN = 0.02  # of the CPU time, above which a hypervisor disturbs a timing
 _LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing
 
 
-@dataclass(frozen=True)
-class CpuTimes:
+class CpuTimes(NamedTuple):
     """CPU time until a moment, s.
 
     Attributes:
@@ -105,7 +104,9 @@ def watch_cpus() -> Iterator[CpuLoad]:
 
 def cpu_times() -> CpuTimes:
     """Read the CPU time until now."""
-    ours = _command_seconds()
+    children = os.times()
+    ours = time.process_time() + children.children_user + children.children_system
+    ours += _seconds_of(process for process in _family() if process.pid != os.getpid())
     every, mine = psutil.cpu_times(percpu=True), usable_cpus()
     # CPUs that are offline are missing in the list, so its places may not be their numbers
     chosen = [every[number] for number in mine] if mine and max(mine) < len(every) else every
@@ -149,13 +150,6 @@ def wait_for_compilers() -> None:
         if _last_look[0] - moment >= _LOOK_S and _last_look[1] - before <= _TICKS_S:
             return
         time.sleep(_LOOK_S)
-
-
-def _command_seconds() -> float:
-    """Return the CPU seconds of this command: its first process and all descendants."""
-    children = os.times()
-    seconds = time.process_time() + children.children_user + children.children_system
-    return seconds + _seconds_of(process for process in _family() if process.pid != os.getpid())
 
 
 def _seconds_of(processes: Iterable[psutil.Process]) -> float:

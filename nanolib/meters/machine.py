@@ -88,11 +88,12 @@ def resolve_device(name: str) -> str:
         BadInput: The name is unknown, or this machine has no such device.
     """
     available = ["cpu", *(f"cuda:{index}" for index in range(_gpu_count()))]
-    available += ["mps"] if torch.backends.mps.is_available() else []
-    available += ["xpu"] if torch.xpu.is_available() else []
+    for accelerator, backend in (("mps", torch.backends.mps), ("xpu", torch.xpu)):
+        if backend.is_available():
+            available.append(accelerator)
     if name == "auto":
         return available[1] if len(available) > 1 else "cpu"
-    wanted = {"cuda": "cuda:0"}.get(name, name)
+    wanted = "cuda:0" if name == "cuda" else name
     if wanted not in available:
         raise BadInput(
             f"device: {shown(name)} is not available; use auto or one of {', '.join(available)}"
@@ -190,7 +191,7 @@ _MEMORY = (
 
 def usable_cores() -> int:
     """Return how many cores this process may keep busy, by affinity and CPU quota; at least one."""
-    return max(1, min(len(usable_cpus()) or os.cpu_count() or 1, math.floor(min(cpu_quota(), 1e6))))
+    return max(1, int(min(len(usable_cpus()) or os.cpu_count() or 1, cpu_quota())))
 
 
 def usable_cpus() -> set[int]:
@@ -237,8 +238,7 @@ def limit_threads() -> Iterator[None]:
     try:
         yield
     finally:
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)
 
 
 def _quotas() -> Iterator[tuple[Path, float]]:

@@ -166,9 +166,7 @@ class MemoryTracker(LiveBytes):
         for tensor in tensors:
             self._mark(tensor, kind)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `LiveBytes`; new storages belong to this operation."""
         self._operation = func.name()
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -58,9 +58,7 @@ class LiveBytes(TorchDispatchMode):
         self.current += size
         self.peak = max(self.peak, self.current)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count its results, except views and results in place."""
         if func is torch.ops.prim.device.default:  # fake tensors call it more often than all others
             return func(*args)
@@ -124,9 +122,7 @@ class BytesRead(TorchDispatchMode):
             max(0, most - self._written[key]) * self._sizes[key] for key, most in self._read.items()
         )
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count what it reads."""
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.prim.device.default:  # fake tensors call it

@@ -10,14 +10,12 @@ from nanolib.meters.ceilings import measure_ceiling, rate
 def test_ceilings_are_two_operations_per_product_and_two_bytes_per_byte(monkeypatch):
     asked = []
 
-    def measured(phases, rel_ci, budget_s, *, device):
-        ((scope, call),) = phases.items()
+    def measured(call, rel_ci, budget_s, *, device, scope, collect=None):
         call()
         asked.append((rel_ci, budget_s, device))
-        row = Measurement("latency", 10.0, 5.0, 20.0, 0.95, 20, (10.0,), method="m", scope=scope)
-        return {scope: row}
+        return Measurement("latency", 10.0, 5.0, 20.0, 0.95, 20, (10.0,), method="m", scope=scope)
 
-    monkeypatch.setattr(ceilings, "measure_phases", measured)
+    monkeypatch.setattr(ceilings, "measure", measured)
     monkeypatch.setattr(ceilings, "_MATRIX", {"cpu": 64})
     monkeypatch.setattr(ceilings, "_COPY_BYTES", {"cpu": 2**21})
     names = ("float32", "float64", "bfloat16", "copy")

@@ -81,10 +81,11 @@ class LayerProfiler:
         self._outer, self._inner = _timed_modules(model, self.config)
         modules = {"": model} | self._outer | self._inner
         self._roles = {name: role_of(name, module) for name, module in modules.items()}
-        self._found = {name: ModuleTime(name, type(x).__name__) for name, x in modules.items()}
-        self._found[""].kind = "model"
-        for name in _blocks(model):
-            self._found[name].kind = "block"
+        kinds = dict.fromkeys(_blocks(model), "block") | {"": "model"}
+        self._found = {
+            name: ModuleTime(name, kinds.get(name, type(module).__name__))
+            for name, module in modules.items()
+        }
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._watch = Stopwatch(self._device)
         self._restore = contextlib.ExitStack()

@@ -1,4 +1,4 @@
-"""Data of a profiler: calls of the model, times of its modules, statistics of their outputs."""
+"""Settings and data of a profiler: calls, times of modules, statistics of their outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import pydantic
 import torch
@@ -22,8 +22,7 @@ _SAMPLE = 2048  # elements of an output
 OutputSample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class DeepPass:
+class DeepPass(NamedTuple):
     """A block, or a module next to the blocks, in one call under torch's profiler.
 
     Attributes:
@@ -211,8 +210,4 @@ class ProfilingConfig(StrictModel):
         return cls.standard(**{"deep_profiling": True} | changes)
 
 
-MODES = {
-    "minimal": ProfilingConfig.minimal,
-    "standard": ProfilingConfig.standard,
-    "deep": ProfilingConfig.deep,
-}
+MODES = {name: getattr(ProfilingConfig, name) for name in ("minimal", "standard", "deep")}

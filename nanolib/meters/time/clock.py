@@ -15,6 +15,7 @@ import torch
 from nanolib.meters.gpu import GpuState
 
 Call = Callable[[], object]
+Device = str | torch.device
 
 
 class Clock(Protocol):
@@ -97,7 +98,7 @@ class CudaClock:
 
     method = "cuda_event"
 
-    def __init__(self, device: str | torch.device = "cuda", nvml: Any = None) -> None:
+    def __init__(self, device: Device = "cuda", nvml: Any = None) -> None:
         self.device = torch.device(device)
         self.state = GpuState(str(self.device), nvml)
 
@@ -183,7 +184,7 @@ class ColdClock:
         device: Where they compute.
     """
 
-    def __init__(self, clock: Clock, device: str | torch.device) -> None:
+    def __init__(self, clock: Clock, device: Device) -> None:
         self._clock, self.method = clock, f"{clock.method}, cold cache"
         self.warm_up, self.resolution_ms = clock.warm_up, clock.resolution_ms
         self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
@@ -198,7 +199,7 @@ class ColdClock:
         return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
 
 
-def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
+def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
     """Return the total size of the last-level caches, bytes; 64 MiB if it is not known.
 
     Args:
@@ -220,7 +221,7 @@ def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
     return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN
 
 
-def clock_for(device: str | torch.device) -> Clock:
+def clock_for(device: Device) -> Clock:
     """Return the clock of a device."""
     device = torch.device(device)
     if device.type == "cuda":
@@ -228,7 +229,7 @@ def clock_for(device: str | torch.device) -> Clock:
     return HostClock(None if device.type == "cpu" else synchronizer(device))
 
 
-def synchronizer(device: str | torch.device) -> Call:
+def synchronizer(device: Device) -> Call:
     """Return a function that waits for a device's queue; on a CPU it returns at once."""
     device = torch.device(device)
     if device.type in ("cuda", "xpu"):

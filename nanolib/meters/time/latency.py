@@ -13,7 +13,7 @@ import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
 from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
-from nanolib.meters.time.clock import Call, ColdClock, CudaClock, clock_for
+from nanolib.meters.time.clock import Call, ColdClock, CudaClock, Device, clock_for
 from nanolib.meters.time.sampler import (
     CONFIDENCE,
     BlockSampler,
@@ -30,11 +30,11 @@ from nanolib.stats.steady import SteadyState
 
 
 def measure(
-    fn: Callable[[], object],
+    fn: Call,
     rel_ci: float = 0.01,
     budget_s: float = 10.0,
     *,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
     scope: str = "",
     predicted: float | None = None,
     outliers: str = "keep",

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.measurement import BadInput
-from nanolib.meters.time.clock import Call, HostClock, synchronizer
+from nanolib.meters.time.clock import Call, Device, HostClock, synchronizer
 from nanolib.meters.time.sampler import (
     BLOCK_MS,
     FLOOR_BLOCKS,
@@ -46,7 +46,7 @@ class Timer:
         BadInput: There is no CUDA device.
     """
 
-    def __init__(self, device: str | torch.device = "cpu", *, use_cuda: bool | None = None) -> None:
+    def __init__(self, device: Device = "cpu", *, use_cuda: bool | None = None) -> None:
         if use_cuda is not None:
             device = "cuda" if use_cuda else "cpu"
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
@@ -130,7 +130,7 @@ class RankTimes(NamedTuple):
 class _RankSampler(BlockSampler):
     """Takes blocks that start at once on all ranks and have one size."""
 
-    def __init__(self, call: Callable[[], object], device: str | torch.device) -> None:
+    def __init__(self, call: Call, device: Device) -> None:
         super().__init__(_BarrierClock(synchronizer(device)), {"": call}, 1.0, math.inf)
         self._device = device
 
@@ -148,11 +148,11 @@ class _BarrierClock(HostClock):
 
 
 def time_across_ranks(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[str, Call],
     budget_s: float,
     *,
     seed: int,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
 ) -> RankTimes:
     """Measure how long each call takes on this rank.
 
@@ -180,7 +180,7 @@ def time_parts_across_ranks(
     calls: Mapping[str, Callable[[Timer], object]],
     budget_s: float,
     *,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
 ) -> dict[str, list[dict[str, float]]]:
     """Measure how long each part of a call takes on this rank, with a barrier before communication.
 
@@ -208,7 +208,7 @@ def time_parts_across_ranks(
     return found
 
 
-def _budget(budget_s: float, device: str | torch.device) -> Callable[[int], bool]:
+def _budget(budget_s: float, device: Device) -> Callable[[int], bool]:
     """Return a function that says, by the number of rounds, whether ranks have enough of them."""
     start = time.perf_counter()
 
@@ -219,7 +219,7 @@ def _budget(budget_s: float, device: str | torch.device) -> Callable[[int], bool
     return is_enough
 
 
-def _largest(value: float, device: str | torch.device) -> float:
+def _largest(value: float, device: Device) -> float:
     """Return the largest value over ranks, so that all ranks make the same decision."""
     shared = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
