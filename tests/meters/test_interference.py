@@ -105,6 +105,4 @@ def test_what_else_a_gpu_does_is_told(answers, said):
 
 
 def test_a_gpu_that_cannot_be_asked_is_told():
-    assert gpu_interference("GPU-b", _Nvml()) == [
-        "other work on the GPU is not known (not found)"
-    ]
+    assert gpu_interference("GPU-b", _Nvml()) == ["other work on the GPU is not known (not found)"]
