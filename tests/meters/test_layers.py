@@ -59,17 +59,11 @@ def test_standard_times_every_module_and_summarizes_now_and_then(model):
     handle.remove()
     found = {row.name: row for row in profiler.results()}
     assert found["rope"].inside == "blocks.0.attention"
-    assert (
-        "blocks.2.mlp.down" in found
-        and "blocks.1.mlp.down" not in found
-        and found["blocks.1"].kind == "block"
-    )
+    assert "blocks.1.mlp.down" not in found and found["blocks.1"].kind == "block"
     down = found["blocks.2.mlp.down"]
-    assert (
-        len(down.calls_ms) == 3
-        and len(found["blocks.2"].calls_ms) == 7
-        and {name: len(values) for name, values in down.values.items()}
-        == dict.fromkeys(STATISTICS, 3)
+    assert (len(down.calls_ms), len(found["blocks.2"].calls_ms)) == (3, 7)
+    assert {name: len(values) for name, values in down.values.items()} == dict.fromkeys(
+        STATISTICS, 3
     )
     x = outputs[0]
     expected = [x.abs().mean(), x.std(), x.abs().max(), (x.abs() < 0.05).float().mean()]
@@ -89,12 +83,9 @@ def test_a_large_output_is_summarized_by_an_even_sample_and_the_largest_of_all(d
     outputs = {"large": large, "small": small.t(), "one": torch.ones(1, dtype=dtype)}
     samples = {name: sample_of(out) for name, out in outputs.items()}
     found = {(name, statistic): x for name, statistic, x in summarize(samples, near_zero=0.5)}
-    for name, x, largest in (
-        ("large", large.flatten()[::4], 77),
-        ("small", small, small.max()),
-        ("one", torch.ones(2), 1),
-    ):
-        x = x.double()
+    one = torch.ones(2)
+    for name, x in {"large": large.flatten()[::4], "small": small, "one": one}.items():
+        x, largest = x.double(), outputs[name].abs().max()
         expected = [x.abs().mean(), x.std(), largest, (x.abs() < 0.5).double().mean()]
         told = [found[name, statistic] for statistic in STATISTICS]
         assert told == pytest.approx([float(value) for value in expected], rel=1e-4, abs=1e-6)
@@ -167,38 +158,35 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     )
 
 
+_MASK = torch.rand(3, 7, generator=torch.Generator().manual_seed(1)) > 0.3
+_MASK[:, 0] = True
+
+
+@pytest.mark.parametrize(
+    ("lengths", "arguments", "sampled"),
+    [
+        ((3, 7), {"attn_mask": _MASK}, 1),
+        ((3, 7), {"attn_mask": _MASK[:1]}, 1),  # of all queries alike
+        ((3, 7), {"attn_mask": torch.where(_MASK, 0.0, float("-inf")), "scale": 0.3}, 1),
+        ((3, 7), {}, 1),
+        ((200, 200), {"is_causal": True}, 4),
+    ],
+)
 @torch.inference_mode()
-def test_weights_looked_at_with_grouped_heads_and_a_mask_are_those_of_the_fused_kernel():
+def test_weights_looked_at_are_those_of_the_fused_kernel(lengths, arguments, sampled):
     g = torch.Generator().manual_seed(1)
-    q, k, v = (
-        torch.randn(2, heads, length, 8, generator=g) for heads, length in ((4, 3), (2, 7), (2, 7))
+    sizes = zip((4, 2, 2), (lengths[0], lengths[1], lengths[1]), strict=True)
+    q, k, v = (torch.randn(2, heads, length, 8, generator=g) for heads, length in sizes)
+    seen = []
+    with AttentionWatch(seen.append):
+        out = scaled_dot_product_attention(q, k, v, **arguments, enable_gqa=True)
+    weights, kept = sampled_weights(seen[0])
+    expected = out[:, :, ::sampled]
+    torch.testing.assert_close(
+        weights @ v.repeat_interleave(2, dim=1), expected, atol=1e-6, rtol=1e-5
     )
-    mask = torch.rand(3, 7, generator=g) > 0.3
-    mask[:, 0] = True
-    bias = torch.zeros(3, 7).masked_fill(~mask, float("-inf"))
-    for arguments in (
-        {"attn_mask": mask, "enable_gqa": True},
-        {"attn_mask": mask[:1], "enable_gqa": True},  # of all queries alike
-        {"attn_mask": bias, "enable_gqa": True, "scale": 0.3},
-        {"enable_gqa": True},
-    ):
-        seen = []
-        with AttentionWatch(seen.append):
-            out = scaled_dot_product_attention(q, k, v, **arguments)
-        weights, _ = sampled_weights(seen[0])
-        torch.testing.assert_close(
-            weights @ v.repeat_interleave(2, dim=1), out, atol=1e-6, rtol=1e-5
-        )
-
-
-@torch.inference_mode()
-def test_of_many_queries_an_even_sample_is_looked_at():
-    g = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(1, 2, 200, 8, generator=g) for _ in range(3))
-    weights, kept = sampled_weights({"query": q, "key": k, "is_causal": True})
-    out = scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(weights @ v, out[:, :, ::4], atol=1e-6, rtol=1e-5)
-    assert torch.equal(kept[0, 0], torch.ones(200, 200, dtype=torch.bool).tril()[::4])
+    if "is_causal" in arguments:
+        assert torch.equal(kept[0, 0], torch.ones(lengths, dtype=torch.bool).tril()[::sampled])
 
 
 @torch.inference_mode()

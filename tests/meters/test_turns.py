@@ -11,7 +11,6 @@ from nanolib.measurement import Flag
 from nanolib.meters.interference import CpuLoad
 from nanolib.meters.time import sampler as sampling
 from nanolib.meters.time import turns
-from nanolib.meters.time.latency import measure_in_turns
 from nanolib.meters.time.sampler import BlockSampler
 from nanolib.meters.time.turns import Round, speed_up, speed_up_row, take_turns
 from nanolib.stats.intervals import TooFewSamples
@@ -186,15 +185,3 @@ def test_rounds_are_labeled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, 
     )
     busy = [one.is_busy for one in take_turns(samplers, seed=0)]
     assert busy == ([True] * 3 + [False] * 3) * 3 + [False] * 2  # the last ones are as those before
-
-
-def test_calls_in_turns_have_their_rows_and_their_rounds():
-    work = {"sum": lambda: sum(range(100))}
-    rows, rounds = measure_in_turns(
-        {name: turns.Timing(work, budget_s=1e-9) for name in "ab"}, seed=0
-    )
-    assert (
-        {*rows} == {"a", "b"}
-        and all(row["sum"].estimate > 0 for row in rows.values())
-        and len(rounds) >= 6
-    )
