@@ -244,15 +244,12 @@ class EnergyMeter:
             if self._sink is not None:
                 start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
                 self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
-            self._wait_until(window.end_s)
-
-    def _wait_until(self, moment_s: float) -> None:
-        """Wait until each source has a reading after this moment, which the energy needs."""
-        give_up = time.monotonic() + _SETTLE_S
-        while time.monotonic() < give_up:
-            if all(track.known_until_s >= moment_s for track in self.tracks):
-                return
-            time.sleep(self._sample_s / 4)
+            give_up = time.monotonic() + _SETTLE_S
+            # the energy needs a reading of each source after the end
+            while any(track.known_until_s < window.end_s for track in self.tracks):
+                if time.monotonic() > give_up:
+                    break
+                time.sleep(self._sample_s / 4)
 
     def idle(self, seconds: float) -> Window:
         """Measure the idle baseline: a window in which this process sleeps."""

@@ -69,6 +69,7 @@ class Call:
         marks: Module, its caller, and the marks of its start and end.
         outputs: Module -> a sample of its output.
         values: Module, statistic, value.
+        passes: Module that the model calls directly -> its deep pass.
     """
 
     number: int
@@ -77,6 +78,7 @@ class Call:
     marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
     outputs: dict[str, OutputSample] = field(default_factory=dict)
     values: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
+    passes: dict[str, DeepPass] = field(default_factory=dict)
 
 
 class Stopwatch:

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,16 @@ Call = Callable[[], object]
 Device = str | torch.device
 
 
-class Clock(Protocol):
-    """Times blocks of calls; `method` is the method of the rows."""
+class HostClock:
+    """Reads `perf_counter_ns` around each call, and synchronizes the device before.
 
-    method: str
+    Attributes:
+        method: The method of the rows.
+    """
+
+    def __init__(self, synchronize: Call | None = None) -> None:
+        self.synchronize = synchronize
+        self.method = "perf_counter"
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Run the phases in order, `calls` times, each phase `inner` times in a row.
@@ -29,26 +35,6 @@ class Clock(Protocol):
         Returns:
             Milliseconds per single call, shape [calls][phases].
         """
-        ...
-
-    def warm_up(self, phases: Sequence[Call]) -> None:
-        """Run the phases until the device has its steady speed."""
-        ...
-
-    def resolution_ms(self) -> float:
-        """Return the clock's smallest step."""
-        ...
-
-
-class HostClock:
-    """Reads `perf_counter_ns` around each call, and synchronizes the device before."""
-
-    def __init__(self, synchronize: Call | None = None) -> None:
-        self.synchronize = synchronize
-        self.method = "perf_counter"
-
-    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `Clock.time_block`."""
         rows = []
         now, synchronize = time.perf_counter_ns, self.synchronize
         if synchronize:
@@ -103,7 +89,7 @@ class CudaClock:
         self.state = GpuState(str(self.device), nvml)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `Clock.time_block`."""
+        """See `HostClock.time_block`."""
         with torch.cuda.device(self.device):
             rows = [_events(phases) for _ in range(calls)]
             torch.cuda.synchronize()
@@ -193,10 +179,13 @@ class ColdClock:
         self._other.fill_(1)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `Clock.time_block`; a GPU's call is launched while the cache is overwritten."""
+        """See `HostClock.time_block`; a GPU's call is launched while the cache is overwritten."""
         between = [call for phase in phases for call in (self._overwrite, phase)]
         rows = np.asarray(self._clock.time_block(between, calls * inner, 1))[:, 1::2]
         return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
+
+
+Clock = HostClock | CudaClock | ColdClock
 
 
 def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
