@@ -83,7 +83,7 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
         args: Its arguments.
 
     Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`; its allocator's peaks agree
-    within 0.01 % (tests/meters/test_workspace.py).
+    within 0.01 % (tests/meters/test_memory.py).
     """
     if operation is not _FLASH_BACKWARD or args[1].device.type != "cuda":
         return 0

@@ -1,11 +1,12 @@
-"""Memory: what lives, what is resident, and what is left."""
+"""Memory: what lives, what is resident, and what FlashAttention's backward pass takes beside its tensors."""
 
 import pytest
 import torch
 
 from nanolib.measurement import Status
 from nanolib.meters import memory
-from nanolib.meters.memory import LiveBytes, measure_memory, peak_memory
+from nanolib.meters.memory import measure_memory, peak_memory
+from nanolib.meters.tensor_bytes import LiveBytes, workspace_bytes
 
 KIB = 1024
 
@@ -110,3 +111,50 @@ def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_
     ]
     assert all(row.details == {"before": 1.0} for row in rows)
     assert {row.method for row in rows} == {"cuda_allocator"}
+
+
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+
+
+class _OnCuda(torch.Tensor):
+    """Shape and strides of a tensor on a GPU, without one."""
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+
+def _tensor(heads, length, head_dim, *, heads_first=True):
+    shape = (1, heads, length, head_dim) if heads_first else (1, length, heads, head_dim)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta").as_subclass(_OnCuda)
+    return x if heads_first else x.transpose(1, 2)
+
+
+def _peak(heads, kv_heads, length, head_dim, **more):
+    """Output, its log-sum-exp, three gradients and the workspace."""
+    q, k = (_tensor(each, length, head_dim, **more) for each in (heads, kv_heads))
+    lse = 4 * heads * length
+    return 2 * q.nbytes + 2 * k.nbytes + lse + workspace_bytes(BACKWARD, (q, q, k, k, q))
+
+
+@pytest.mark.parametrize(
+    ("shape", "counted_mib"),  # torch 2.11's allocator, beside q, k, v and the output's gradient
+    [
+        ((32, 32, 16_384, 128), 1028.0),
+        ((32, 32, 16_384, 64), 516.0),
+        ((32, 8, 16_384, 128), 1092.0),
+    ],
+)
+def test_the_peak_of_a_backward_pass_is_what_the_allocator_counted(shape, counted_mib):
+    assert _peak(*shape) / 2**20 == pytest.approx(counted_mib, rel=1e-4)
+
+
+def test_positions_before_heads_need_no_copies():
+    heads_first, heads_last = (_peak(8, 8, 1024, 64, heads_first=first) for first in (True, False))
+    assert heads_first - heads_last == 2 * _tensor(8, 1024, 64).nbytes
+
+
+def test_other_operations_and_other_devices_need_none():
+    q = torch.empty(1, 2, 16, 8)
+    assert workspace_bytes(BACKWARD, (q, q, q, q, q)) == 0
+    assert workspace_bytes(torch.ops.aten.mm.default, (q, q)) == 0
