@@ -11,7 +11,7 @@ from nanolib.measurement import Flag
 from nanolib.meters.interference import CpuLoad
 from nanolib.meters.time import sampler as sampling
 from nanolib.meters.time import turns
-from nanolib.meters.time.sampler import BlockSampler
+from nanolib.meters.time.sampler import BlockSampler, Timing
 from nanolib.meters.time.turns import Round, speed_up, speed_up_row, take_turns
 from nanolib.stats.intervals import TooFewSamples
 
@@ -103,7 +103,7 @@ def begun(monkeypatch):
         taken, made = [], {}
         for name, ms in series.items():
             clock = _Clock(name, itertools.cycle(ms), taken)
-            made[name] = BlockSampler(clock, {"": lambda: None}, rel_ci, budget_s)
+            made[name] = BlockSampler(clock, Timing({"": lambda: None}, rel_ci, budget_s))
             made[name].begin()
         taken.clear()
         return made, taken

@@ -18,11 +18,12 @@ from nanolib.meters.time.sampler import (
     CONFIDENCE,
     BlockSampler,
     Collect,
+    Timing,
     find_steady_state,
     interval_of,
     pause_collector,
 )
-from nanolib.meters.time.turns import Round, Timing, take_turns
+from nanolib.meters.time.turns import Round, take_turns
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
 from nanolib.stats.outliers import count_outliers, remove_outliers
@@ -137,8 +138,7 @@ def measure_in_turns(
             clock = clock_for(timing.device)
             if timing.cold:
                 clock = ColdClock(clock, timing.device)
-            limits = timing.rel_ci, timing.budget_s
-            sampler = BlockSampler(clock, timing.phases, *limits, collect=timing.collect)
+            sampler = BlockSampler(clock, timing)
             with within(name):
                 sampler.begin()
                 samplers[name] = sampler

@@ -21,6 +21,7 @@ from nanolib.meters.time.sampler import (
     FLOOR_BLOCKS,
     MAX_BLOCKS,
     BlockSampler,
+    Timing,
     pause_collector,
 )
 from nanolib.meters.time.turns import take_turns
@@ -131,7 +132,7 @@ class _RankSampler(BlockSampler):
     """Takes blocks that start at once on all ranks and have one size."""
 
     def __init__(self, call: Call, device: Device) -> None:
-        super().__init__(_BarrierClock(synchronizer(device)), {"": call}, 1.0, math.inf)
+        super().__init__(_BarrierClock(synchronizer(device)), Timing({"": call}))
         self._device = device
 
     def _size(self, call_ms: float) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,28 @@ _BLOCK_RESOLUTIONS = 1000
 Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
 
 
+@dataclass(frozen=True)
+class Timing:
+    """What to time.
+
+    Attributes:
+        phases: Scope → call, in order.
+        rel_ci, budget_s, device, outliers, cold: As in `measure`.
+        total: Scope of the row of their sum, if there are several.
+        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
+            them.
+    """
+
+    phases: Mapping[str, Call]
+    rel_ci: float = 0.01
+    budget_s: float = 10.0
+    device: str = "cpu"
+    total: str = "total"
+    outliers: str = "keep"
+    cold: bool = False
+    collect: Collect | None = None
+
+
 class BlockSampler:
     """Takes blocks of one sequence of phases until they are enough.
 
@@ -33,31 +56,18 @@ class BlockSampler:
 
     Args:
         clock: Times a block.
-        phases: Scope → call, in order.
-        rel_ci: Stop when the half-width of the sum's interval is at most this share of the
-            estimate.
-        budget_s: Stop when the blocks took this time, but not before six blocks.
-        collect: Takes all blocks at once, instead of the rules above.
+        timing: The phases, and when their blocks are enough.
 
     Attributes:
         stop: Why the blocks are enough: `precision`, `budget`, `max_blocks` or `collected`. Empty
             until they are.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        phases: Mapping[str, Call],
-        rel_ci: float,
-        budget_s: float,
-        *,
-        collect: Collect | None = None,
-    ) -> None:
-        self.clock, self._phases, self._rel_ci, self._budget_s = clock, phases, rel_ci, budget_s
-        self._collect = collect
+    def __init__(self, clock: Clock, timing: Timing) -> None:
+        self.clock, self._timing = clock, timing
         self._checks = {
             scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
-            for scope, call in phases.items()
+            for scope, call in timing.phases.items()
         }
         self._calls = [check.call for check in self._checks.values()]
         self._blocks: list[list[list[float]]] = []
@@ -69,8 +79,10 @@ class BlockSampler:
 
         The first call is cold and may compile. The second one sets the size and is in the budget.
         """
-        if self._collect is not None:
-            self._collected = self._collect(self.clock, self._phases, self._rel_ci, self._budget_s)
+        timing = self._timing
+        if timing.collect is not None:
+            limits = timing.rel_ci, timing.budget_s
+            self._collected = timing.collect(self.clock, timing.phases, *limits)
             self.stop = "collected"
             return
         checks = list(self._checks.values())
@@ -102,16 +114,15 @@ class BlockSampler:
         count = len(self._blocks)
         if count >= MAX_BLOCKS:
             return "max_blocks"
-        if self._spent_s >= self._budget_s and count >= FLOOR_BLOCKS:
+        if self._spent_s >= self._timing.budget_s and count >= FLOOR_BLOCKS:
             return "budget"
-        enough = count >= MIN_BLOCKS and _precise(
-            np.asarray(self._blocks).sum(axis=2), self._rel_ci
-        )
+        totals = np.asarray(self._blocks).sum(axis=2)
+        enough = count >= MIN_BLOCKS and _precise(totals, self._timing.rel_ci)
         return "precision" if enough else ""
 
     def result(self) -> tuple[np.ndarray, dict[str, Any]]:
         """Return ms, shape [blocks, calls per block, phases], and details."""
-        if self._collect is not None:
+        if self.stop == "collected":
             return self._collected
         per_block, inner = self._shape
         return np.asarray(self._blocks), {
@@ -120,8 +131,8 @@ class BlockSampler:
             "first_calls": self._probes,
             "stop": self.stop,
             "cached": [scope for scope, check in self._checks.items() if check.is_cached],
-            "precision": self._rel_ci,
-            "budget_s": self._budget_s,
+            "precision": self._timing.rel_ci,
+            "budget_s": self._timing.budget_s,
             "elapsed_s": self._spent_s,
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -12,36 +12,13 @@ import numpy as np
 
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.interference import cpu_times, load_between
-from nanolib.meters.time.clock import Call
-from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler, Collect
+from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 ROUNDS = "rounds"  # the method of a speed-up
 _LABEL_S = 0.3  # between looks at the CPUs, which take milliseconds
 _FEW_BUSY = 0.25  # share of busy rounds that can be left out
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What to time.
-
-    Attributes:
-        phases: Scope → call, in order.
-        rel_ci, budget_s, device, outliers, cold: As in `measure`.
-        total: Scope of the row of their sum, if there are several.
-        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
-            them.
-    """
-
-    phases: Mapping[str, Call]
-    rel_ci: float = 0.01
-    budget_s: float = 10.0
-    device: str = "cpu"
-    total: str = "total"
-    outliers: str = "keep"
-    cold: bool = False
-    collect: Collect | None = None
 
 
 @dataclass
