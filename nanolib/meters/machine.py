@@ -1,4 +1,8 @@
-"""Describe the machine: its hardware, what it can compute, and a fingerprint."""
+"""Describe the machine: its hardware, what it can compute, and what this process may use of it.
+
+A limit of a control group (cgroup v2, or v1's `cpu` and `memory`) holds for all groups below it. So
+the process's own group and its visible parents are read.
+"""
 
 from __future__ import annotations
 

@@ -187,15 +187,14 @@ def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
     with resident_peak() as resident:
         fn()
     if resident.resident is None:
-        message = resident.resident_message
-        return Measurement(
-            "resident_memory", scope=scope, status=Status.UNSUPPORTED, message=message
-        )
+        rest = {"status": Status.UNSUPPORTED, "message": resident.resident_message}
+        return Measurement("resident_memory", scope=scope, **rest)
+    rise = resident.resident / MIB
     return Measurement(
         "resident_memory",
-        resident.resident / MIB,
+        rise,
         n=1,
-        samples=(resident.resident / MIB,),
+        samples=(rise,),
         method="clear_refs+VmHWM",
         scope=scope,
         details={"before": resident.before / MIB},

@@ -216,11 +216,10 @@ def summarize(
     cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
-    flags = _flags(medians, steady, details or {})
-    if outliers == "remove":
+    is_kept = outliers == "keep"
+    flags = _flags(medians, is_kept, steady, details or {})
+    if not is_kept:
         medians = remove_outliers(medians)
-        flags = [flag for flag in flags if flag not in (Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE)]
-        flags.append(Flag.OUTLIERS_REMOVED)
         method += ", outliers removed"
     low, estimate, high, confidence = interval_of(medians)
     lag_p = ljung_box_p(medians)
@@ -248,17 +247,21 @@ def summarize(
     )
 
 
-def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any]) -> list[Flag]:
+def _flags(
+    medians: np.ndarray, is_kept: bool, steady: SteadyState, details: Mapping[str, Any]
+) -> list[Flag]:
+    """List the flags of a row, whose outliers are kept or removed."""
     counts = count_outliers(medians)
     found = {
-        Flag.OUTLIERS_SEVERE: counts.severe > 0,
-        Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
+        Flag.OUTLIERS_SEVERE: is_kept and counts.severe > 0,
+        Flag.OUTLIERS_MILD: is_kept and counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.GOT_SLOWER: steady.got_slower,
         Flag.LOW_SAMPLE_COUNT: range_confidence(len(medians)) < CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,
+        Flag.OUTLIERS_REMOVED: not is_kept,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
     }
     return [flag for flag, is_set in found.items() if is_set]
