@@ -50,7 +50,7 @@ def small_ceilings(monkeypatch):
 @pytest.fixture(autouse=True, scope="module")
 def _old_objects_are_set_aside():
     """Each measurement collects garbage first, and would look at all that the files before have imported."""
-    from nanolib.meters.time.collector import settled_heap
+    from nanolib.meters.time.sampler import settled_heap
 
     with settled_heap() as settle:
         settle()

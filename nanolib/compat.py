@@ -16,12 +16,12 @@ import torch
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
-from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.meters.layers.recording import ProfilingConfig
 from nanolib.meters.memory import Peak, peak_memory, resident_peak
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
-from nanolib.meters.time.timer import Timer
+from nanolib.meters.time.ranks import Timer
 from nanolib.models import Transformer, generate_random_batch
 from nanolib.models import create_model as _create_model
 from nanolib.models.attention.ranks import Ranks, Sharding

@@ -1,5 +1,5 @@
 from nanolib.meters.time.latency import measure_alone
-from nanolib.meters.time.turns import Timing
+from nanolib.meters.time.sampler import Timing
 from nanolib.run.memory_plan import followed
 
 

@@ -15,7 +15,7 @@ from nanolib.compat import (
     benchmark_with_statistics,
 )
 from nanolib.measurement import BadInput
-from nanolib.meters.time.timer import Timer
+from nanolib.meters.time.ranks import Timer
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_forward_runs_warm_up_and_timed_steps(model):
 
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
     now = iter(range(100))
-    monkeypatch.setattr("nanolib.meters.time.timer.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("nanolib.meters.time.ranks.time.perf_counter", lambda: float(next(now)))
     timer = Timer(use_cuda=False)
     with (
         timer.time_block("my_attention"),

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from nanolib.meters.layers.trace import write_trace
+from nanolib.meters.layers.operations import write_trace
 
 _CONVERT = """
 import torch
 from nanolib.models import fp8
 model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)).bfloat16()
 fp8._convert_with_torchao(model, "tensorwise", ["0"], emulate=True)
-from nanolib.meters.layers.trace import write_trace
+from nanolib.meters.layers.operations import write_trace
 from pathlib import Path
 write_trace(lambda: torch.ones(3) + 1, Path(__import__("sys").argv[1]) / "trace.json")
 """

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from nanolib.measurement import Measurement
-from nanolib.meters.time.clock import Clock
-from nanolib.meters.time.latency import measure_phases
+from nanolib.meters.time.clock import Call, Clock
+from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
@@ -42,19 +42,17 @@ def measure_ceiling(
         size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
-        phases = {"copy": lambda: target.copy_(source)}
-        latency = measure_phases(phases, _REL_CI, budget_s, device=device)["copy"]
+        latency = measure(
+            lambda: target.copy_(source), _REL_CI, budget_s, device=device, scope=ceiling
+        )
         return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
-    scope, span = ceiling, "in a burst of"
-    options: dict[str, Any] = {"device": device}
-    if sustained:
-        scope, span = f"{ceiling} sustained", "the second half of"
-        options["collect"] = _second_half
+    scope = f"{ceiling} sustained" if sustained else ceiling
+    span, collect = ("the second half of", _second_half) if sustained else ("in a burst of", None)
     a, b = _operands(device, ceiling)
     with tf32_products(ceiling == "tf32"):
-        phases = {scope: _product(a, b, ceiling)}
-        latency = measure_phases(phases, _REL_CI, budget_s, **options)[scope]
-    size = a.shape[0]
+        product = _product(a, b, ceiling)
+        latency = measure(product, _REL_CI, budget_s, device=device, scope=scope, collect=collect)
+    size = len(a)
     text = f"matrix product {size}³, {span} {budget_s:g} s"
     return rate("ceiling_flops", 2 * size**3, latency, message=text)
 
@@ -69,7 +67,7 @@ def operand_bytes(device: str, ceiling: str) -> int:
 
 
 def _second_half(
-    clock: Clock, phases: Mapping[str, Callable[[], object]], rel_ci: float, budget_s: float
+    clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Take blocks for a time and return the second half; a `Collect`."""
     start, calls, blocks = time.perf_counter(), list(phases.values()), []
@@ -104,7 +102,7 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     return (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)  # its kernels need columns
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Callable[[], object]:
+def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
         # torchao's forward product accumulates fast, so the peak must too

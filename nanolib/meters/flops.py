@@ -44,8 +44,8 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_int_mm": _vector_product,
 }
 # An operation with one of these words in its name multiplies matrices.
-_PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention"}
-_PRODUCTS |= {"conv", "convolution", "cdist", "fft"}
+_PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
+_PRODUCTS |= {"convolution", "cdist", "fft"}
 # Namespaces whose other operations compute element by element, or move data.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
@@ -107,9 +107,7 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self._count = count
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or those of which it consists, and count it."""
         kwargs, name = kwargs or {}, func.name().partition(".")[0]
         if isinstance(func, torch._ops.HigherOrderOperator):

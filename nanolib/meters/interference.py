@@ -1,19 +1,176 @@
-"""Find what would disturb a measurement: other load, steal time, other GPU work, power caps."""
+"""Find what disturbs a measurement: use of the CPUs by other processes, steal time, GPU work.
+
+with watch_cpus() as load:
+    ...
+load.others  # share of the CPUs, such as 0.5
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import sys
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from nanolib.meters.cpu_load import BUSY_SHARE, LEAST_S, CpuLoad, watch_cpus
-from nanolib.meters.gpu_state import SLOWED_BY
-from nanolib.meters.limits import usable_cpus
-from nanolib.meters.machine import gpu_uuid
+import psutil
 
+from nanolib.measurement import Flag
+from nanolib.meters.gpu import gpu_interference
+from nanolib.meters.machine import cpu_quota, gpu_uuid, throttled_periods, usable_cores, usable_cpus
+from nanolib.paths import LAUNCH_VARIABLE
+
+BUSY_SHARE = 0.10  # of the CPUs, above which other processes disturb a timing
+# Arguments in the command lines of processes that nanolib starts.
+_STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
+_KERNEL = "ipykernel_launcher"  # under `nano run`
+# A guest's time is part of the user's.
+_COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
 _STOLEN = 0.02  # of the CPU time, above which a hypervisor disturbs a timing
-_GPU_BUSY_PERCENT = 10
+_LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing
+
+
+class CpuTimes(NamedTuple):
+    """CPU time until a moment, s.
+
+    Attributes:
+        everyone: By kind of time, summed over the CPUs that this process may run on.
+        ours: Of this command: the process that began it and its descendants.
+        periods: As `throttled_periods` returns them.
+    """
+
+    everyone: dict[str, float]
+    ours: float
+    periods: dict[str, tuple[int, int]]
+
+
+@dataclass
+class CpuLoad:
+    """Use of the CPUs over a span. Shares are None if the span is too short or nothing is counted.
+
+    Attributes:
+        others: Share of the CPUs that other processes used.
+        stolen: Share that a hypervisor took.
+        throttled: Share of the quota's periods in which this process was stopped; 0 without a
+            quota.
+        quota: Allowed CPU time, in cores.
+    """
+
+    others: float | None = None
+    stolen: float | None = None
+    throttled: float = 0.0
+    quota: float = 0.0
+
+    @property
+    def taken(self) -> float | None:
+        """Share of the CPUs that other processes and a hypervisor took."""
+        return None if self.others is None else min(1.0, self.others + self.stolen)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others took so much that they disturb a timing."""
+        return (self.taken or 0.0) > BUSY_SHARE
+
+    @property
+    def limited_by(self) -> str:
+        """The quota, if it stopped this process often enough to disturb a timing."""
+        return f"a CPU quota of {self.quota:g} cores" if self.throttled > BUSY_SHARE else ""
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """Flags of a timing in this span."""
+        busy = (Flag.BUSY_MACHINE,) if self.is_busy else ()
+        return (*busy, Flag.THROTTLED) if self.limited_by else busy
+
+    def details(self) -> dict[str, Any]:
+        """Return a row's details: `others_share`, and `throttled_by` if a quota is the reason."""
+        found: dict[str, Any] = {"others_share": self.taken}
+        return found | {"throttled_by": self.limited_by} if self.limited_by else found
+
+
+@contextlib.contextmanager
+def watch_cpus() -> Iterator[CpuLoad]:
+    """Measure the use of the CPUs during the block; the result is filled in when it ends."""
+    load, before = CpuLoad(), cpu_times()
+    try:
+        yield load
+    finally:
+        vars(load).update(vars(load_between(before, cpu_times())))
+
+
+def cpu_times() -> CpuTimes:
+    """Read the CPU time until now."""
+    children = os.times()
+    ours = time.process_time() + children.children_user + children.children_system
+    ours += _seconds_of(process for process in _family() if process.pid != os.getpid())
+    every, mine = psutil.cpu_times(percpu=True), usable_cpus()
+    # CPUs that are offline are missing in the list, so its places may not be their numbers
+    chosen = [every[number] for number in mine] if mine and max(mine) < len(every) else every
+    everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
+    return CpuTimes(everyone, ours, throttled_periods())
+
+
+def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
+    """Compute who used the CPUs between two moments."""
+    spent = {name: after.everyone[name] - before.everyone[name] for name in after.everyone}
+    load, total = CpuLoad(quota=cpu_quota()), sum(spent.values())
+    if total > _LEAST_S:
+        stolen = spent.get("steal", 0.0)
+        idle = spent.get("idle", 0.0) + spent.get("iowait", 0.0)
+        others = total - idle - stolen - (after.ours - before.ours)
+        load.others, load.stolen = min(1.0, max(0.0, others / total)), stolen / total
+    for group, (periods, throttled) in after.periods.items():
+        first, already = before.periods.get(group, (periods, throttled))
+        if periods > first:
+            load.throttled = max(load.throttled, (throttled - already) / (periods - first))
+    return load
+
+
+_REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
+_last_look = -math.inf, -math.inf  # the moment, and the CPU time used by then, s
+
+
+def wait_for_compilers() -> None:
+    """Wait, at most 10 s, until torch's compile processes are idle.
+
+    torch starts one process per core for the first compilation. It goes on before they have
+    started, so they would disturb a timing.
+    """
+    global _last_look
+    if "torch._inductor.async_compile" not in sys.modules:
+        return
+    end = time.monotonic() + _REST_S
+    while time.monotonic() < end:
+        used_s = _seconds_of(psutil.Process().children(recursive=True))
+        (moment, before), _last_look = _last_look, (time.monotonic(), used_s)
+        if _last_look[0] - moment >= _LOOK_S and _last_look[1] - before <= _TICKS_S:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _seconds_of(processes: Iterable[psutil.Process]) -> float:
+    """Return the CPU seconds of processes and of their children that have ended."""
+    seconds = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has just ended: its parent has its time
+            times = process.cpu_times()
+            seconds += times.user + times.system
+            seconds += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return seconds
+
+
+def _family() -> list[psutil.Process]:
+    """List the processes of this command: `nano`, papermill, kernel, worker and ranks."""
+    first = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        started = _STARTED | ({_KERNEL} if LAUNCH_VARIABLE in os.environ else set())
+        while started & {*first.cmdline()} and (parent := first.parent()) is not None:
+            first = parent
+    return [first, *first.children(recursive=True)]
 
 
 def find_interference(device: str) -> list[str]:
@@ -22,9 +179,8 @@ def find_interference(device: str) -> list[str]:
     Args:
         device: As `resolve_device` names it.
     """
-    cpus = len(usable_cpus()) or os.cpu_count() or 1
     with watch_cpus() as load:
-        time.sleep(max(_WATCHED_S, 1.1 * LEAST_S / cpus))
+        time.sleep(max(_WATCHED_S, 1.1 * _LEAST_S / usable_cores()))
     lines = cpu_interference(load)
     if device.startswith("cuda"):
         lines += gpu_interference(gpu_uuid(device))
@@ -33,49 +189,11 @@ def find_interference(device: str) -> list[str]:
 
 def cpu_interference(load: CpuLoad) -> list[str]:
     """Describe other use of the CPUs."""
-    if load.others is None or load.stolen is None:
+    if load.others is None:
         return ["the load by other processes is not known: this system counts no CPU time"]
     lines = []
     if load.others > BUSY_SHARE:
         lines.append(f"other processes use {load.others:.0%} of the CPUs")
     if load.stolen > _STOLEN:
         lines.append(f"a hypervisor takes {load.stolen:.0%} of the CPU time (steal)")
-    return lines
-
-
-def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
-    """Describe other processes on a GPU, its utilization, a power cap, and what lowers its clock.
-
-    Args:
-        uuid: `GPU-…`.
-        nvml: The module; `pynvml` by default.
-    """
-    if nvml is None:
-        import pynvml as nvml  # most machines have no driver for it
-    try:
-        nvml.nvmlInit()
-        gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError as error:
-        return [f"other work on the GPU is not known ({error})"]
-    lines = []
-
-    def ask(name: str) -> Any:
-        """Return None if the driver refuses: not every GPU supports every question."""
-        try:
-            return getattr(nvml, f"nvmlDeviceGet{name}")(gpu)
-        except nvml.NVMLError:
-            return None
-
-    processes = [one.pid for one in ask("ComputeRunningProcesses") or []]
-    if others := sum(pid != os.getpid() for pid in processes):
-        lines.append(f"{others} other process(es) compute on the GPU")
-    use = ask("UtilizationRates")
-    if use is not None and use.gpu > _GPU_BUSY_PERCENT:
-        lines.append(f"the GPU's utilization is {use.gpu} %")
-    limit, usual = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
-    if limit and usual and limit < usual:
-        lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W")
-    reasons = ask("CurrentClocksThrottleReasons") or 0
-    if named := [name for bit, name in SLOWED_BY.items() if reasons & bit]:
-        lines.append(f"the GPU's clock is lowered by {', '.join(named)}")
     return lines

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nanolib.meters.time.across_ranks import time_across_ranks
+from nanolib.meters.time.ranks import time_across_ranks
 
 _COUNTERS = Path("/proc/net/dev")
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
@@ -34,7 +34,7 @@ def time_collectives(
         `sent` (bytes that each rank sends), `blocks` (ms).
     """
     world = dist.get_world_size()
-    found, calls = [], {}
+    rows, calls = {}, {}
     for payload in PAYLOADS:
         x = torch.zeros(payload // 4, device=device)
         gathered = torch.empty(world * len(x), device=device)
@@ -49,11 +49,11 @@ def time_collectives(
             ("all_gather", gather, world - 1, (world - 1) * payload),
             ("all_to_all", to_all, world - 1, part * payload),
         ):
-            calls[f"{name} {payload}"] = call
-            row = {"collective": name, "payload": payload, "messages": messages, "sent": sent}
-            found.append(row)
+            key = f"{name} {payload}"
+            calls[key] = call
+            rows[key] = {"collective": name, "payload": payload, "messages": messages, "sent": sent}
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed).ms
-    return [row | {"blocks": blocks[f"{row['collective']} {row['payload']}"]} for row in found]
+    return [row | {"blocks": blocks[key]} for key, row in rows.items()]
 
 
 def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:

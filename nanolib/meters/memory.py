@@ -4,95 +4,23 @@ from __future__ import annotations
 
 import gc
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Measurement, Status, exact
-from nanolib.meters.limits import memory_limits
-from nanolib.meters.workspace import workspace_bytes
+from nanolib.meters.machine import memory_limits
+from nanolib.meters.tensor_bytes import LiveBytes
 
 MIB = 2**20
-_WORKSPACE = -1  # a key that no storage has
 _PROC = Path("/proc/self")
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of each storage that an operation returns, until it is freed.
-
-    The count is deterministic. It is slow, so it never runs inside a timing. Buffers inside one
-    operation are not counted, except those that `workspace_bytes` knows.
-
-    Attributes:
-        current: Live bytes now, of new storages and of those given to `watch`.
-        peak: Largest number of live bytes.
-    """
-
-    supports_higher_order_operators = True  # FlexAttention is one operation
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.current = 0
-        self.peak = 0
-        self._alive: dict[int, weakref.ref[Any]] = {}
-
-    def watch(self, *tensors: torch.Tensor) -> None:
-        """Count tensors that existed before."""
-        for tensor in tensors:
-            self._born(tensor)
-
-    def _born(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._alive or not size:
-            return
-
-        def died(_: Any) -> None:
-            del self._alive[key]
-            self._count(key, -size)
-
-        self._alive[key] = weakref.ref(storage, died)
-        self._count(key, size)
-
-    def _count(self, key: int, size: int) -> None:
-        """Count a new storage, or a freed one if its size is below zero."""
-        self.current += size
-        self.peak = max(self.peak, self.current)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run the operation and count its results, except views and results in place."""
-        if func is torch.ops.prim.device.default:  # fake tensors call it more often than all others
-            return func(*args)
-        given = {
-            x.untyped_storage()._cdata
-            for x in tree_leaves((args, kwargs))
-            if isinstance(x, torch.Tensor)
-        }
-        out = func(*args, **kwargs or {})
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in given:
-                self._born(leaf)
-        if workspace := workspace_bytes(func, args):  # freed before the operation returns
-            self._count(_WORKSPACE, workspace)
-            self._count(_WORKSPACE, -workspace)
-        return out
 
 
 @dataclass
@@ -141,8 +69,9 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     Yields:
         A `Peak`, filled in when the block ends, even by an error.
     """
-    storages = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in existing}
-    peak = Peak(existing=sum(storages.values()))
+    counter = LiveBytes()
+    counter.watch(*existing)
+    peak = Peak(existing=counter.current)
     gc.collect()
     if torch.device(device).type == "cuda":
         peak.method = "cuda_allocator"
@@ -158,10 +87,8 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
             peak.live = torch.cuda.max_memory_allocated(device)
             peak.reserved = torch.cuda.max_memory_reserved(device)
         return
-    counter = LiveBytes()
     try:
         with counter:
-            counter.watch(*existing)
             peak.before = counter.current
             yield peak
     finally:
@@ -260,15 +187,14 @@ def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
     with resident_peak() as resident:
         fn()
     if resident.resident is None:
-        message = resident.resident_message
-        return Measurement(
-            "resident_memory", scope=scope, status=Status.UNSUPPORTED, message=message
-        )
+        rest = {"status": Status.UNSUPPORTED, "message": resident.resident_message}
+        return Measurement("resident_memory", scope=scope, **rest)
+    rise = resident.resident / MIB
     return Measurement(
         "resident_memory",
-        resident.resident / MIB,
+        rise,
         n=1,
-        samples=(resident.resident / MIB,),
+        samples=(rise,),
         method="clear_refs+VmHWM",
         scope=scope,
         details={"before": resident.before / MIB},

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from nanolib.measurement import MemoryKind
-from nanolib.meters.memory import LiveBytes
+from nanolib.meters.tensor_bytes import LiveBytes, storage_key
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -75,7 +75,7 @@ class MemoryBreakdown:
 
     def largest(self, most: int) -> list[tuple[Part, int]]:
         """Return the largest parts, in order."""
-        return sorted(self.parts.items(), key=lambda item: -item[1])[:most]
+        return Counter(self.parts).most_common(most)
 
     def extrapolate(self, higher: MemoryBreakdown, blocks: int) -> MemoryBreakdown:
         """Predict the memory use with more blocks, from that with one block more.
@@ -166,13 +166,7 @@ class MemoryTracker(LiveBytes):
         for tensor in tensors:
             self._mark(tensor, kind)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `LiveBytes`; new storages belong to this operation."""
         self._operation = func.name()
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -189,14 +183,12 @@ class MemoryTracker(LiveBytes):
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Set the kind and module of a storage, unless they are set."""
-        life = self._living.get(tensor.untyped_storage()._cdata)
+        life = self._living.get(storage_key(tensor))
         if life is None or life.kind:
             return
-        life.kind = kind
+        life.kind, life.module = kind, life.module if module is None else module
         if kind == MemoryKind.SAVED:
             life.line = _line()
-        if module is not None:
-            life.module = module
 
     @contextmanager
     def follow_modules(self) -> Iterator[None]:
@@ -208,6 +200,9 @@ class MemoryTracker(LiveBytes):
         def left(*_: Any) -> None:
             self._inside.pop()
 
+        def accumulated(module: str) -> Any:
+            return lambda weight: self._mark(weight.grad, MemoryKind.GRADIENTS, module)
+
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED)
             # an output that refers to itself would never be freed
@@ -215,15 +210,12 @@ class MemoryTracker(LiveBytes):
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
-                hooks.callback(module.register_forward_pre_hook(entered(name)).remove)
-                hooks.callback(module.register_forward_hook(left, always_call=True).remove)
+                hooks.enter_context(module.register_forward_pre_hook(entered(name)))
+                hooks.enter_context(module.register_forward_hook(left, always_call=True))
             for name, weight in self._model.named_parameters():
                 if weight.requires_grad:
-                    of = name.rpartition(".")[0]
-                    hook = weight.register_post_accumulate_grad_hook(
-                        lambda p, of=of: self._mark(p.grad, MemoryKind.GRADIENTS, of)
-                    )
-                    hooks.callback(hook.remove)
+                    hook = accumulated(name.rpartition(".")[0])
+                    hooks.enter_context(weight.register_post_accumulate_grad_hook(hook))
             hooks.enter_context(
                 torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor)
             )
@@ -235,13 +227,11 @@ class MemoryTracker(LiveBytes):
         for event, (section, live) in enumerate(self._events):
             if section not in peaks or live > peaks[section][0]:
                 peaks[section] = live, event
-        found = {}
+        found = {section: MemoryBreakdown(Counter()) for section in peaks}
         for section, (_, event) in peaks.items():
-            parts: Counter[Part] = Counter()
             for life in self._lives:
                 if life.born <= event < life.died:
-                    parts[life.part] += life.size
-            found[section] = MemoryBreakdown(parts)
+                    found[section].parts[life.part] += life.size
         return found
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from nanolib.measurement import Measurement
 from nanolib.meters.memory import MIB
-from nanolib.meters.time.turns import Timing
+from nanolib.meters.time.sampler import Timing
 
 # Yields rows and requests for timings; each request is answered with the timing's rows by scope.
 Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]

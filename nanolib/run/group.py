@@ -12,7 +12,8 @@ import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, Unsupported
 from nanolib.meters.time.latency import measure, measure_alone, measure_in_turns
-from nanolib.meters.time.turns import Round, Timing, speed_up_row
+from nanolib.meters.time.sampler import Timing
+from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from nanolib.measurement import METRICS, Flag, Measurement, Provenance
-from nanolib.meters.cpu_load import CpuLoad
+from nanolib.meters.interference import CpuLoad
 from nanolib.meters.time.turns import ROUNDS
 from nanolib.run.timeout import Outcome
 from nanolib.store import Store

@@ -14,8 +14,7 @@ import pydantic
 from nanolib.config import ATTENTION_KINDS, DTYPES, PRESETS, NanoConfig
 from nanolib.measurement import MOST_LABEL, BadInput, did_you_mean, shown
 from nanolib.meters.machine import resolve_device
-from nanolib.meters.time.sampler import Collect
-from nanolib.meters.time.turns import Timing
+from nanolib.meters.time.sampler import Collect, Timing
 from nanolib.models import attention, text
 from nanolib.params import StrictModel, free_label
 

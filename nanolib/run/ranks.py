@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from nanolib.measurement import Flag, Unsupported
-from nanolib.meters.limits import usable_cores
+from nanolib.meters.machine import usable_cores
 from nanolib.run.case import Case
 from nanolib.run.process import Died, Late, call_in_process
 from nanolib.run.rank import RankFailed, failure, launch

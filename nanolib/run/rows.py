@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact
-from nanolib.meters.layers.trace import write_trace
+from nanolib.meters.layers.operations import write_trace
 from nanolib.meters.memory import MIB, measure_memory, resident_row
 from nanolib.meters.memory_breakdown import MemoryBreakdown
 from nanolib.meters.time.call_check import CallCheck

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
-from nanolib.meters.cpu_load import watch_cpus
-from nanolib.meters.limits import limit_threads
-from nanolib.meters.machine import resolve_device
-from nanolib.meters.time.collector import settled_heap
+from nanolib.meters.interference import watch_cpus
+from nanolib.meters.machine import limit_threads, resolve_device
+from nanolib.meters.time.sampler import settled_heap
 from nanolib.models.functions import cause
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from nanolib.measurement import BadInput, Status
-from nanolib.meters.limits import limit_threads
+from nanolib.meters.machine import limit_threads
 from nanolib.models.functions import cause
 from nanolib.run.case import Case
 from nanolib.run.group import measure_group

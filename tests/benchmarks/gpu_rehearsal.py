@@ -41,7 +41,10 @@ def main() -> int:
     asked.add_argument("parts", nargs="*", metavar="PART")
     given = asked.parse_args()
     look = "import torch; print(torch.version.cuda or 'none', torch.__version__, *torch.__path__, sep='\\n')"
-    cuda, version, place = _said(given.python, look).splitlines()
+    said = subprocess.run(
+        [given.python, "-c", look], capture_output=True, text=True, check=True, timeout=600
+    )
+    cuda, version, place = said.stdout.splitlines()
     if cuda == "none":
         print(
             f"gpu_rehearsal: torch {version} is no CUDA build, so nothing was rehearsed; see CONTRIBUTING.md"
@@ -66,23 +69,17 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _said(python: str, code: str) -> str:
-    return subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=True, timeout=600
-    ).stdout.strip()
-
-
 def _wrong_parts(found: dict) -> list[str]:
     wrong = []
     for part in found["parts"]:
-        judged = [
-            check for check in part["checks"] if any(text in check["text"] for text in JUDGED)
+        what = [part["broke"]] if part["broke"] else []
+        what += [
+            f"{check['text']}: {check['found']}"
+            for check in part["checks"]
+            if check["holds"] is False and any(text in check["text"] for text in JUDGED)
         ]
-        wrong += [f"{part['name']}: {part['broke']}"] if part["broke"] else []
-        wrong += [
-            f"{part['name']}: {c['text']}: {c['found']}" for c in judged if c["holds"] is False
-        ]
-        wrong += [] if part["checks"] else [f"{part['name']}: nothing was checked"]
+        what += [] if part["checks"] else ["nothing was checked"]
+        wrong += [f"{part['name']}: {each}" for each in what]
     return wrong
 
 
@@ -90,13 +87,11 @@ def _wrong_rows(database: Path) -> list[str]:
     """Timings by events of too few blocks, without a reason."""
     if not database.exists():
         return ["no row was stored"]
-    asked = "scope, n, json_extract(details, '$.stop'), json_extract(details, '$.elapsed_s'), json_extract(details, '$.budget_s')"
-    where = "metric = 'latency' AND method LIKE 'cuda_event%' AND json_extract(details, '$.stop') IS NOT NULL"
-    rows = (
-        sqlite3.connect(database)
-        .execute(f"SELECT {asked} FROM measurements WHERE {where}")
-        .fetchall()
+    query = (
+        "SELECT scope, n, details ->> 'stop' AS stop, details ->> 'elapsed_s', details ->> 'budget_s'"
+        " FROM measurements WHERE metric = 'latency' AND method LIKE 'cuda_event%' AND stop NOTNULL"
     )
+    rows = sqlite3.connect(database).execute(query).fetchall()
     few = [
         f"latency {scope}: {n} blocks in {elapsed:.2g} of {budget:g} s, stopped by {stop}"
         for scope, n, stop, elapsed, budget in rows

@@ -13,12 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from parts.neighbors import busy_neighbors
-
 from nanolib.experiments.attention import cases as experiment
-from nanolib.meters.limits import usable_cores
+from nanolib.meters.machine import usable_cores
 from nanolib.run import sweep
 from nanolib.store import Store
+from tests.benchmarks.parts.neighbors import busy_neighbors
 
 KINDS = [
     {"kind": "dense", "backend": "flash"},
@@ -38,27 +37,24 @@ def main() -> int:
     with busy_neighbors(usable_cores()):
         busy = _gains(budget_s)
     print(f"{'pair':44} {'quiet':>22} {'again':>22} {'with busy ones':>22}  clean rounds")
-    turned, far, wide, clean = [], [], 0, 0
+    wrong, wide, clean, apart = [], 0, 0, 0.0
     for pair, row in busy.items():
-        others = [quiet[pair], again[pair]]
+        others, rounds = [quiet[pair], again[pair]], row["details"]
         is_clean = "busy_machine" not in row["flags"]
-        clean += is_clean
-        rounds = row["details"]
-        count = f"{rounds['clean_rounds']} of {rounds['rounds']}" + (
-            "" if is_clean else ", flagged"
-        )
-        print(f"{pair:44} {_text(others[0]):>22} {_text(others[1]):>22} {_text(row):>22}  {count}")
-        orders = {_order(one) for one in (*others, *([row] if is_clean else []))} - {0}
-        turned += [pair] if len(orders) > 1 else []
-        nearest = min(abs(math.log(row.estimate / one.estimate)) for one in others)
-        far += [pair] if is_clean and nearest > math.log(1 + FAR) else []
+        count = f"{rounds['clean_rounds']} of {rounds['rounds']}{'' if is_clean else ', flagged'}"
+        print(f"{pair:44} {_text(others[0])} {_text(others[1])} {_text(row)}  {count}")
+        apart = max(apart, _apart(*others))
         wide += row.high / row.low > WIDE
-    control = max(abs(math.log(quiet[pair].estimate / again[pair].estimate)) for pair in busy)
-    print(f"the two quiet runs differ by up to {math.expm1(control):.0%}")
-    wrong = [f"turned round: {pair}" for pair in turned] + [
-        f"more than {FAR:.0%} off: {pair}" for pair in far
-    ]
-    wrong += [f"{wide} of {len(busy)} pairs are wide"] if wide > MOST_WIDE * len(busy) else []
+        if is_clean:
+            clean += 1
+            if min(_apart(row, one) for one in others) > FAR:
+                wrong.append(f"more than {FAR:.0%} off: {pair}")
+            others.append(row)
+        if any(one.low > 1 for one in others) and any(one.high < 1 for one in others):
+            wrong.append(f"turned round: {pair}")
+    print(f"the two quiet runs differ by up to {apart:.0%}")
+    if wide > MOST_WIDE * len(busy):
+        wrong.append(f"{wide} of {len(busy)} pairs are wide")
     print("\n".join(wrong) or f"no order turned, {clean} of {len(busy)} pairs clean, {wide} wide")
     return 1 if wrong else 0
 
@@ -75,24 +71,19 @@ def _gains(budget_s: float) -> dict[str, object]:
         run.finish()
     found = {}
     for _, row in rows[rows["metric"] == "speed_up"].iterrows():
-        n, own, base = (
-            int(row["factor.seq_len"]),
-            row["factor.name"],
-            row["scope"].removeprefix("forward over "),
-        )
-        if (
-            f"n={n} {base} over {own}" not in found
-        ):  # of two dense kernels each is compared with the other
+        n, own = int(row["factor.seq_len"]), row["factor.name"]
+        base = row["scope"].removeprefix("forward over ")
+        if f"n={n} {base} over {own}" not in found:  # dense kernels are compared both ways
             found[f"n={n} {own} over {base}"] = row
     return found
 
 
-def _order(row: object) -> int:
-    return 1 if row.low > 1 else -1 if row.high < 1 else 0
-
-
 def _text(row: object) -> str:
-    return f"{row.estimate:.2f} [{row.low:.2f} … {row.high:.2f}]"
+    return f"{row.estimate:.2f} [{row.low:.2f} … {row.high:.2f}]".rjust(22)
+
+
+def _apart(row: object, other: object) -> float:
+    return math.expm1(abs(math.log(row.estimate / other.estimate)))
 
 
 if __name__ == "__main__":

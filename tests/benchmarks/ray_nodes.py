@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sqlite3
 import sys
@@ -28,8 +27,6 @@ SMALL = {
 
 def main() -> None:
     """Run three notebooks, kill the node of one that runs, look at what came back."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args()
     node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     cluster = Cluster(
         initialize_head=True, head_node_args={**node, "num_cpus": 0, "include_dashboard": False}
@@ -42,15 +39,15 @@ def main() -> None:
     killed = threading.Event()
 
     def kill_one() -> None:
-        """A node whose task has had time to measure something."""
-        time.sleep(25)
+        """Remove a node whose task has had time to measure something."""
         cluster.remove_node(nodes[0], allow_graceful=False)
         killed.set()
         print("one of 3 nodes killed", flush=True)
 
     with tempfile.TemporaryDirectory() as name:
         start = time.perf_counter()
-        threading.Thread(target=kill_one, daemon=True).start()
+        timer = threading.Timer(25, kill_one)
+        timer.start()
         ended = run_on_ray(jobs, Command(Path(name)), lambda line: print(line, flush=True))
         took = time.perf_counter() - start
         with sqlite3.connect(Path(name) / "results.sqlite") as db:
@@ -58,14 +55,11 @@ def main() -> None:
                 "SELECT run_id || case_id, count(*) FROM measurements WHERE metric = 'case_duration'"
                 " AND status = 'ok' GROUP BY 1"
             ).fetchall()
+    timer.cancel()
     cluster.shutdown()
     twice = sum(count > 1 for _, count in found)
-    whole = (
-        killed.is_set()
-        and not twice
-        and len(found) == cases
-        and all(end.status == "done" for end in ended)
-    )
+    is_done = all(end.status == "done" for end in ended)
+    whole = killed.is_set() and is_done and not twice and len(found) == cases
     print(
         f"{len(found)} of {cases} cases, {twice} twice, in {took:.0f} s with a node lost: {'whole' if whole else 'FAILED'}"
     )

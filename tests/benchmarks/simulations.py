@@ -4,24 +4,13 @@ python tests/benchmarks/simulations.py
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 if __name__ == "__main__":
-    root = Path(__file__).parents[2]
-    tests = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-rA",
-        "tests/stats",
-        "tests/meters/test_turns.py",
-    ]
-    sys.exit(
-        subprocess.run(
-            tests, cwd=root, env=os.environ | {"NANOLIB_SIMULATIONS": "2000"}, check=False
-        ).returncode
-    )
+    os.environ["NANOLIB_SIMULATIONS"] = "2000"
+    os.chdir(Path(__file__).parents[2])
+    tests = ["tests/stats", "tests/meters/test_turns.py"]
+    sys.exit(pytest.main(["-p", "no:cacheprovider", "-rA", *tests]))

@@ -5,7 +5,7 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.experiments.energy.live import LivePower
 from nanolib.measurement import BadInput, Provenance
-from nanolib.meters.energy.replay import ReplaySource, read_trace
+from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.run import sweep
 from nanolib.store import Store
 from tests.shown import CHARTS, VERDICTS

@@ -15,7 +15,7 @@ from nanolib.experiments import ALL
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import Measurement
 from nanolib.meters import ceilings, measure
-from nanolib.meters.gpu_state import gpu_watts
+from nanolib.meters.gpu import gpu_watts
 from nanolib.meters.machine import gpu_uuid
 from nanolib.models import attention, fp8
 from nanolib.models.attention.dynamic import CHOOSERS

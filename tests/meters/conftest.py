@@ -7,8 +7,8 @@ import pytest
 
 from nanolib.meters.layers import overhead, recording
 from nanolib.meters.layers import profiler as layers
-from nanolib.meters.time import across_ranks, latency, sampler, timer
 from nanolib.meters.time import clock as clocks
+from nanolib.meters.time import latency, ranks, sampler
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def clock(monkeypatch):
         monotonic=lambda: now[0] / 1e9,
         thread_time=lambda: now[0] / 2e9,
     )
-    for module in (clocks, layers, recording, overhead, timer, across_ranks):
+    for module in (clocks, layers, recording, overhead, ranks):
         monkeypatch.setattr(module, "time", watch)
     return now
 
@@ -32,7 +32,8 @@ class FakeClock:
     method = "fake"
 
     def __init__(self, series, resolution=1e-6):
-        self.series, self.at, self.resolution = list(series), 0, resolution
+        *_, last = series = list(series)
+        self.series, self.resolution = itertools.chain(series, itertools.repeat(last)), resolution
         self.asked = []
 
     def warm_up(self, phases):
@@ -44,13 +45,8 @@ class FakeClock:
         for _ in range(calls):
             for phase in phases:
                 phase()
-            rows.append([self._next() for _ in phases])
+            rows.append([next(self.series) for _ in phases])
         return rows
-
-    def _next(self):
-        value = self.series[min(self.at, len(self.series) - 1)]
-        self.at += 1
-        return value
 
     def resolution_ms(self):
         return self.resolution

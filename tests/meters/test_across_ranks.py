@@ -1,11 +1,17 @@
 """Blocks by hand, and calls on ranks, by a clock that stands still unless it is told."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from nanolib.meters import links
-from nanolib.meters.time import across_ranks
-from nanolib.meters.time.timer import Timer
+from nanolib.meters.time.ranks import (
+    RankTimes,
+    Timer,
+    time_across_ranks,
+    time_parts_across_ranks,
+)
 
 
 @pytest.fixture
@@ -33,8 +39,6 @@ def test_a_timer_adds_up_its_blocks_by_kind(clock):
     _timed(watch, clock, "comp_qk", 2_000_000, 4_000_000)
     _timed(watch, clock, "comm_lse", 1_000_000)
     _timed(watch, clock, "load", 3_000_000)
-    assert list(watch.seconds) == ["comp_qk", "comm_lse", "load"]
-    assert watch.seconds["comp_qk"] == pytest.approx([0.002, 0.004])
     assert watch.totals() == pytest.approx({"comp_qk": 0.006, "comm_lse": 0.001, "load": 0.003})
     assert watch.shares() == pytest.approx(
         {"compute": 0.006, "wait": 0.0, "communication": 0.001, "other": 0.003}
@@ -68,28 +72,20 @@ def test_ranks_wait_for_each_other_before_they_communicate(clock, ranks, monkeyp
 
 
 def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):
-    made, order = {"a": 0, "b": 0}, []
+    order = []
 
-    def call(name, ns):
-        def run():
-            made[name] += 1
-            order.append(name)
-            clock[0] += ns
+    def call(name, ms):
+        order.append(name)
+        clock[0] += ms * 10**6
 
-        return run
-
-    found = across_ranks.time_across_ranks(
-        {"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3
-    ).ms
-    assert {name: len(blocks) for name, blocks in found.items()} == {"a": 6, "b": 6}
-    assert found["a"] == pytest.approx([2.0] * 6) and found["b"] == pytest.approx([7.0] * 6)
-    assert made == {"a": 2 + 6 * 3, "b": 2 + 6}  # two calls say how long one takes
-    first = order[6:]
-    order.clear()
-    across_ranks.time_across_ranks(
-        {"a": call("a", 2_000_000), "b": call("b", 7_000_000)}, 0.0, seed=3
-    )
-    assert order[6:] == first  # on every rank the same
+    calls = {name: partial(call, name, ms) for name, ms in {"a": 2, "b": 7}.items()}
+    found = time_across_ranks(calls, 0.0, seed=3).ms
+    assert found == {"a": pytest.approx([2.0] * 6), "b": pytest.approx([7.0] * 6)}
+    # two calls say how long one takes
+    assert (order.count("a"), order.count("b")) == (2 + 6 * 3, 2 + 6)
+    first, order[:] = [*order], []
+    time_across_ranks(calls, 0.0, seed=3)
+    assert order == first  # on every rank the same
     assert ranks.count("barrier") == 2 * 2 * (2 + 6)
 
 
@@ -97,8 +93,8 @@ def test_calls_of_all_ranks_end_at_the_budget_or_a_hundred_blocks(clock, ranks):
     def call():
         clock[0] += 10_000_000
 
-    assert len(across_ranks.time_across_ranks({"a": call}, 0.075, seed=0).ms["a"]) == 8
-    assert len(across_ranks.time_across_ranks({"a": call}, 1e9, seed=0).ms["a"]) == 100
+    assert len(time_across_ranks({"a": call}, 0.075, seed=0).ms["a"]) == 8
+    assert len(time_across_ranks({"a": call}, 1e9, seed=0).ms["a"]) == 100
 
 
 def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(clock, ranks):
@@ -106,17 +102,12 @@ def test_the_parts_of_a_call_are_those_of_its_timer_and_the_first_run_is_cold(cl
 
     def call(timer):
         runs.append(1)
-        with timer.time_block("comp_x"):
-            clock[0] += 1_000_000 * len(runs)
-        for _ in range(2):
-            with timer.time_block("load"):
-                clock[0] += 500_000
+        _timed(timer, clock, "comp_x", 10**6 * len(runs))
+        _timed(timer, clock, "load", 500_000, 500_000)
 
-    found = across_ranks.time_parts_across_ranks({"a": call}, 0.0)
-    assert found == {
-        "a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in (2.0, 3.0, 4.0, 5.0, 6.0, 7.0)]
-    }
-    assert len(across_ranks.time_parts_across_ranks({"a": call}, 1e9)["a"]) == 100
+    found = time_parts_across_ranks({"a": call}, 0.0)
+    assert found == {"a": [pytest.approx({"comp_x": run, "load": 1.0}) for run in range(2, 8)]}
+    assert len(time_parts_across_ranks({"a": call}, 1e9)["a"]) == 100
 
 
 def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monkeypatch):
@@ -153,16 +144,15 @@ def test_collectives_of_four_sizes_say_what_they_send(clock, ranks, monkeypatch)
     def blocks(calls, budget_s, *, device, seed):
         for call in calls.values():
             call()
-        return across_ranks.RankTimes({name: [name] for name in calls}, [False])
+        return RankTimes({name: [name] for name in calls}, [False])
 
     monkeypatch.setattr(links, "time_across_ranks", blocks)
     found = links.time_collectives(1.0, seed=0)
-    assert [(*row.values(),)[:4] for row in found[:3]] == [
-        ("all_reduce", 1024, 2, 1024.0),
-        ("all_gather", 1024, 1, 1024),
-        ("all_to_all", 1024, 1, 512.0),
+    assert [(*row.values(),) for row in found[:3]] == [
+        ("all_reduce", 1024, 2, 1024.0, ["all_reduce 1024"]),
+        ("all_gather", 1024, 1, 1024, ["all_gather 1024"]),
+        ("all_to_all", 1024, 1, 512.0, ["all_to_all 1024"]),
     ]
     assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
-    assert found[4]["blocks"] == ["all_gather 65536"]
     gathered = ("all_gather_into_tensor", 512, 256)
     assert ranks[:3] == [("all_reduce", 256), gathered, ("all_to_all_single", 256, 256)]

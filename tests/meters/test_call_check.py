@@ -22,29 +22,18 @@ def _generator():
     yield
 
 
-def _map():
-    return map(abs, [-1])
-
-
-def _future():
-    return concurrent.futures.Future()
-
-
-def _torch_future():
-    return torch.futures.Future()
-
-
 def _thread():
     thread = threading.Thread(target=_generator)
     thread.start()
     return thread
 
 
-def _futures():
-    return [_future(), _future()]
-
-
-BEGINS = (_coroutine, _generator, _map, _future, _torch_future, _thread, _futures)
+BEGINS = (
+    *(_coroutine, _generator, _thread),
+    *(concurrent.futures.Future, torch.futures.Future),
+    lambda: [concurrent.futures.Future()] * 2,
+    lambda: map(abs, [-1]),
+)
 
 
 @pytest.mark.parametrize("begins", BEGINS)

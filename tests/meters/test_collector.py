@@ -4,16 +4,16 @@ import gc
 
 import pytest
 
-from nanolib.meters.time import collector
-from nanolib.meters.time.collector import pause_collector, settled_heap
+from nanolib.meters.time import sampler
 from nanolib.meters.time.latency import measure
+from nanolib.meters.time.sampler import pause_collector, settled_heap
 
 
 @pytest.fixture
 def nothing_is_frozen(monkeypatch):
     """As in a process of a user's: here the objects of earlier files are."""
     gc.unfreeze()
-    monkeypatch.setattr(collector, "_frozen_here", False)
+    monkeypatch.setattr(sampler, "_frozen_here", False)
     yield
     gc.unfreeze()
     gc.freeze()

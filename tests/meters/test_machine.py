@@ -1,7 +1,8 @@
-"""The machine: what it is called, what it has, and what computes a type there."""
+"""The machine: what it is called, what it has, what computes a type there, and what a process may use of it."""
 
 import hashlib
 import json
+import math
 import os
 import platform
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from nanolib.measurement import BadInput
-from nanolib.meters import machine
+from nanolib.meters import machine, memory
 from nanolib.meters.machine import Machine, resolve_device, this_machine
 
 
@@ -39,14 +40,8 @@ MACHINE = Machine(
 def test_a_machines_id_is_of_its_hardware_alone():
     one = MACHINE.machine_id
     assert one == hashlib.sha256(b'["A CPU", 8, 32, "Linux x86_64", []]').hexdigest()[:12]
-    for rest in (
-        {"torch": "9"},
-        {"threads": 1},
-        {"governor": "x"},
-        {"driver": "5"},
-        {"dtypes": {"a": "b"}},
-    ):
-        assert replace(MACHINE, **rest).machine_id == one
+    rest = {"torch": "9", "threads": 1, "governor": "x", "driver": "5", "dtypes": {"a": "b"}}
+    assert replace(MACHINE, **rest).machine_id == one
     gpu = {"name": "G", "memory_gib": 80}
     others = ({"cpu": "B"}, {"cores": 9}, {"ram_gib": 31}, {"system": "x"}, {"gpus": (gpu,)})
     assert len({replace(MACHINE, **rest).machine_id for rest in others} | {one}) == 6
@@ -82,17 +77,38 @@ def test_what_computes_a_type_follows_the_cpus_flags(monkeypatch, flags, told):
 @pytest.mark.parametrize(
     ("capability", "told"),
     [
-        ("6.1", ("emulated", "emulated", "vector", "emulated")),
-        ("7.0", ("emulated", "emulated", "tensor_cores", "emulated")),
-        ("8.0", ("tensor_cores", "tensor_cores", "tensor_cores", "emulated")),
-        ("8.9", ("tensor_cores",) * 4),
-        ("12.0", ("tensor_cores",) * 4),
+        ((6, 1), ("emulated", "emulated", "vector", "emulated")),
+        ((7, 0), ("emulated", "emulated", "tensor_cores", "emulated")),
+        ((8, 0), ("tensor_cores", "tensor_cores", "tensor_cores", "emulated")),
+        ((8, 9), ("tensor_cores",) * 4),
+        ((12, 0), ("tensor_cores",) * 4),
     ],
 )
-def test_what_computes_a_type_follows_the_gpus_generation(capability, told):
+def test_a_gpu_is_told_by_its_properties_and_what_computes_a_type_by_its_generation(
+    monkeypatch, capability, told
+):
+    major, minor = capability
+    size = 79.7 * 2**30
+    gpu = SimpleNamespace(name="G", major=major, minor=minor, total_memory=size, uuid="abc")
+    nvml = SimpleNamespace(NVMLError=OSError, nvmlInit=lambda: None)
+    nvml.nvmlSystemGetDriverVersion = lambda: "580.1"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found = this_machine()
+    fp8 = told[-1] == "tensor_cores"
+    own = {"name": "G", "memory_gib": 80, "compute_capability": f"{major}.{minor}", "fp8": fp8}
+    assert (found.gpus, found.driver) == ((own,), "580.1")
     names = ("tf32", "bfloat16", "float16", "float8")
-    found = machine._dtypes(({"compute_capability": capability},))
-    assert found == {"float32": "vector"} | dict(zip(names, told, strict=True))
+    assert found.dtypes == {"float32": "vector"} | dict(zip(names, told, strict=True))
+    assert machine.gpu_uuid("cuda:0") == "GPU-abc"
+
+    def lost():
+        raise OSError("Driver Not Loaded")
+
+    nvml.nvmlInit = lost
+    assert this_machine().driver == "unknown (Driver Not Loaded)"
 
 
 def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
@@ -112,32 +128,121 @@ def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
         resolve_device("xpu")
 
 
-@pytest.mark.parametrize(("minor", "fp8"), [(8, False), (9, True)])
-def test_a_gpu_is_told_by_its_properties(monkeypatch, minor, fp8):
-    properties = SimpleNamespace(
-        name="G", major=8, minor=minor, total_memory=79.7 * 2**30, uuid="abc"
+GIB = 2**30
+V2 = "0::{path}\n"
+V1 = "4:memory:{path}\n2:cpu,cpuacct:{path}\n1:name=systemd:/elsewhere\n0::/\n"
+
+
+@pytest.fixture
+def grouped(monkeypatch, tmp_path):
+    """Be in a control group of these files."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    free = SimpleNamespace(available=20 * GIB, total=32 * GIB)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: free)
+
+    def be(version, path, files):
+        proc, top = tmp_path / "proc", tmp_path / "sys"
+        proc.mkdir()
+        (proc / "cgroup").write_text(version.format(path=path))
+        for name, text in files.items():
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text(f"{text}\n")
+        monkeypatch.setattr(machine, "_PROC", proc)
+        monkeypatch.setattr(machine, "_MOUNTED", top)
+
+    return be
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "files", "quota"),
+    [
+        (V2, "/", {"cpu.max": "50000 100000"}, 0.5),  # a container that sees its own as the root
+        (V2, "/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "400000 100000"}, 1.0),
+        (V2, "/a", {"a/cpu.max": "max 100000", "b/cpu.max": "100000 100000"}, math.inf),
+        (
+            V1,
+            "/job",
+            {"cpu/job/cpu.cfs_quota_us": 50_000, "cpu/job/cpu.cfs_period_us": 100_000},
+            0.5,
+        ),
+        # a container of version 1 is shown its group as the root, and told its name outside
+        (V1, "/docker/x", {"cpu/cpu.cfs_quota_us": 3, "cpu/cpu.cfs_period_us": 2}, 1.5),
+    ],
+)
+def test_the_smallest_quota_of_the_own_group_and_its_parents_holds(
+    grouped, version, path, files, quota
+):
+    grouped(version, path, files)
+    assert machine.cpu_quota() == quota
+    assert (
+        machine.usable_cores()
+        == this_machine().cores
+        == (8 if math.isinf(quota) else max(1, int(quota)))
     )
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert machine._gpu(0) == {
-        "name": "G",
-        "memory_gib": 80,
-        "compute_capability": f"8.{minor}",
-        "fp8": fp8,
-    }
-    assert machine.gpu_uuid("cuda:0") == "GPU-abc"
 
 
-def test_the_driver_is_what_nvml_says_or_why_it_does_not(monkeypatch):
-    class Error(Exception):
-        pass
+@pytest.mark.parametrize(
+    ("version", "path", "files"),
+    [
+        (
+            V2,
+            "/",
+            {
+                "memory.max": GIB,
+                "memory.current": GIB // 2,
+                "memory.stat": f"anon 5\ninactive_file {GIB // 4}",
+            },
+        ),
+        (
+            V1,
+            "/job",
+            {
+                "memory/memory.limit_in_bytes": 9223372036854771712,
+                "memory/memory.usage_in_bytes": GIB,
+                "memory/job/memory.limit_in_bytes": GIB,
+                "memory/job/memory.usage_in_bytes": GIB // 2,
+                "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB // 4}",
+            },
+        ),
+        (
+            V2,  # the parent has less left than the own group
+            "/a/b",
+            {
+                "a/memory.max": GIB,
+                "a/memory.current": GIB // 4,
+                "a/b/memory.max": 2 * GIB,
+                "a/b/memory.current": 1,
+            },
+        ),
+    ],
+)
+def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, version, path, files):
+    grouped(version, path, files)
+    assert memory.free_bytes() == 3 * GIB // 4
 
-    def lost():
-        raise Error("Driver Not Loaded")
 
-    nvml = SimpleNamespace(
-        NVMLError=Error, nvmlInit=lambda: None, nvmlSystemGetDriverVersion=lambda: "580.1"
+def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
+    grouped(V2, "/", {})
+    assert (machine.cpu_quota(), memory.free_bytes()) == (math.inf, 20 * GIB)
+    monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
+    assert (machine.usable_cores(), machine.memory_limits(), machine.throttled_periods()) == (
+        8,
+        [],
+        {},
     )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert machine._driver() == "580.1"
-    nvml.nvmlInit = lost
-    assert machine._driver() == "unknown (Driver Not Loaded)"
+
+
+def test_torch_takes_no_more_threads_than_a_quota_pays_for(monkeypatch, grouped):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        grouped(V2, "/", {"cpu.max": "250000 100000"})
+        with machine.limit_threads():
+            assert torch.get_num_threads() == this_machine().threads == 2
+        assert torch.get_num_threads() == 4
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")  # it was asked for
+        with machine.limit_threads():
+            assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)

@@ -1,11 +1,12 @@
-"""Memory: what lives, what is resident, and what is left."""
+"""Memory: what lives, what is resident, and what FlashAttention's backward pass takes beside its tensors."""
 
 import pytest
 import torch
 
 from nanolib.measurement import Status
 from nanolib.meters import memory
-from nanolib.meters.memory import LiveBytes, measure_memory, peak_memory
+from nanolib.meters.memory import measure_memory, peak_memory
+from nanolib.meters.tensor_bytes import LiveBytes, workspace_bytes
 
 KIB = 1024
 
@@ -39,10 +40,8 @@ def test_the_peak_of_a_product_and_its_gradient_is_pinned():
 
 
 def test_the_resident_peak_sees_what_was_touched():
-    def touch():
-        torch.ones(
-            512 * 2**20, dtype=torch.uint8
-        )  # much beside what a process of many tests gives back meanwhile
+    def touch():  # much beside what a process of many tests gives back meanwhile
+        torch.ones(512 * 2**20, dtype=torch.uint8)
 
     row = next(row for row in measure_memory(touch) if row.metric == "resident_memory")
     if row.status is Status.UNSUPPORTED:
@@ -53,11 +52,7 @@ def test_the_resident_peak_sees_what_was_touched():
 def test_a_system_without_clear_refs_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_PROC", tmp_path / "nowhere")
     row = measure_memory(lambda: None)[1]
-    assert (
-        row.status is Status.UNSUPPORTED
-        and row.estimate is None
-        and "does not report" in row.message
-    )
+    assert row.status is Status.UNSUPPORTED and "does not report" in row.message
 
 
 def test_views_and_results_in_place_do_not_count():
@@ -89,9 +84,8 @@ def test_the_resident_peak_is_what_the_kernel_says_above_the_start(monkeypatch, 
 
     status(100, 340)
     row = measure_memory(touch, scope="forward")[1]
-    assert row.estimate == pytest.approx((264 + 1000) / 1024) and row.details[
-        "before"
-    ] == pytest.approx(100 / 1024)
+    assert row.estimate == pytest.approx((264 + 1000) / 1024)
+    assert row.details == pytest.approx({"before": 100 / 1024})
     assert (row.n, row.samples, row.scope) == (1, (row.estimate,), "forward")
     (tmp_path / "status").write_text("Name: x\n")
     assert "no VmRSS" in measure_memory(lambda: None)[1].message
@@ -100,29 +94,67 @@ def test_the_resident_peak_is_what_the_kernel_says_above_the_start(monkeypatch, 
 def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_part_of_the_first(
     monkeypatch,
 ):
-    for name, value in (
-        ("synchronize", None),
-        ("reset_peak_memory_stats", None),
-        ("memory_allocated", 2**20),
-        ("max_memory_allocated", 3 * 2**20),
-        ("max_memory_reserved", 5 * 2**20),
-        ("memory_reserved", 2 * 2**20),
-    ):
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    for name, mib in {
+        "synchronize": 0,
+        "reset_peak_memory_stats": 0,
+        "memory_allocated": 1,
+        "max_memory_allocated": 3,
+        "max_memory_reserved": 5,
+        "memory_reserved": 2,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, mib=mib: mib * 2**20)
     asked = {"device": "cuda:0", "existing": (torch.empty(2**19, dtype=torch.uint8),), "scope": "s"}
-    live, reserved = measure_memory(lambda: None, predicted_bytes=4 * 2**20, **asked)
-    assert (live.metric, live.estimate, live.predicted, live.scope) == (
-        "peak_memory",
-        2.5,
-        4.0,
-        "s",
-    )
-    assert (reserved.metric, reserved.estimate, reserved.predicted) == (
-        "reserved_memory",
-        3.5,
-        None,
-    )
-    assert (
-        live.details == reserved.details == {"before": 1.0}
-        and live.method == reserved.method == "cuda_allocator"
-    )
+    rows = measure_memory(lambda: None, predicted_bytes=4 * 2**20, **asked)
+    assert [(row.metric, row.estimate, row.predicted, row.scope) for row in rows] == [
+        ("peak_memory", 2.5, 4.0, "s"),
+        ("reserved_memory", 3.5, None, "s"),
+    ]
+    assert all(row.details == {"before": 1.0} for row in rows)
+    assert {row.method for row in rows} == {"cuda_allocator"}
+
+
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+
+
+class _OnCuda(torch.Tensor):
+    """Shape and strides of a tensor on a GPU, without one."""
+
+    @property
+    def device(self):
+        return torch.device("cuda")
+
+
+def _tensor(heads, length, head_dim, *, heads_first=True):
+    shape = (1, heads, length, head_dim) if heads_first else (1, length, heads, head_dim)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta").as_subclass(_OnCuda)
+    return x if heads_first else x.transpose(1, 2)
+
+
+def _peak(heads, kv_heads, length, head_dim, **more):
+    """Output, its log-sum-exp, three gradients and the workspace."""
+    q, k = (_tensor(each, length, head_dim, **more) for each in (heads, kv_heads))
+    lse = 4 * heads * length
+    return 2 * q.nbytes + 2 * k.nbytes + lse + workspace_bytes(BACKWARD, (q, q, k, k, q))
+
+
+@pytest.mark.parametrize(
+    ("shape", "counted_mib"),  # torch 2.11's allocator, beside q, k, v and the output's gradient
+    [
+        ((32, 32, 16_384, 128), 1028.0),
+        ((32, 32, 16_384, 64), 516.0),
+        ((32, 8, 16_384, 128), 1092.0),
+    ],
+)
+def test_the_peak_of_a_backward_pass_is_what_the_allocator_counted(shape, counted_mib):
+    assert _peak(*shape) / 2**20 == pytest.approx(counted_mib, rel=1e-4)
+
+
+def test_positions_before_heads_need_no_copies():
+    heads_first, heads_last = (_peak(8, 8, 1024, 64, heads_first=first) for first in (True, False))
+    assert heads_first - heads_last == 2 * _tensor(8, 1024, 64).nbytes
+
+
+def test_other_operations_and_other_devices_need_none():
+    q = torch.empty(1, 2, 16, 8)
+    assert workspace_bytes(BACKWARD, (q, q, q, q, q)) == 0
+    assert workspace_bytes(torch.ops.aten.mm.default, (q, q)) == 0

@@ -4,7 +4,7 @@ from torch import nn
 
 from nanolib.meters.layers import overhead
 from nanolib.meters.layers.overhead import measure_overhead
-from nanolib.meters.layers.profiling import ProfilingConfig
+from nanolib.meters.layers.recording import ProfilingConfig
 
 
 class _Work(nn.Module):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from nanolib.meters.layers import trace as traces
-from nanolib.meters.layers.trace import write_trace
+from nanolib.meters.layers import operations
+from nanolib.meters.layers.operations import write_trace
 
 
 def test_a_trace_tells_each_operation_with_its_shapes_and_memory(tmp_path):
@@ -32,6 +32,6 @@ def test_a_gpus_kernels_are_traced_where_there_is_one(tmp_path, monkeypatch, dev
         asked.extend(activities)
         return torch.profiler.profile(activities=[ProfilerActivity.CPU], **options)
 
-    monkeypatch.setattr(traces, "profile", profile)
+    monkeypatch.setattr(operations, "profile", profile)
     write_trace(lambda: torch.ones(2) + 1, tmp_path / "case.json", device)
     assert asked == [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * device.startswith("cuda")]

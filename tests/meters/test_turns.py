@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from nanolib.measurement import Flag
-from nanolib.meters.cpu_load import CpuLoad
+from nanolib.meters.interference import CpuLoad
 from nanolib.meters.time import sampler as sampling
 from nanolib.meters.time import turns
-from nanolib.meters.time.latency import measure_in_turns
-from nanolib.meters.time.sampler import BlockSampler
+from nanolib.meters.time.sampler import BlockSampler, Timing
 from nanolib.meters.time.turns import Round, speed_up, speed_up_row, take_turns
 from nanolib.stats.intervals import TooFewSamples
 
@@ -101,18 +100,11 @@ def begun(monkeypatch):
     )
 
     def begin(series, rel_ci=0.01, budget_s=1e9):
-        taken = []
-        made = {
-            name: BlockSampler(
-                _Clock(name, itertools.cycle(ms), taken),
-                {"": lambda: None},
-                rel_ci,
-                budget_s,
-            )
-            for name, ms in series.items()
-        }
-        for each in made.values():
-            each.begin()
+        taken, made = [], {}
+        for name, ms in series.items():
+            clock = _Clock(name, itertools.cycle(ms), taken)
+            made[name] = BlockSampler(clock, Timing({"": lambda: None}, rel_ci, budget_s))
+            made[name].begin()
         taken.clear()
         return made, taken
 
@@ -136,26 +128,19 @@ def test_each_has_its_own_rule_and_budget_and_what_has_enough_takes_no_more(begu
     samplers, taken = begun({"precise": [10.0], "noisy": noisy}, budget_s=0.5)
     rounds = take_turns(samplers, seed=0)
     assert (samplers["precise"].stop, samplers["noisy"].stop) == ("precision", "budget")
-    assert (
-        taken.count("precise") == 20 < taken.count("noisy") < 60
-    )  # half a second of its own blocks, of 10 ms
+    # half a second of its own blocks, of 10 ms
+    assert taken.count("precise") == 20 < taken.count("noisy") < 60
     assert [{*one.ms} for one in rounds[20:]] == [{"noisy"}] * (len(rounds) - 20)
     assert speed_up_row(rounds, "precise", "noisy").n == 20
 
 
 def _rounds(busy):
     generator = np.random.default_rng(0)
+    slower = [generator.uniform(0.999, 1.001) * (1.5 if is_busy else 1.0) for is_busy in busy]
+    a, b = np.array([1.0, 1.0]), np.array([3.0, 1.0])
     return [
-        Round(
-            {
-                "a": np.array([1.0, 1.0]),
-                "b": np.array([3.0, 1.0])
-                * (1.5 if is_busy else 1.0)
-                * generator.uniform(0.999, 1.001),
-            },
-            is_busy,
-        )
-        for is_busy in busy
+        Round({"a": a, "b": b * factor}, is_busy)
+        for factor, is_busy in zip(slower, busy, strict=True)
     ]
 
 
@@ -177,24 +162,7 @@ def test_rounds_are_labeled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, 
     samplers, _ = begun({"a": [10.0], "b": [10.0]})
     monkeypatch.setattr(turns, "_LABEL_S", 0.0)
     told = itertools.chain([None, None, 0.5, None, None, 0.0] * 3, itertools.repeat(None))
-    monkeypatch.setattr(
-        turns,
-        "load_between",
-        lambda before, after: (
-            CpuLoad(others=share, stolen=0.0) if (share := next(told)) is not None else CpuLoad()
-        ),
-    )
+    loads = (CpuLoad(others=share, stolen=0.0) for share in told)
+    monkeypatch.setattr(turns, "load_between", lambda before, after: next(loads))
     busy = [one.is_busy for one in take_turns(samplers, seed=0)]
     assert busy == ([True] * 3 + [False] * 3) * 3 + [False] * 2  # the last ones are as those before
-
-
-def test_calls_in_turns_have_their_rows_and_their_rounds():
-    work = {"sum": lambda: sum(range(100))}
-    rows, rounds = measure_in_turns(
-        {name: turns.Timing(work, budget_s=1e-9) for name in "ab"}, seed=0
-    )
-    assert (
-        {*rows} == {"a", "b"}
-        and all(row["sum"].estimate > 0 for row in rows.values())
-        and len(rounds) >= 6
-    )

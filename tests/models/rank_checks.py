@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from nanolib.compat import profiled_tree_attn_decode
 from nanolib.meters.links import count_bytes
-from nanolib.meters.time.timer import Timer
+from nanolib.meters.time.ranks import Timer
 from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention

@@ -11,7 +11,7 @@ from torch._higher_order_ops.flex_attention import flex_attention as operation
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanolib.measurement import Unsupported
-from nanolib.meters.memory import LiveBytes
+from nanolib.meters.tensor_bytes import LiveBytes
 from nanolib.models import attention
 from nanolib.models.attention import dynamic, flex, sparse
 from nanolib.models.attention.dynamic import CHOOSERS

@@ -7,7 +7,7 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.measurement import Flag, Measurement, Provenance, exact
-from nanolib.meters.cpu_load import CpuLoad
+from nanolib.meters.interference import CpuLoad
 from nanolib.run import notebooks, provenance, sweep
 from nanolib.run.interference import flagged
 from nanolib.run.jobs import plan

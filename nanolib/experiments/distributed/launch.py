@@ -15,10 +15,9 @@ import pandas as pd
 import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, exact
-from nanolib.meters.time.across_ranks import time_across_ranks, time_parts_across_ranks
 from nanolib.meters.time.latency import summarize
+from nanolib.meters.time.ranks import KINDS, time_across_ranks, time_parts_across_ranks
 from nanolib.meters.time.sampler import interval_of
-from nanolib.meters.time.timer import KINDS
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.traffic import Traffic
 

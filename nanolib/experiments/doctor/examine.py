@@ -11,8 +11,14 @@ from nanolib.config import ATTENTION_KINDS
 from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import FLAG_TEXT, Flag, Unsupported
 from nanolib.meters.energy.power import find_sources
-from nanolib.meters.limits import limit_threads, memory_limits
-from nanolib.meters.machine import Machine, free_disk_gib, resolve_device, this_machine
+from nanolib.meters.machine import (
+    Machine,
+    free_disk_gib,
+    limit_threads,
+    memory_limits,
+    resolve_device,
+    this_machine,
+)
 from nanolib.meters.memory import resident_peak
 from nanolib.models import attention
 from nanolib.models.attention import flash_attn

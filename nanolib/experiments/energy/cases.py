@@ -18,8 +18,8 @@ from nanolib.experiments.model.own_model import OwnModelParams, check_own
 from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
-from nanolib.meters.energy.replay import ReplaySource, read_trace
-from nanolib.meters.layers.profiling import MODES
+from nanolib.meters.energy.source import ReplaySource, read_trace
+from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Plan

@@ -16,8 +16,7 @@ from nanolib.measurement import BadInput, Measurement, Provenance
 from nanolib.meters.energy.meter import EnergyMeter, Window
 from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.profiling import ProfilingConfig
-from nanolib.meters.layers.recording import STATISTICS, ModuleTime
+from nanolib.meters.layers.recording import STATISTICS, ModuleTime, ProfilingConfig
 from nanolib.meters.time.clock import synchronizer
 from nanolib.meters.time.sampler import interval_of
 from nanolib.store import Run, Store, traces

@@ -11,7 +11,7 @@ from nanolib.measurement import Unsupported
 from nanolib.meters.flops import FlopCount, count_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown
-from nanolib.meters.reads import BytesRead
+from nanolib.meters.tensor_bytes import BytesRead
 from nanolib.models.user import resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import breakdowns_by_depth

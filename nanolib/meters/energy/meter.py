@@ -24,10 +24,9 @@ import torch
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
 from nanolib.meters.energy.integration import count, counter_steps, integrate, longest_standstill
 from nanolib.meters.energy.power import find_sources
-from nanolib.meters.energy.source import EstimateSource, Reading, Source
+from nanolib.meters.energy.source import EstimateSource, Reading, Sink, Source
 from nanolib.meters.machine import gpu_uuid
-from nanolib.meters.sink import Sink
-from nanolib.meters.time.clock import synchronizer
+from nanolib.meters.time.clock import Device, synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
@@ -136,11 +135,10 @@ class Track:
             t, joules = t[changed], joules[changed]
             watts = counter_steps(t, joules, self.source.period_s) / np.diff(t)
             t = t[1:]
-        t, watts = t[watts > 0], watts[watts > 0]
-        parts = np.array_split(np.arange(len(t)), min(_TRACE_POINTS, len(t))) if len(t) else []
+        course = {"course_s": (t - window.start_s)[watts > 0], "course_w": watts[watts > 0]}
         return {
-            "course_s": [float(t[part].mean() - window.start_s) for part in parts],
-            "course_w": [float(watts[part].mean()) for part in parts],
+            name: [float(part.mean()) for part in np.array_split(x, _TRACE_POINTS) if len(part)]
+            for name, x in course.items()
         }
 
     def rows(self, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
@@ -149,36 +147,31 @@ class Track:
         details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
         common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
 
-        def unsupported_row(metric: str, why: str) -> Measurement:
-            rest = {"status": Status.UNSUPPORTED, "message": why, "details": details}
-            return Measurement(metric, **common, **rest)
-
         def row(metric: str, joules: Interval, factor: float = 1.0) -> Measurement:
             low, value, high = (end * factor for end in joules)
             more = self.power_trace(window) if metric == "power" else {}
             rest = {"message": _NO_READING.get(source.provenance, ""), "details": details | more}
             return Measurement(metric, value, low, high, 1.0, n=1, **common, **rest)
 
+        metric, of = "energy", ""
         try:
             energy = self.checked_energy(window)
-        except BadInput as error:
-            yield unsupported_row("energy", str(error))
-            return
-        yield row("energy", energy)
-        yield row("power", energy, 1 / seconds)
-        yield row("energy_delay", energy, seconds)
-        if tokens:
-            yield row("energy_per_token", energy, 1 / tokens)
-        if idle is None or source.provenance is Provenance.ESTIMATED:
-            return
-        try:
+            yield row(metric, energy)
+            yield row("power", energy, 1 / seconds)
+            yield row("energy_delay", energy, seconds)
+            if tokens:
+                yield row("energy_per_token", energy, 1 / tokens)
+            if idle is None or source.provenance is Provenance.ESTIMATED:
+                return
+            metric, of = "net_energy", "the idle baseline: "
             base = self.checked_energy(idle)
         except BadInput as error:
-            yield unsupported_row("net_energy", f"the idle baseline: {error}")
+            rest = {"status": Status.UNSUPPORTED, "message": f"{of}{error}", "details": details}
+            yield Measurement(metric, **common, **rest)
             return
         low, value, high = (end * seconds / idle.seconds for end in base)
         net = Interval(energy.low - high, energy.estimate - value, energy.high - low)
-        yield row("net_energy", net)
+        yield row(metric, net)
 
 
 class EnergyMeter:
@@ -203,7 +196,7 @@ class EnergyMeter:
         sources: Sequence[Source] | None = None,
         sample_s: float = _SAMPLE_S,
         sink: Sink | None = None,
-        device: str | torch.device = "cpu",
+        device: Device = "cpu",
     ) -> None:
         if sources is None:
             under_test = gpu_uuid(str(device)) if torch.device(device).type == "cuda" else ""
@@ -251,15 +244,12 @@ class EnergyMeter:
             if self._sink is not None:
                 start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
                 self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
-            self._wait_until(window.end_s)
-
-    def _wait_until(self, moment_s: float) -> None:
-        """Wait until each source has a reading after this moment, which the energy needs."""
-        give_up = time.monotonic() + _SETTLE_S
-        while time.monotonic() < give_up:
-            if all(track.known_until_s >= moment_s for track in self.tracks):
-                return
-            time.sleep(self._sample_s / 4)
+            give_up = time.monotonic() + _SETTLE_S
+            # the energy needs a reading of each source after the end
+            while any(track.known_until_s < window.end_s for track in self.tracks):
+                if time.monotonic() > give_up:
+                    break
+                time.sleep(self._sample_s / 4)
 
     def idle(self, seconds: float) -> Window:
         """Measure the idle baseline: a window in which this process sleeps."""

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanolib.measurement import Provenance
 from nanolib.meters.energy.integration import MOST_W
 from nanolib.meters.energy.source import Reading, Source
-from nanolib.meters.gpu_state import instant_watts
+from nanolib.meters.gpu import instant_watts
 
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
@@ -234,8 +234,7 @@ def _rapl(root: Path) -> Iterator[Sensor]:
         raise _Missing(f"its counter cannot be read ({why})") from None
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The sensors of this machine.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Time the operations of a call with torch's profiler, and sample its attention weights.
+"""Use torch's profiler: time operations, write a trace; and sample the attention weights.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
 the module's role, such as `q_proj`. If the module is a container, it keeps the operation's own
@@ -7,13 +7,17 @@ name.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
 
 FUSED = "attention_fused"
 RANGE = "nanolib module "  # of a range's name, which ends with the module's
@@ -72,19 +76,19 @@ def operations_of(
         Outermost module, operation, nanoseconds.
     """
     for event in events:
-        callers, parent = [], event.cpu_parent
-        while parent is not None:
-            callers.append(parent.name)
-            parent = parent.cpu_parent
-        modules = [name.removeprefix(RANGE) for name in callers if name.startswith(RANGE)]
-        if event.name.startswith(RANGE) or not modules or callers[0] != RANGE + modules[0]:
+        caller = event.cpu_parent
+        if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
             continue  # only operations that a module calls directly
+        operation = roles[caller.name.removeprefix(RANGE)]
+        while caller is not None:
+            if caller.name.startswith(RANGE):
+                outermost = caller.name.removeprefix(RANGE)
+            caller = caller.cpu_parent
         name = event.name.removeprefix("aten::")
-        operation = roles[modules[0]]
         if name == "scaled_dot_product_attention" or not operation:
             operation = _BY_OPERATION.get(name, "other")
         microseconds = event.device_time_total if on_gpu else event.cpu_time_total
-        yield modules[-1], operation, round(1e3 * microseconds)
+        yield outermost, operation, round(1e3 * microseconds)
 
 
 class AttentionWatch(TorchFunctionMode):
@@ -94,9 +98,7 @@ class AttentionWatch(TorchFunctionMode):
         super().__init__()
         self._look = look
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, then `look`."""
         out = func(*args, **kwargs or {})
         if func is scaled_dot_product_attention:
@@ -123,16 +125,14 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
     sample = torch.arange(0, q_len, -(-q_len // _QUERIES), device=q.device)
     scores = (q[..., sample, :] @ k.mT * (inputs.get("scale") or q.shape[-1] ** -0.5)).float()
     mask = inputs.get("attn_mask")
-    if inputs.get("is_causal"):
-        mask = (
-            torch.arange(kv_len, device=q.device) <= torch.arange(q_len, device=q.device)[:, None]
-        )
-    if mask is None:
-        kept = torch.ones_like(scores, dtype=torch.bool)
-    else:
+    if mask is not None:
         mask = mask.expand(*mask.shape[:-2], q_len, kv_len)[..., sample, :]
-        kept = mask if mask.dtype == torch.bool else mask > _MASKED
-        scores = scores if mask.dtype == torch.bool else scores + mask
+    elif inputs.get("is_causal"):
+        mask = torch.arange(kv_len, device=q.device) <= sample[:, None]
+    else:
+        mask = torch.ones_like(scores, dtype=torch.bool)
+    kept = mask if mask.dtype == torch.bool else mask > _MASKED
+    scores = scores if mask.dtype == torch.bool else scores + mask
     weights = torch.softmax(scores.masked_fill(~kept, float("-inf")), dim=-1)
     return weights.nan_to_num(), kept.expand_as(weights)
 
@@ -150,3 +150,35 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
         "attention_max_weight": weights.amax(dim=-1).mean(),
         "attention_sparsity": ((weights < near_zero) & kept).sum() / kept.sum(),
     }
+
+
+_CALLS = 3
+_SILENT = "6"  # of the tracer's own levels; it announces each beginning and end
+
+
+def torch_profiler(device: str | torch.device, **options: bool) -> profile:
+    """Make torch's profiler for a device; its tracer announces nothing."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
+    activities = [ProfilerActivity.CPU]
+    if torch.device(device).type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, **options)
+
+
+def write_trace(call: Callable[[], object], path: Path, device: str | torch.device = "cpu") -> None:
+    """Write a Chrome trace of a few calls, for chrome://tracing or Perfetto.
+
+    Args:
+        call: What to run; once before, so that nothing cold is traced.
+        path: The file, `.json`; its folder exists.
+        device: Where it computes.
+    """
+    call()
+    with torch_profiler(device, record_shapes=True, profile_memory=True) as found:
+        for _ in range(_CALLS):
+            call()
+    found.export_chrome_trace(str(path))
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("host_name", "traceName"):  # the machine's name, and the folder's
+        trace.pop(name, None)
+    path.write_text(json.dumps(trace), encoding="utf-8")

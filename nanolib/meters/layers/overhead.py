@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,10 +12,10 @@ from torch import nn
 
 from nanolib.measurement import Measurement
 from nanolib.meters.energy.meter import EnergyMeter
+from nanolib.meters.energy.source import Sink
 from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.profiling import ProfilingConfig
-from nanolib.meters.sink import Sink
-from nanolib.meters.time.clock import synchronizer
+from nanolib.meters.layers.recording import ProfilingConfig
+from nanolib.meters.time.clock import Call, synchronizer
 from nanolib.meters.time.sampler import FLOOR_BLOCKS
 from nanolib.meters.time.turns import take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
@@ -50,10 +49,14 @@ class _Blocks:
         self.ratios.append(2 * own / (before + after))
         return self.ratios[-1]
 
+    def median_ms(self) -> float:
+        """Return the median wall time of a call in this mode, ms."""
+        return 1e3 * float(np.median(self.seconds, axis=0)[0])
+
 
 def measure_overhead(
     model: nn.Module,
-    call: Callable[[], object],
+    call: Call,
     modes: Mapping[str, ProfilingConfig],
     *,
     scope: str = "",
@@ -103,22 +106,25 @@ def measure_overhead(
     def blocks(config: ProfilingConfig | None, count: int = 0) -> _Blocks:
         return _Blocks(lambda: seconds(config, count), seconds)
 
-    kinds = {_AGAIN: blocks(None), _WATCHED: blocks(ProfilingConfig.minimal())}
-    for name, config in modes.items():
-        if config.has_details:  # two detailed calls: deep mode has two kinds of them
-            kinds[name] = blocks(config.replace(every_kth_token=1), 2)
+    again, watched = blocks(None), blocks(ProfilingConfig.minimal())
+    detailed = {
+        name: blocks(config.replace(every_kth_token=1), 2)  # deep mode has two kinds of such calls
+        for name, config in modes.items()
+        if config.has_details
+    }
+    kinds = {_AGAIN: again, _WATCHED: watched} | detailed
     for kind in kinds.values():  # a first call compiles and allocates
         kind.own()
     block_s = min(_BLOCK_S, budget_s / (3 * len(kinds) * FLOOR_BLOCKS))
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
 
-    def costs(name: str) -> list[np.ndarray]:
-        """Return the interval of the overhead in wall time, and in CPU time."""
-        ratios = np.array(kinds[_AGAIN if name == _AGAIN else _WATCHED].ratios)
-        if name in kinds and name in modes:
-            ratios += (np.array(kinds[name].ratios) - ratios) / modes[name].every_kth_token
-        return [np.expm1(hodges_lehmann(series, 0.95)) for series in np.log(ratios).T]
+    def costs(name: str) -> np.ndarray:
+        """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
+        ratios = np.array((again if name == _AGAIN else watched).ratios)
+        if name in detailed:
+            ratios += (np.array(detailed[name].ratios) - ratios) / modes[name].every_kth_token
+        return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(ratios).T])
 
     end = time.monotonic() + budget_s
 
@@ -129,19 +135,22 @@ def measure_overhead(
         return is_over or all(np.ptp(costs(name)[0]) <= 2 * rel_ci for name in modes)
 
     rounds = len(take_turns(kinds, seed, enough=is_enough))
-    bare_ms = 1e3 * float(np.median(kinds[_AGAIN].seconds, axis=0)[0])
     reading_ms = _reading_ms()
     for name in (_AGAIN, *modes):
-        every_ms = modes[name].power_sample_interval_ms if name in modes else math.inf
-        threads = reading_ms / every_ms
-        wall, cpu = ((cost + threads).tolist() for cost in costs(name))
-        close = kinds[name].seconds if name in kinds and name in modes else [np.zeros(2)]
-        details = {"cpu": cpu, "threads": threads, "plain_ms": bare_ms}
-        details["pass_ms"] = 1e3 * float(np.median(close, axis=0)[0])
-        low, estimate, high = wall
-        common = {"method": "interleaved_pairs", "scope": f"{scope} {name}"}
+        threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
+        (low, estimate, high), cpu = (costs(name) + threads).tolist()
+        details = {"cpu": cpu, "threads": threads, "plain_ms": again.median_ms()}
+        details["pass_ms"] = detailed[name].median_ms() if name in detailed else 0.0
         yield Measurement(
-            "overhead", estimate, low, high, 0.95, n=rounds, details=details, **common
+            "overhead",
+            estimate,
+            low,
+            high,
+            0.95,
+            n=rounds,
+            method="interleaved_pairs",
+            scope=f"{scope} {name}",
+            details=details,
         )
 
 

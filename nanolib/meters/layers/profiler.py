@@ -18,24 +18,24 @@ from torch import nn
 from torch.profiler import record_function
 
 from nanolib.measurement import BadInput
+from nanolib.meters.energy.source import Sink
 from nanolib.meters.layers.operations import (
     RANGE,
     AttentionWatch,
     attention_statistics,
     operations_of,
     role_of,
+    torch_profiler,
 )
-from nanolib.meters.layers.profiling import ProfilingConfig
 from nanolib.meters.layers.recording import (
     Call,
     DeepPass,
     ModuleTime,
+    ProfilingConfig,
     Stopwatch,
     sample_of,
     summarize,
 )
-from nanolib.meters.layers.trace import torch_profiler
-from nanolib.meters.sink import Sink
 
 _ENTRIES = ("forward", "prefill", "decode")  # methods that count as a call of the model
 _READ_S = 0.4  # if the process is killed, less than a second of rows is lost
@@ -78,22 +78,39 @@ class LayerProfiler:
         if config is None:
             config = ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal()
         self.model, self.config, self._sink = model, config.replace(), sink
-        self._outer, self._inner = _timed_modules(model, self.config)
+        blocks = _blocks(model)
+        self._choose_modules(blocks)
         modules = {"": model} | self._outer | self._inner
         self._roles = {name: role_of(name, module) for name, module in modules.items()}
-        self._found = {name: ModuleTime(name, type(x).__name__) for name, x in modules.items()}
-        self._found[""].kind = "model"
-        for name in _blocks(model):
-            self._found[name].kind = "block"
+        kinds = dict.fromkeys(blocks, "block") | {"": "model"}
+        self._found = {
+            name: ModuleTime(name, kinds.get(name, type(module).__name__))
+            for name, module in modules.items()
+        }
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._watch = Stopwatch(self._device)
         self._restore = contextlib.ExitStack()
         self._call: Call | None = None
         self._open: list[str] = []  # names of the running modules
         self._unread: list[Call] = []
-        self._profiled: list[tuple[Call, dict[str, float]]] = []  # with the ms of each layer
+        self._profiled: list[Call] = []
         self._read_s = time.monotonic()
         self._number = 0
+
+    def _choose_modules(self, blocks: Sequence[str]) -> None:
+        """Choose the blocks with the leaves outside them, and the modules of each n-th block."""
+        self._outer: dict[str, nn.Module] = {}
+        self._inner: dict[str, nn.Module] = {}
+        inside = tuple(f"{block}." for block in blocks)
+        detailed = inside[:: self.config.every_nth_layer] if self.config.modules else ()
+        for name, module in self.model.named_modules():
+            if isinstance(module, nn.ModuleList):
+                continue
+            if name.startswith(detailed):
+                self._inner[name] = module
+            is_leaf = name and not any(module.children())
+            if name in blocks or (is_leaf and not name.startswith(inside)):
+                self._outer[name] = module
 
     def __enter__(self) -> Self:
         self._in_each = [self._wrap_forward(*item) for item in self._outer.items()]
@@ -208,7 +225,7 @@ class LayerProfiler:
             self._sink.flush()
 
     def _read(self, call: Call) -> None:
-        times, layers_ms = [], {}
+        times = []
         for name, caller, begin, end in call.marks:
             found, ns = self._found[name], self._watch.nanoseconds(begin, end)
             times.append((name, ns))
@@ -217,7 +234,7 @@ class LayerProfiler:
             if call.profile is None:
                 found.calls_ms.append(ns / 1e6)
             elif caller == "":
-                layers_ms[name] = ns / 1e6
+                call.passes[name] = DeepPass(ns / 1e6, {})
         values = [(name, statistic, float(value)) for name, statistic, value in call.values]
         values += summarize(call.outputs, self.config.near_zero)
         for name, statistic, value in values:
@@ -225,7 +242,7 @@ class LayerProfiler:
         self._put("layers", call, times)
         self._put("statistics", call, values)
         if call.profile is not None:
-            self._profiled.append((call, layers_ms))
+            self._profiled.append(call)
 
     def _put(self, table: str, call: Call, rows: Iterable[tuple[str | float, ...]]) -> None:
         """Write rows to the sink, which stores names as indices."""
@@ -238,15 +255,16 @@ class LayerProfiler:
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""
         self.flush()  # torch's profiler is read only now, since that takes longer than the calls
-        for call, layers_ms in self._profiled:
+        for call in self._profiled:
             spent: Counter[tuple[str, str]] = Counter()
             events = call.profile.events()
             for layer, operation, ns in operations_of(events, self._roles, self._watch.is_cuda):
                 spent[layer, operation] += ns
             self._put("ops", call, [(*key, ns) for key, ns in spent.items()])
-            for layer, ms in layers_ms.items():
-                own = {name: ns / 1e6 for (of, name), ns in spent.items() if of == layer}
-                self._found[layer].passes.append(DeepPass(ms, own))
+            for (layer, operation), ns in spent.items():
+                call.passes[layer].operations[operation] = ns / 1e6
+            for layer, found in call.passes.items():
+                self._found[layer].passes.append(found)
         self._profiled = []
         return [*self._found.values()]
 
@@ -274,25 +292,6 @@ def _blocks(model: nn.Module) -> list[str]:
         if isinstance(parts, nn.ModuleList)
         for key, _ in parts.named_children()
     ]
-
-
-def _timed_modules(
-    model: nn.Module, config: ProfilingConfig
-) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Return the blocks with the leaves outside them, and the modules of each n-th block."""
-    blocks = _blocks(model)
-    inside = tuple(f"{block}." for block in blocks)
-    detailed = inside[:: config.every_nth_layer] if config.modules else ()
-    outer, inner = {}, {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList):
-            continue
-        if name.startswith(detailed):
-            inner[name] = module
-        is_leaf = name and not any(module.children())
-        if name in blocks or (is_leaf and not name.startswith(inside)):
-            outer[name] = module
-    return outer, inner
 
 
 create_profiler = LayerProfiler

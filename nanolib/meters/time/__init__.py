@@ -1,1 +1,1 @@
-"""Measure durations: of blocks (`clock`), calls (`latency`), ranks and named code (`timer`)."""
+"""Measure durations: of blocks (`clock`), of calls (`latency`), and on ranks (`ranks`)."""

@@ -7,20 +7,27 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from nanolib.meters.gpu_state import GpuState
+from nanolib.meters.gpu import GpuState
 
 Call = Callable[[], object]
+Device = str | torch.device
 
 
-class Clock(Protocol):
-    """Times blocks of calls; `method` is the method of the rows."""
+class HostClock:
+    """Reads `perf_counter_ns` around each call, and synchronizes the device before.
 
-    method: str
+    Attributes:
+        method: The method of the rows.
+    """
+
+    def __init__(self, synchronize: Call | None = None) -> None:
+        self.synchronize = synchronize
+        self.method = "perf_counter"
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Run the phases in order, `calls` times, each phase `inner` times in a row.
@@ -28,26 +35,6 @@ class Clock(Protocol):
         Returns:
             Milliseconds per single call, shape [calls][phases].
         """
-        ...
-
-    def warm_up(self, phases: Sequence[Call]) -> None:
-        """Run the phases until the device has its steady speed."""
-        ...
-
-    def resolution_ms(self) -> float:
-        """Return the clock's smallest step."""
-        ...
-
-
-class HostClock:
-    """Reads `perf_counter_ns` around each call, and synchronizes the device before."""
-
-    def __init__(self, synchronize: Call | None = None) -> None:
-        self.synchronize = synchronize
-        self.method = "perf_counter"
-
-    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `Clock.time_block`."""
         rows = []
         now, synchronize = time.perf_counter_ns, self.synchronize
         if synchronize:
@@ -97,27 +84,24 @@ class CudaClock:
 
     method = "cuda_event"
 
-    def __init__(self, device: str | torch.device = "cuda", nvml: Any = None) -> None:
+    def __init__(self, device: Device = "cuda", nvml: Any = None) -> None:
         self.device = torch.device(device)
         self.state = GpuState(str(self.device), nvml)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `Clock.time_block`."""
+        """See `HostClock.time_block`."""
         with torch.cuda.device(self.device):
-            marks = [
-                [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
-                for _ in range(calls)
-            ]
+            rows = [_events(phases) for _ in range(calls)]
             torch.cuda.synchronize()
-            for row in marks:
-                row[0].record()
-                for phase, mark in zip(phases, row[1:], strict=True):
+            for marks in rows:
+                marks[0].record()
+                for phase, mark in zip(phases, marks[1:], strict=True):
                     for _ in range(inner):
                         phase()
                     mark.record()
             self.state.read()  # while it computes
             torch.cuda.synchronize()
-            return [[ms / inner for ms in _between(row)] for row in marks]
+            return [[ms / inner for ms in _between(marks)] for marks in rows]
 
     def warm_up(self, phases: Sequence[Call]) -> None:
         """Run the phases for half a second."""
@@ -136,39 +120,42 @@ class CudaClock:
         """
         for doublings in range(_DOUBLINGS):
             with torch.cuda.device(self.device):
-                host, device = self._behind_sleep(phases, _SLEEP_CYCLES * 2**doublings)
-            if device:
+                torch.cuda.synchronize()
+                torch.cuda._sleep(_SLEEP_CYCLES * 2**doublings)
+                rows, host = [], []
+                is_awake = False
+                while len(rows) < _LAUNCH_ROUNDS and not is_awake:
+                    rows.append(_events(phases))
+                    host.append(_launch(phases, rows[-1]))
+                    is_awake = rows[0][0].query()
+                torch.cuda.synchronize()
+            if not is_awake:
+                device = [_between(marks) for marks in rows]
                 medians = np.median([host, device], axis=1).T.tolist()
                 return [{"host_ms": a, "device_ms": b} for a, b in medians]
             if sum(host[0]) > _LONGEST_LAUNCH_MS:
                 break
         return [{} for _ in phases]
 
-    def _behind_sleep(
-        self, phases: Sequence[Call], cycles: int
-    ) -> tuple[list[list[float]], list[list[float]]]:
-        """Return ms of host and device per round and phase; none if the sleep ended too early."""
-        marks, host = [], []
-        torch.cuda.synchronize()
-        torch.cuda._sleep(cycles)
-        while len(host) < _LAUNCH_ROUNDS:
-            marks.append([torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)])
-            host.append([])
-            marks[-1][0].record()
-            for phase, mark in zip(phases, marks[-1][1:], strict=True):
-                start = time.perf_counter_ns()
-                phase()
-                host[-1].append((time.perf_counter_ns() - start) / 1e6)
-                mark.record()
-            if marks[0][0].query():
-                marks = []
-                break
-        torch.cuda.synchronize()
-        return host, [_between(row) for row in marks]
-
     def resolution_ms(self) -> float:
         """Return half a microsecond, as CUDA documents it."""
         return 0.5e-3
+
+
+def _events(phases: Sequence[Call]) -> list[Any]:
+    return [torch.cuda.Event(enable_timing=True) for _ in range(len(phases) + 1)]
+
+
+def _launch(phases: Sequence[Call], marks: Sequence[Any]) -> list[float]:
+    """Launch the phases between events and return the host's time for each, ms."""
+    host_ms = []
+    marks[0].record()
+    for phase, mark in zip(phases, marks[1:], strict=True):
+        start = time.perf_counter_ns()
+        phase()
+        host_ms.append((time.perf_counter_ns() - start) / 1e6)
+        mark.record()
+    return host_ms
 
 
 def _between(marks: Sequence[Any]) -> list[float]:
@@ -183,30 +170,25 @@ class ColdClock:
         device: Where they compute.
     """
 
-    def __init__(self, clock: Clock, device: str | torch.device) -> None:
-        self.clock = clock
-        self.method = f"{clock.method}, cold cache"
+    def __init__(self, clock: Clock, device: Device) -> None:
+        self._clock, self.method = clock, f"{clock.method}, cold cache"
+        self.warm_up, self.resolution_ms = clock.warm_up, clock.resolution_ms
         self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
 
     def _overwrite(self) -> None:
         self._other.fill_(1)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `Clock.time_block`; a GPU's call is launched while the cache is overwritten."""
+        """See `HostClock.time_block`; a GPU's call is launched while the cache is overwritten."""
         between = [call for phase in phases for call in (self._overwrite, phase)]
-        rows = np.asarray(self.clock.time_block(between, calls * inner, 1))[:, 1::2]
+        rows = np.asarray(self._clock.time_block(between, calls * inner, 1))[:, 1::2]
         return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
 
-    def warm_up(self, phases: Sequence[Call]) -> None:
-        """See `Clock.warm_up`."""
-        self.clock.warm_up(phases)
 
-    def resolution_ms(self) -> float:
-        """See `Clock.resolution_ms`."""
-        return self.clock.resolution_ms()
+Clock = HostClock | CudaClock | ColdClock
 
 
-def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
+def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
     """Return the total size of the last-level caches, bytes; 64 MiB if it is not known.
 
     Args:
@@ -228,7 +210,7 @@ def last_level_bytes(device: str | torch.device, cpus: Path = _CPUS) -> int:
     return sum(size for (level, _), size in sizes.items() if level == last) or _UNKNOWN
 
 
-def clock_for(device: str | torch.device) -> Clock:
+def clock_for(device: Device) -> Clock:
     """Return the clock of a device."""
     device = torch.device(device)
     if device.type == "cuda":
@@ -236,7 +218,7 @@ def clock_for(device: str | torch.device) -> Clock:
     return HostClock(None if device.type == "cpu" else synchronizer(device))
 
 
-def synchronizer(device: str | torch.device) -> Call:
+def synchronizer(device: Device) -> Call:
     """Return a function that waits for a device's queue; on a CPU it returns at once."""
     device = torch.device(device)
     if device.type in ("cuda", "xpu"):

@@ -12,31 +12,30 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Flag, Measurement
-from nanolib.meters.cpu_load import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
-from nanolib.meters.time.clock import Call, ColdClock, CudaClock, clock_for
-from nanolib.meters.time.collector import pause_collector
+from nanolib.meters.interference import BUSY_SHARE, CpuLoad, wait_for_compilers, watch_cpus
+from nanolib.meters.time.clock import Call, ColdClock, CudaClock, Device, clock_for
 from nanolib.meters.time.sampler import (
     CONFIDENCE,
     BlockSampler,
     Collect,
+    Timing,
     find_steady_state,
     interval_of,
+    pause_collector,
 )
-from nanolib.meters.time.turns import Round, Timing, take_turns
+from nanolib.meters.time.turns import Round, take_turns
 from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
 from nanolib.stats.outliers import count_outliers, remove_outliers
 from nanolib.stats.steady import SteadyState
 
-HOST_AND_DEVICE = ("host_ms", "device_ms")
-
 
 def measure(
-    fn: Callable[[], object],
+    fn: Call,
     rel_ci: float = 0.01,
     budget_s: float = 10.0,
     *,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
     scope: str = "",
     predicted: float | None = None,
     outliers: str = "keep",
@@ -73,9 +72,10 @@ def measure(
         >>> print(row)
         latency product: ... ms [... … ...] (n=..., perf_counter)...
     """
-    options = {"device": str(device), "outliers": outliers, "cold": cold, "collect": collect}
-    row = measure_phases({scope: fn}, rel_ci, budget_s, **options)[scope]
-    return replace(row, predicted=predicted)
+    timing = Timing(
+        {scope: fn}, rel_ci, budget_s, str(device), outliers=outliers, cold=cold, collect=collect
+    )
+    return replace(measure_alone(timing)[scope], predicted=predicted)
 
 
 def measure_phases(
@@ -138,8 +138,7 @@ def measure_in_turns(
             clock = clock_for(timing.device)
             if timing.cold:
                 clock = ColdClock(clock, timing.device)
-            limits = timing.rel_ci, timing.budget_s
-            sampler = BlockSampler(clock, timing.phases, *limits, collect=timing.collect)
+            sampler = BlockSampler(clock, timing)
             with within(name):
                 sampler.begin()
                 samplers[name] = sampler
@@ -163,22 +162,20 @@ def _check(timing: Timing) -> None:
 def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Measurement]:
     """Make the row of each phase, and of their sum if there are several."""
     blocks, shape = sampler.result()
+    clock, per_block = sampler.clock, shape["calls_per_block"]
     series = blocks.reshape(-1, len(timing.phases))
-    per_block = shape["calls_per_block"]
     steady = find_steady_state(series.sum(axis=1), per_block)
-    scopes = dict(zip(timing.phases, series.T, strict=True))
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     cached = shared.pop("cached", [])
-    own: dict[str, dict[str, float]] = {}
-    clock = sampler.clock
+    launches: list[dict[str, float]] = [{} for _ in timing.phases]
     if isinstance(clock, CudaClock):
         shared |= clock.state.summary()
-        own = dict(zip(scopes, clock.host_and_device([*timing.phases.values()]), strict=True))
+        launches = clock.host_and_device([*timing.phases.values()])
+    scopes = dict(zip(timing.phases, series.T, strict=True))
+    own = dict(zip(scopes, launches, strict=True))
     if len(scopes) > 1:
         scopes[timing.total] = series.sum(axis=1)
-        if own and all(own.values()):
-            sums = [sum(one[name] for one in own.values()) for name in HOST_AND_DEVICE]
-            own[timing.total] = dict(zip(HOST_AND_DEVICE, sums, strict=True))
+        own[timing.total] = {name: sum(one[name] for one in launches) for name in launches[0]}
     return {
         scope: summarize(
             samples,
@@ -187,7 +184,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
             scope=scope,
             method=clock.method,
             outliers=timing.outliers,
-            details=shared | own.get(scope, {}) | ({"cached": True} if scope in cached else {}),
+            details=shared | own[scope] | ({"cached": True} if scope in cached else {}),
         )
         for scope, samples in scopes.items()
     }
@@ -219,11 +216,10 @@ def summarize(
     cut_blocks = math.ceil(steady.cut / calls_per_block) if steady.steady else 0
     kept = x[cut_blocks * calls_per_block :]
     medians = np.median(kept.reshape(-1, calls_per_block), axis=1)
-    flags = _flags(medians, steady, details or {})
-    if outliers == "remove":
+    is_kept = outliers == "keep"
+    flags = _flags(medians, is_kept, steady, details or {})
+    if not is_kept:
         medians = remove_outliers(medians)
-        flags = [flag for flag in flags if flag not in (Flag.OUTLIERS_MILD, Flag.OUTLIERS_SEVERE)]
-        flags.append(Flag.OUTLIERS_REMOVED)
         method += ", outliers removed"
     low, estimate, high, confidence = interval_of(medians)
     lag_p = ljung_box_p(medians)
@@ -236,7 +232,7 @@ def summarize(
         high,
         confidence,
         n=len(medians),
-        samples=tuple(float(v) for v in x),
+        samples=tuple(x.tolist()),
         method=method,
         scope=scope,
         flags=tuple(flags),
@@ -251,17 +247,21 @@ def summarize(
     )
 
 
-def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any]) -> list[Flag]:
+def _flags(
+    medians: np.ndarray, is_kept: bool, steady: SteadyState, details: Mapping[str, Any]
+) -> list[Flag]:
+    """List the flags of a row, whose outliers are kept or removed."""
     counts = count_outliers(medians)
     found = {
-        Flag.OUTLIERS_SEVERE: counts.severe > 0,
-        Flag.OUTLIERS_MILD: counts.mild > 0 and not counts.severe,
+        Flag.OUTLIERS_SEVERE: is_kept and counts.severe > 0,
+        Flag.OUTLIERS_MILD: is_kept and counts.mild > 0 and not counts.severe,
         Flag.NO_STEADY_STATE: not steady.steady,
         Flag.GOT_SLOWER: steady.got_slower,
         Flag.LOW_SAMPLE_COUNT: range_confidence(len(medians)) < CONFIDENCE,
         Flag.CACHED_RESULT: details.get("cached", False),
         Flag.BUSY_MACHINE: (details.get("others_share") or 0.0) > BUSY_SHARE,
         Flag.THROTTLED: "throttled_by" in details,
+        Flag.OUTLIERS_REMOVED: not is_kept,
         Flag.LAUNCH_BOUND: details.get("host_ms", 0.0) >= details.get("device_ms", math.inf),
     }
     return [flag for flag, is_set in found.items() if is_set]
@@ -270,8 +270,7 @@ def _flags(medians: np.ndarray, steady: SteadyState, details: Mapping[str, Any])
 def _description(samples: np.ndarray) -> dict[str, float]:
     mean = samples.mean()
     sd = samples.std(ddof=1) if len(samples) > 1 else 0.0
-    p5, p50, p95, p99 = np.percentile(samples, [5, 50, 95, 99])
     found = {"mean": mean, "sd": sd, "cv": sd / mean if mean else 0.0}
-    found |= {"p5": p5, "p50": p50, "p95": p95, "p99": p99}
-    found["mad"] = np.median(np.abs(samples - p50))
+    found |= {f"p{percent}": np.percentile(samples, percent) for percent in (5, 50, 95, 99)}
+    found["mad"] = np.median(np.abs(samples - found["p50"]))
     return {name: float(value) for name, value in found.items()}

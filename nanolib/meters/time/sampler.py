@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from nanolib.measurement import BadInput
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.clock import Call, Clock
-from nanolib.stats.intervals import TooFewSamples, median_interval, range_confidence
+from nanolib.stats.intervals import median_interval, range_confidence
 from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
 
 MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # fewer than six give no 95 % interval
@@ -25,6 +27,28 @@ _BLOCK_RESOLUTIONS = 1000
 Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
 
 
+@dataclass(frozen=True)
+class Timing:
+    """What to time.
+
+    Attributes:
+        phases: Scope → call, in order.
+        rel_ci, budget_s, device, outliers, cold: As in `measure`.
+        total: Scope of the row of their sum, if there are several.
+        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
+            them.
+    """
+
+    phases: Mapping[str, Call]
+    rel_ci: float = 0.01
+    budget_s: float = 10.0
+    device: str = "cpu"
+    total: str = "total"
+    outliers: str = "keep"
+    cold: bool = False
+    collect: Collect | None = None
+
+
 class BlockSampler:
     """Takes blocks of one sequence of phases until they are enough.
 
@@ -32,31 +56,18 @@ class BlockSampler:
 
     Args:
         clock: Times a block.
-        phases: Scope → call, in order.
-        rel_ci: Stop when the half-width of the sum's interval is at most this share of the
-            estimate.
-        budget_s: Stop when the blocks took this time, but not before six blocks.
-        collect: Takes all blocks at once, instead of the rules above.
+        timing: The phases, and when their blocks are enough.
 
     Attributes:
         stop: Why the blocks are enough: `precision`, `budget`, `max_blocks` or `collected`. Empty
             until they are.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        phases: Mapping[str, Call],
-        rel_ci: float,
-        budget_s: float,
-        *,
-        collect: Collect | None = None,
-    ) -> None:
-        self.clock, self._phases, self._rel_ci, self._budget_s = clock, phases, rel_ci, budget_s
-        self._collect = collect
+    def __init__(self, clock: Clock, timing: Timing) -> None:
+        self.clock, self._timing = clock, timing
         self._checks = {
             scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
-            for scope, call in phases.items()
+            for scope, call in timing.phases.items()
         }
         self._calls = [check.call for check in self._checks.values()]
         self._blocks: list[list[list[float]]] = []
@@ -68,9 +79,10 @@ class BlockSampler:
 
         The first call is cold and may compile. The second one sets the size and is in the budget.
         """
-        if self._collect is not None:
-            given = self.clock, self._phases, self._rel_ci, self._budget_s
-            self._collected = self._collect(*given)
+        timing = self._timing
+        if timing.collect is not None:
+            limits = timing.rel_ci, timing.budget_s
+            self._collected = timing.collect(self.clock, timing.phases, *limits)
             self.stop = "collected"
             return
         checks = list(self._checks.values())
@@ -102,16 +114,15 @@ class BlockSampler:
         count = len(self._blocks)
         if count >= MAX_BLOCKS:
             return "max_blocks"
-        if self._spent_s >= self._budget_s and count >= FLOOR_BLOCKS:
+        if self._spent_s >= self._timing.budget_s and count >= FLOOR_BLOCKS:
             return "budget"
-        enough = count >= MIN_BLOCKS and _precise(
-            np.asarray(self._blocks).sum(axis=2), self._rel_ci
-        )
+        totals = np.asarray(self._blocks).sum(axis=2)
+        enough = count >= MIN_BLOCKS and _precise(totals, self._timing.rel_ci)
         return "precision" if enough else ""
 
     def result(self) -> tuple[np.ndarray, dict[str, Any]]:
         """Return ms, shape [blocks, calls per block, phases], and details."""
-        if self._collect is not None:
+        if self.stop == "collected":
             return self._collected
         per_block, inner = self._shape
         return np.asarray(self._blocks), {
@@ -120,8 +131,8 @@ class BlockSampler:
             "first_calls": self._probes,
             "stop": self.stop,
             "cached": [scope for scope, check in self._checks.items() if check.is_cached],
-            "precision": self._rel_ci,
-            "budget_s": self._budget_s,
+            "precision": self._timing.rel_ci,
+            "budget_s": self._timing.budget_s,
             "elapsed_s": self._spent_s,
         }
 
@@ -149,11 +160,74 @@ def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
     """Return the median's 95 % interval; with too few blocks, their range and its coverage."""
+    if (coverage := range_confidence(len(medians))) >= CONFIDENCE:
+        return *median_interval(medians, CONFIDENCE), CONFIDENCE
+    estimate = float(np.median(medians))
+    if len(medians) < 2:
+        return None, estimate, None, None
+    return float(medians.min()), estimate, float(medians.max()), coverage
+
+
+@contextmanager
+def pause_collector() -> Iterator[None]:
+    """Switch the collector off and freeze all objects, so that `gc.collect()` is cheap.
+
+    Its state is restored afterwards, and objects that others froze stay frozen. Within
+    `settled_heap` newer objects are frozen only if there are many, as after compiling.
+    """
+    was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
+    with _freezing() as freezes:
+        gc.collect()
+        is_slow = within and time.perf_counter() - start > _SLOW_S
+        if freezes or is_slow:
+            gc.freeze()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if is_slow:
+                gc.unfreeze()  # the case's objects must be collected when it is over
+            if was_enabled:
+                gc.enable()
+
+
+@contextmanager
+def settled_heap() -> Iterator[Callable[[], None]]:
+    """Freeze all objects between cases, so that a collection within a case is short.
+
+    A collection of all objects of torch and a notebook takes 0.1 s, a hundred times per sweep.
+
+    Yields:
+        A function to call between cases. It does nothing if others have frozen objects.
+    """
+    within = _frozen_here
+
+    def settle() -> None:
+        if freezes or within:
+            gc.collect()
+            gc.freeze()
+
+    with _freezing() as freezes:
+        yield settle
+
+
+# Python 3.12 starts with 375 frozen objects. A program that freezes all objects has at least 4,000.
+_AT_START = 1_000
+_frozen_here = False
+_SLOW_S = 0.01  # of a collection; a block takes half as long
+
+
+@contextmanager
+def _freezing() -> Iterator[bool]:
+    """Yield whether the block may freeze objects; they are unfrozen when it ends."""
+    global _frozen_here
+    # counting torch's 500,000 objects takes 20 ms, so our own freeze is remembered
+    if _frozen_here or gc.get_freeze_count() > _AT_START:
+        yield False
+        return
+    _frozen_here = True
     try:
-        low, estimate, high = median_interval(medians, CONFIDENCE)
-    except TooFewSamples:
-        estimate = float(np.median(medians))
-        if len(medians) < 2:
-            return None, estimate, None, None
-        return float(medians.min()), estimate, float(medians.max()), range_confidence(len(medians))
-    return low, estimate, high, CONFIDENCE
+        yield True
+    finally:
+        _frozen_here = False
+        gc.unfreeze()

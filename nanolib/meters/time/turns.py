@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from nanolib.measurement import Flag, Measurement
-from nanolib.meters.cpu_load import cpu_times, load_between
-from nanolib.meters.time.clock import Call
-from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler, Collect
+from nanolib.meters.interference import cpu_times, load_between
+from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 ROUNDS = "rounds"  # the method of a speed-up
 _LABEL_S = 0.3  # between looks at the CPUs, which take milliseconds
 _FEW_BUSY = 0.25  # share of busy rounds that can be left out
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What to time.
-
-    Attributes:
-        phases: Scope → call, in order.
-        rel_ci, budget_s, device, outliers, cold: As in `measure`.
-        total: Scope of the row of their sum, if there are several.
-        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
-            them.
-    """
-
-    phases: Mapping[str, Call]
-    rel_ci: float = 0.01
-    budget_s: float = 10.0
-    device: str = "cpu"
-    total: str = "total"
-    outliers: str = "keep"
-    cold: bool = False
-    collect: Collect | None = None
 
 
 @dataclass
@@ -130,8 +107,8 @@ def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
     Raises:
         TooFewSamples: Fewer than six rounds.
     """
-    low, centre, high = np.exp(hodges_lehmann(np.log(np.asarray(baseline_ms) / np.asarray(own_ms))))
-    return Interval(float(low), float(centre), float(high))
+    logs = np.log(np.asarray(baseline_ms) / np.asarray(own_ms))
+    return Interval(*np.exp(hodges_lehmann(logs)).tolist())
 
 
 def speed_up_row(
@@ -157,8 +134,8 @@ def speed_up_row(
     few_busy = len(clean) >= max(FLOOR_BLOCKS, (1 - _FEW_BUSY) * len(both))
     used = clean if few_busy or len(clean) >= MIN_BLOCKS else both
 
-    def series(of: str) -> list[float]:
-        return [float(one.ms[of].sum() if phase is None else one.ms[of][phase]) for one in used]
+    def series(of: str) -> np.ndarray:
+        return np.array([one.ms[of].sum() if phase is None else one.ms[of][phase] for one in used])
 
     base, own = series(baseline), series(name)
     try:
@@ -172,7 +149,7 @@ def speed_up_row(
         high,
         0.95,
         n=len(used),
-        samples=tuple(a / b for a, b in zip(base, own, strict=True)),
+        samples=tuple((base / own).tolist()),
         method=ROUNDS,
         scope=scope,
         flags=(Flag.BUSY_MACHINE,) if used is both and len(clean) < len(both) else (),

@@ -1,4 +1,4 @@
-"""Real work timed in versions that do 0, 3, 5 or 10 % more of it, in both ways of collecting: what `trust.py` replays."""
+"""Record real work in versions that do 0, 3, 5 or 10 % more of it, and replay comparisons from that."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from nanolib.ab.children import VersionProcess
-from nanolib.ab.pairs import Settings
-from nanolib.ab.processes import Processes
-from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, block_calls
+from nanolib.ab.pairs import Pairs, Settings
+from nanolib.ab.processes import CHILDREN, Processes
+from nanolib.ab.schedule import (
+    FEWEST_PAIRS,
+    MIN_PAIRS,
+    PROCESS_PAIRS,
+    TIMED,
+    WARM_UP_S,
+    _compare,
+    block_calls,
+    ends_after,
+    is_precise_enough,
+    next_look,
+    precise_enough,
+)
 from nanolib.ab.worktree import Version
-from parts.neighbors import busy_neighbors
+from nanolib.stats.compare import THRESHOLD, Kind, Verdict
+from nanolib.stats.intervals import TooFewSamples
 from tests.ab.conftest import Repository
+from tests.benchmarks.parts.neighbors import busy_neighbors
 
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
@@ -26,6 +40,7 @@ UNITS = list(VERSIONS.values())
 # Of interleaved blocks of two versions, in each pair of processes.
 WINDOW_S = Settings.budget_s * TIMED / PROCESS_PAIRS
 IN_A_ROW_S = 1.0  # of calls, per version
+BEYOND = (Kind.REGRESSED, Kind.IMPROVED)
 
 
 def tag(version: str) -> str:
@@ -97,9 +112,8 @@ def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> 
             for process in processes:
                 process.ask(do="next")
         recording.fork_s = float(np.median(forks))
-        recording.fork_server_s = (
-            (forks[0] - recording.fork_s) * len(processes) / 2
-        )  # the first had to be made
+        # the first had to be made
+        recording.fork_server_s = (forks[0] - recording.fork_s) * len(processes) / 2
     print(
         f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
         flush=True,
@@ -124,3 +138,77 @@ def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
     while time.monotonic() < end:
         times += [call for (call,) in side.time_block(calls, keep=False)]
     return np.array(times)
+
+
+def replay_ab(
+    recording: Recording, units: float, rng: np.random.Generator, budget_s: float
+) -> Pairs:
+    """Return the blocks that `nano ab` would have measured of A and of B, which does `units` of work."""
+    pairs, spent_s = Pairs(), 0.0
+    for number, at in enumerate(rng.permutation(len(recording.generations)), 1):
+        generation = recording.generations[at]
+        found = _replay_processes(generation, units, rng, budget_s)
+        pairs += found
+        if (number - 1) % CHILDREN == 0:
+            spent_s += recording.fork_server_s
+        timed_s = len(found.a) / generation.pairs.shape[1] * WINDOW_S
+        spent_s += recording.fork_s + WARM_UP_S + timed_s
+        if ends_after(number, spent_s, budget_s) or is_precise_enough({"": pairs}, Settings.rel_ci):
+            break
+    return pairs
+
+
+def judge(pairs: Pairs, threshold: float = THRESHOLD) -> Verdict | None:
+    """Decide as `nano ab` does; it gives no verdict on too few pairs."""
+    try:
+        return _compare(pairs, Settings(threshold=threshold))
+    except TooFewSamples:
+        return None
+
+
+def is_called(
+    verdict: Verdict | None, units: float, kinds: Collection[Kind] = (*BEYOND, Kind.SUSPECT)
+) -> bool:
+    """Whether B is called slower, or faster if it does less."""
+    if verdict is None:
+        return False
+    return verdict.kind in kinds and (verdict.ratio > 1) == (units >= UNITS[0])
+
+
+def replay_peer(
+    rule: Callable, recording: Recording, units: float, rng: np.random.Generator, length: int
+) -> bool:
+    """Whether the rule of another harness calls B slower, after so many series of A and then of B."""
+    start = int(rng.integers(len(recording.generations)))
+    order = [*recording.generations[start:], *recording.generations[:start]]
+    parts = order[:length], order[length : 2 * length]
+    a, b = (
+        np.concatenate([generation.calls[version] for generation in part]) / UNITS[version] / 1000
+        for version, part in zip(_two_versions(rng), parts, strict=True)
+    )
+    a, b = a * UNITS[0], b * units
+    return rule(a, b) if units >= UNITS[0] else rule(b, a)
+
+
+def _two_versions(rng: np.random.Generator) -> list[int]:
+    """Draw the versions that stand for A and B: any two, since what each does more is divided out.
+
+    A set of processes is one draw of their positions in memory. With either of two versions as A it
+    is two draws, around the truth.
+    """
+    return rng.choice(len(UNITS), 2, replace=False).tolist()
+
+
+def _replay_processes(
+    generation: Generation, units: float, rng: np.random.Generator, budget_s: float
+) -> Pairs:
+    """Take pairs of one pair of processes until they are precise enough or used up."""
+    a, b = (
+        generation.pairs[version] / UNITS[version] * done
+        for version, done in zip(_two_versions(rng), (UNITS[0], units), strict=True)
+    )
+    most, n = max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))), MIN_PAIRS
+    while n < most and not precise_enough(a[:n], b[:n], Settings.rel_ci):
+        n = next_look(n)
+    n = min(n, most, len(a))
+    return Pairs(a[:n].tolist(), b[:n].tolist(), [n])

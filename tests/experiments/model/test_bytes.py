@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
-from nanolib.meters.reads import BytesRead
+from nanolib.meters.tensor_bytes import BytesRead
 from tests.experiments.own import TINY
 
 

@@ -10,7 +10,7 @@ from nanolib.experiments.model.planner import USES, Planner, largest
 from nanolib.experiments.model.planning import plan
 from nanolib.experiments.model.request import memory_bytes
 from nanolib.measurement import BadInput, MemoryKind
-from nanolib.meters.memory import LiveBytes
+from nanolib.meters.tensor_bytes import LiveBytes
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import logits_of
 from tests.experiments import own

@@ -1,10 +1,11 @@
-"""Read a GPU's clock, power and temperature during a timing, and why its clock was lowered."""
+"""Read a GPU's clock, power and temperature during a timing, and find what disturbs it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import operator
+import os
 import statistics
 from collections import defaultdict
 from typing import Any
@@ -12,13 +13,20 @@ from typing import Any
 from nanolib.meters.machine import gpu_uuid
 
 # NVML's reasons for a lower clock that you did not choose, by their bits.
-SLOWED_BY = {
+_SLOWED_BY = {
     0x08: "hardware slowdown",
     0x20: "heat",
     0x40: "heat, in hardware",
     0x80: "power brake",
 }
-_UNDER_LOAD = {0x04: "power cap", **SLOWED_BY}
+_UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
+_BUSY_PERCENT = 10
+
+
+def _pynvml() -> Any:
+    import pynvml  # only NVIDIA GPUs need it
+
+    return pynvml
 
 
 def instant_watts(nvml: Any, gpu: Any) -> float:
@@ -54,8 +62,7 @@ class GpuState:
     """
 
     def __init__(self, device: str, nvml: Any = None) -> None:
-        self._device = str(device)
-        self._nvml = nvml
+        self._device, self._nvml = device, nvml or _pynvml()
         self._seen: defaultdict[str, list[float]] = defaultdict(list)
 
     def read(self) -> None:
@@ -88,12 +95,45 @@ class GpuState:
     @functools.cached_property
     def _gpu(self) -> Any:
         """The GPU's handle; None if the driver does not answer."""
-        if self._nvml is None:
-            import pynvml  # most machines have no driver for it
-
-            self._nvml = pynvml
         try:
             self._nvml.nvmlInit()
             return self._nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self._device))
         except self._nvml.NVMLError:
             return None
+
+
+def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
+    """Describe other processes on a GPU, its utilization, a power cap, and what lowers its clock.
+
+    Args:
+        uuid: `GPU-…`.
+        nvml: The module to ask; `pynvml` by default.
+    """
+    nvml = nvml or _pynvml()
+    try:
+        nvml.nvmlInit()
+        gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError as error:
+        return [f"other work on the GPU is not known ({error})"]
+    lines = []
+
+    def ask(name: str) -> Any:
+        """Return None if the driver refuses: not every GPU supports every question."""
+        try:
+            return getattr(nvml, f"nvmlDeviceGet{name}")(gpu)
+        except nvml.NVMLError:
+            return None
+
+    processes = ask("ComputeRunningProcesses") or []
+    if others := sum(one.pid != os.getpid() for one in processes):
+        lines.append(f"{others} other process(es) compute on the GPU")
+    use = ask("UtilizationRates")
+    if use is not None and use.gpu > _BUSY_PERCENT:
+        lines.append(f"the GPU's utilization is {use.gpu} %")
+    limit, usual = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
+    if limit and usual and limit < usual:
+        lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W")
+    reasons = ask("CurrentClocksThrottleReasons") or 0
+    if named := [name for bit, name in _SLOWED_BY.items() if reasons & bit]:
+        lines.append(f"the GPU's clock is lowered by {', '.join(named)}")
+    return lines

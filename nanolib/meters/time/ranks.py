@@ -1,0 +1,227 @@
+"""Time code on each rank: named blocks of it, and calls that all ranks make together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from nanolib.measurement import BadInput
+from nanolib.meters.time.clock import Call, Device, HostClock, synchronizer
+from nanolib.meters.time.sampler import (
+    BLOCK_MS,
+    FLOOR_BLOCKS,
+    MAX_BLOCKS,
+    BlockSampler,
+    Timing,
+    pause_collector,
+)
+from nanolib.meters.time.turns import take_turns
+
+KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
+
+
+class Timer:
+    """Times named blocks and prints a table of them.
+
+    A block's time excludes the blocks inside it, so all times add up to the elapsed time. With
+    several ranks, a block whose name starts with `comm_` has a barrier first. Its time counts as
+    `wait`, since waiting for a slow rank is not communication.
+
+    Args:
+        device: The device to synchronize before each reading.
+        use_cuda: Use CUDA; an alternative to `device` for code of other suites.
+
+    Attributes:
+        seconds: Block → the time of each of its runs.
+
+    Raises:
+        BadInput: There is no CUDA device.
+    """
+
+    def __init__(self, device: Device = "cpu", *, use_cuda: bool | None = None) -> None:
+        if use_cuda is not None:
+            device = "cuda" if use_cuda else "cpu"
+        if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            remedy = "give use_cuda=torch.cuda.is_available()"
+            raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
+        self.seconds: dict[str, list[float]] = {}
+        self._synchronize = synchronizer(device)
+        self._open = threading.local()  # threads do not share open blocks
+
+    @contextmanager
+    def time_block(self, name: str) -> Iterator[None]:
+        """Add the block's wall time to `name`, without blocks inside it."""
+        if name.startswith("comm_") and _ranks() > 1:
+            with self._timed("wait"):
+                dist.barrier()
+        with self._timed(name):
+            yield
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._synchronize()
+        # per open block, the seconds of the blocks inside it
+        within: list[float] = self._open.__dict__.setdefault("within", [])
+        within.append(0.0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._synchronize()
+            took = time.perf_counter() - start
+            self.seconds.setdefault(name, []).append(took - within.pop())
+            if within:
+                within[-1] += took
+
+    def totals(self) -> dict[str, float]:
+        """Return the seconds in each block."""
+        return {name: sum(times) for name, times in self.seconds.items()}
+
+    def shares(self) -> dict[str, float]:
+        """Return the seconds of compute, wait, communication and other blocks."""
+        found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
+        for name, seconds in self.totals().items():
+            found[KINDS.get(name.split("_")[0], "other")] += seconds
+        return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
+
+    def print_stats(self, write: Callable[[str], object] = print) -> None:
+        """Print calls, total, mean and standard deviation of each block, and shares by kind."""
+        width = max([len(name) for name in self.seconds] + [13])
+        rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
+        lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
+        for name, times in self.seconds.items():
+            mean_ms = 1e3 * statistics.fmean(times)
+            sd_ms = 1e3 * statistics.stdev(times) if len(times) > 1 else 0.0
+            lines.append(
+                f"{name:<{width}}  {len(times):5d}  {sum(times):8.3f}  {mean_ms:8.3f}  {sd_ms:8.3f}"
+            )
+        total = sum(self.totals().values())
+        for kind, seconds in self.shares().items():
+            share = seconds / total if total else 0.0
+            lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
+        lines.append(f"{'total':<{width}}         {total:8.3f}")
+        write("\n".join(lines))  # at once, so that lines of ranks do not mix
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+class RankTimes(NamedTuple):
+    """Times of one rank. The largest over ranks is the time of the call.
+
+    Attributes:
+        ms: Name → milliseconds per call, a value per round.
+        is_busy: Per round, whether other processes disturbed it.
+    """
+
+    ms: dict[str, list[float]]
+    is_busy: list[bool]
+
+
+class _RankSampler(BlockSampler):
+    """Takes blocks that start at once on all ranks and have one size."""
+
+    def __init__(self, call: Call, device: Device) -> None:
+        super().__init__(_BarrierClock(synchronizer(device)), Timing({"": call}))
+        self._device = device
+
+    def _size(self, call_ms: float) -> tuple[int, int]:
+        return 1, math.ceil(BLOCK_MS / _largest(call_ms, self._device))
+
+    def _why_enough(self) -> str:
+        return ""  # all ranks must stop after the same round
+
+
+class _BarrierClock(HostClock):
+    def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
+        dist.barrier()
+        return super().time_block(phases, calls, inner)
+
+
+def time_across_ranks(
+    calls: Mapping[str, Call],
+    budget_s: float,
+    *,
+    seed: int,
+    device: Device = "cpu",
+) -> RankTimes:
+    """Measure how long each call takes on this rank.
+
+    A block lasts at least 5 ms and starts at once on all ranks. In each round, each call has one
+    block, in a random order that is the same on all ranks.
+
+    Args:
+        calls: Name → call, the same on all ranks.
+        budget_s: Stop after this time or 100 rounds, but not before six rounds.
+        seed: Seed of the order.
+        device: Where this rank computes.
+    """
+    samplers: dict[str, BlockSampler] = {
+        name: _RankSampler(call, device) for name, call in calls.items()
+    }
+    for sampler in samplers.values():
+        sampler.begin()
+    with pause_collector():
+        rounds = take_turns(samplers, seed, enough=_budget(budget_s, device))
+    ms = {name: [float(one.ms[name][0]) for one in rounds] for name in calls}
+    return RankTimes(ms, [one.is_busy for one in rounds])
+
+
+def time_parts_across_ranks(
+    calls: Mapping[str, Callable[[Timer], object]],
+    budget_s: float,
+    *,
+    device: Device = "cpu",
+) -> dict[str, list[dict[str, float]]]:
+    """Measure how long each part of a call takes on this rank, with a barrier before communication.
+
+    Args:
+        calls: Name → call; it takes a `Timer`.
+        budget_s: As in `time_across_ranks`.
+        device: Where this rank computes.
+
+    Returns:
+        Name → for each run of the call, the part's name → milliseconds.
+    """
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
+    is_enough = _budget(budget_s, device)
+    with pause_collector():
+        for count in itertools.count():
+            for name, call in calls.items():
+                timer = Timer(device)
+                dist.barrier()
+                call(timer)
+                if count:  # the first run is cold
+                    ms = {part: 1e3 * seconds for part, seconds in timer.totals().items()}
+                    found[name].append(ms)
+            if is_enough(count):
+                break
+    return found
+
+
+def _budget(budget_s: float, device: Device) -> Callable[[int], bool]:
+    """Return a function that says, by the number of rounds, whether ranks have enough of them."""
+    start = time.perf_counter()
+
+    def is_enough(rounds: int) -> bool:
+        late = rounds >= FLOOR_BLOCKS and _largest(time.perf_counter() - start, device) >= budget_s
+        return late or rounds >= MAX_BLOCKS
+
+    return is_enough
+
+
+def _largest(value: float, device: Device) -> float:
+    """Return the largest value over ranks, so that all ranks make the same decision."""
+    shared = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+    return float(shared)
