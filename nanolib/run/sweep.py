@@ -28,11 +28,10 @@ from nanolib.models.functions import cause
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
 from nanolib.run.group import fit_together, grouped, measure_apart
-from nanolib.run.interference import Interference
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
 from nanolib.run.peaks_case import ceilings_of, measured_before
-from nanolib.run.provenance import new_run, take_over
+from nanolib.run.provenance import flag_interference, interference_lines, new_run, take_over
 from nanolib.run.timeout import Outcome, one_line
 from nanolib.run.worker import Canceled, run_here, run_in_process
 from nanolib.store import Store
@@ -190,8 +189,8 @@ class _Sweep:
             group for group in grouped(cases) if any(case.case_id not in finished for case in group)
         ]
         todo = sum(map(len, groups))
-        interference = Interference(self._store, self._run_id, todo)
-        done = len(cases) - todo
+        done, loads, lines = len(cases) - todo, [], []
+        known = self._store.runs_of([self._run_id]).interference.iloc[0]
         bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
         with bar, settled_heap() as settle:
             for group in groups:
@@ -204,11 +203,15 @@ class _Sweep:
                 with watch_cpus() as load:
                     outcomes = self._measure_group(group)
                 for case in group:
-                    interference.add(load, outcomes[case.case_id])
+                    flag_interference(outcomes[case.case_id], load)
                     store_outcome(self._store, self._run_id, case, outcomes[case.case_id])
+                loads += [load] * len(group)
+                if load.flags:
+                    lines = interference_lines(loads, todo)
+                    self._store.update_run(self._run_id, interference=[*known, *lines])
                 done += len(group)
                 bar.update(len(group))
-        for line in interference.lines:
+        for line in lines:
             say(f"not a quiet machine: {line}")
 
     def _measure_group(self, group: Sequence[Case]) -> dict[str, Outcome]:

@@ -9,8 +9,8 @@ from nanolib.experiments import ALL
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.cpu_load import CpuLoad
 from nanolib.run import notebooks, provenance, sweep
-from nanolib.run.interference import flagged
 from nanolib.run.jobs import plan
+from nanolib.run.timeout import Outcome
 from nanolib.store import Store
 from tests.run import sample_experiment as sample
 
@@ -84,6 +84,12 @@ def test_a_run_that_goes_on_keeps_what_it_met_before(tmp_path, loads):
     assert then == [*first, "others use 30%"] and len(first) == 2
 
 
+def _flagged(load, *rows):
+    outcome = Outcome(list(rows))
+    flag_interference(outcome, load)
+    return outcome.rows
+
+
 _LATENCY = Measurement("latency", 1.0, scope="forward")
 _WATCHED = {"details": {"others_share": 0.01}}
 
@@ -103,16 +109,16 @@ _WATCHED = {"details": {"others_share": 0.01}}
     ],
 )
 def test_what_others_can_change_is_flagged_unless_it_watched_its_own_time(row, is_flagged):
-    (found,) = flagged([row], BUSY)
+    (found,) = _flagged(BUSY, row)
     assert found.flags == ((Flag.BUSY_MACHINE,) if is_flagged else ())
-    assert flagged([row], QUIET) == [row]
+    assert _flagged(QUIET, row) == [row]
 
 
 def test_what_is_computed_from_a_timing_has_its_flags():
     busy = replace(_LATENCY, flags=(Flag.BUSY_MACHINE,), details={"others_share": 0.5})
     rate = Measurement("flops_per_second", 1.0, scope="forward")
-    assert flagged([busy, rate], QUIET)[1].flags == (Flag.BUSY_MACHINE,)
-    assert flagged([replace(busy, flags=()), rate], BUSY)[1].flags == ()
+    assert _flagged(QUIET, busy, rate)[1].flags == (Flag.BUSY_MACHINE,)
+    assert _flagged(BUSY, replace(busy, flags=()), rate)[1].flags == ()
 
 
 # what the terminal shows

@@ -12,7 +12,7 @@ from nanolib.experiments.model import shaped_case
 from nanolib.measurement import Status
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
-from nanolib.run import memory_plan, rows, sweep
+from nanolib.run import memory_plan, sweep
 from nanolib.store import Store
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def test_attention_needs_what_was_planned(case):
     planned, measured = case.plan(), {}
     for work in list(case.workloads(*case.inputs(0))):
         work.call()
-        peak, *_ = rows.memory_rows(work, "cpu", planned)
+        peak, *_ = memory_plan.memory_rows(work, "cpu", planned)
         measured[work.scope] = peak.estimate * 2**20
     assert planned.peaks, planned.reason
     assert planned.peaks == pytest.approx(measured, rel=0.05)

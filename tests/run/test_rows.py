@@ -10,7 +10,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.measurement import MemoryKind, Status
 from nanolib.meters import memory
-from nanolib.run import rows as rows_of
+from nanolib.run import memory_plan
 from tests.experiments.own import LLAMA, TINY
 from tests.measuring import timed_alone
 
@@ -93,8 +93,8 @@ def test_a_tokens_peak_is_its_plan_wherever_decoding_stood():
     prefill, decode = step.workloads()
     prefill.call()
     for rows in (
-        functools.partial(rows_of.breakdown_rows, decode, step.model, "cpu", case.plan(), None),
-        functools.partial(rows_of.memory_rows, decode, "cpu", case.plan()),
+        functools.partial(memory_plan.breakdown_rows, decode, step.model, "cpu", case.plan(), None),
+        functools.partial(memory_plan.memory_rows, decode, "cpu", case.plan()),
     ):
         for _ in range(3):
             peak, *_ = rows()
@@ -133,8 +133,8 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(mon
         )
         return [peak, memory.exact("reserved_memory", 9.0, scope=said["scope"])]
 
-    monkeypatch.setattr(rows_of, "measure_memory", measured)
-    peak, _, *parts = rows_of.breakdown_rows(
+    monkeypatch.setattr(memory_plan, "measure_memory", measured)
+    peak, _, *parts = memory_plan.breakdown_rows(
         work, torch.nn.Module(), "cuda:0", dataclasses.replace(_case()).plan(), None
     )
     held = {row.scope.partition(": ")[2]: row for row in parts}
@@ -146,7 +146,7 @@ def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(mon
 
 
 def _parts(work):
-    counter = rows_of.followed(work, torch.nn.Module())
+    counter = memory_plan.followed(work, torch.nn.Module())
     return max(
         (held.by_kind for held in counter.breakdowns().values()),
         key=lambda kinds: sum(kinds.values()),

@@ -9,8 +9,7 @@ import textwrap
 import psutil
 import pytest
 
-from nanolib.run.rank import RankFailed
-from nanolib.run.ranks import run_ranks
+from nanolib.run.ranks import RankFailed, run_ranks
 from tests.run import rank_bodies
 
 pytestmark = pytest.mark.slow
