@@ -27,13 +27,19 @@ from nanolib.meters.time.collector import settled_heap
 from nanolib.models.functions import cause
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
-from nanolib.run.group import fit_together, grouped, measure_apart
+from nanolib.run.group import (
+    Canceled,
+    fit_together,
+    grouped,
+    measure_apart,
+    run_here,
+    run_in_process,
+)
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
-from nanolib.run.peaks_case import ceilings_of, measured_before
+from nanolib.run.peaks_case import measured_before
 from nanolib.run.provenance import flag_interference, interference_lines, new_run, take_over
 from nanolib.run.timeout import Outcome, one_line
-from nanolib.run.worker import Canceled, run_here, run_in_process
 from nanolib.store import Store
 
 if TYPE_CHECKING:
@@ -251,8 +257,7 @@ class _Sweep:
             details = {"attempts": attempts}
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
-        ceilings = ceilings_of(self._store, self._run_id)
-        given = self._params, cases, ceilings, self._store, self._run_id
+        given = self._params, cases, self._store, self._run_id
         # A case that was in flight when the run was killed may have killed it.
         if self._isolated or any(case.case_id in self._attempts for case in cases):
             return run_in_process(*given, self._stop)

@@ -10,6 +10,7 @@ from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.cpu_load import CpuLoad
 from nanolib.run import notebooks, provenance, sweep
 from nanolib.run.jobs import plan
+from nanolib.run.provenance import flag_interference
 from nanolib.run.timeout import Outcome
 from nanolib.store import Store
 from tests.run import sample_experiment as sample

@@ -68,7 +68,7 @@ def test_a_case_in_a_process_of_its_own_knows_the_interval_of_the_ceiling(tmp_pa
     params = ALL["attention"]().Params(**ATTENTION, isolation="process")
     with Store(tmp_path / "results.sqlite") as store:
         run = sweep.measure(ALL["attention"](), params, store=store, progress=False)
-        rows, known = run.measurements(), sweep.ceilings_of(store, run.run_id)["float32"]
+        rows, known = run.measurements(), peaks_case.ceilings_of(store, run.run_id)["float32"]
     (share,) = rows[rows["metric"] == "mfu"].itertuples()
     (rate,) = rows[rows["metric"] == "flops_per_second"].itertuples()
     assert (share.low, share.high) == pytest.approx((rate.low / known.high, rate.high / known.low))

@@ -12,9 +12,9 @@ from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.run import provenance, sweep
 from nanolib.run.dry_run import expected_s
+from nanolib.run.group import Canceled
 from nanolib.run.provenance import new_run
 from nanolib.run.timeout import Outcome
-from nanolib.run.worker import Canceled
 from nanolib.store import Store
 from nanolib.store.identity import host, process_name
 from tests.run import sample_experiment as sample

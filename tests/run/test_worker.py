@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from nanolib.measurement import BadInput
-from nanolib.run.worker import answers_of
+from nanolib.run.timeout import answers_of
 
 
 def two_answers_and_noise():
