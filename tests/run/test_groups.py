@@ -4,14 +4,7 @@ import pytest
 
 from nanolib.measurement import Flag
 from nanolib.run import group, memory_plan, sweep
-from nanolib.store import Store
 from tests.run import sample_groups as sample
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "results.sqlite") as opened:
-        yield opened
 
 
 @pytest.fixture
