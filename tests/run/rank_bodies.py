@@ -40,10 +40,3 @@ def mark(request):
     with open(request["file"], "w") as file:
         file.write(str(os.getpid()))
     spin(request)
-
-
-def call_then_wait(request):
-    dist.barrier()
-    if dist.get_rank() == request["rank"]:
-        exec(request["code"])
-    spin(request)
