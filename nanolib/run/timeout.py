@@ -193,14 +193,12 @@ def answers_of(
     """
     answers: list[Any] = []
     try:
-        for answer, refused, reason in call_in_process(
-            _answer, function, arguments, limit_s=limit_s
-        ):
-            if refused:
-                raise BadInput(*refused)
-            if reason:
-                return answers, reason
-            answers.append(answer)
+        for sent in call_in_process(_answer, function, arguments, limit_s=limit_s):
+            if isinstance(sent, BadInput):
+                raise BadInput(*sent.lines)
+            if isinstance(sent, str):
+                return answers, sent
+            answers += sent
     except Late:
         return answers, f"it takes over {limit_s:g} s"
     except Died as error:
@@ -213,14 +211,14 @@ def _answer(
     function: Callable[..., Iterable[Any]],
     arguments: tuple[Any, ...],
 ) -> None:
-    """In that process: send each answer, and then the lines of `BadInput` or why it ended."""
+    """In that process: send each answer in a list, and then a `BadInput` or why it ended."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     try:
         for answer in function(*arguments):
-            send((answer, (), ""))
+            send([answer])
     except BadInput as error:
-        send((None, error.lines, ""))
+        send(error)
     except BaseException as error:  # the user's code may call sys.exit
-        send((None, (), cause(error)))
+        send(cause(error))

@@ -3,8 +3,6 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
@@ -175,25 +173,18 @@ def _is_taken_or_told(name, field, value):
     return bool(json.dumps(taken.model_dump(mode="json"), allow_nan=False))  # the store can hold it
 
 
-_KINDS = [
-    {"kind": "dense", "backend": "math"},
-    {"kind": "sparse", "pattern": "window", "window": 64},
-]
-_PRINTABLE = st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])
-_valid = st.fixed_dictionaries(
-    {},
-    optional={
-        "seq_lens": st.lists(st.integers(1, 2**20), min_size=1, max_size=4, unique=True),
-        "attention_types": st.lists(st.sampled_from(_KINDS), min_size=1, unique_by=str),
-        "budget_s": st.floats(1e-3, 1e3),
-        "causal": st.booleans(),
-        "label": st.text(_PRINTABLE, max_size=20),
-    },
+_KINDS = [{"kind": "dense", "backend": "math"}, {"kind": "sparse", "pattern": "window"}]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"seq_lens": [1, 2**20], "attention_types": _KINDS, "budget_s": 1e-3, "causal": False},
+        {"label": "123", "budget_s": 1e3},
+        {"label": "~ {a: [é 漢]} # 'x\": 1e-3", "attention_types": _KINDS[1:]},
+    ],
 )
-
-
-@settings(max_examples=100)
-@given(values=_valid)
 def test_parameters_survive_a_file_the_command_line_and_the_store(values):
     made = _params("attention")(**values)
     dumped = made.model_dump(mode="json")
