@@ -69,9 +69,9 @@ class SweepRun:
     """
 
     def __init__(self, store: Store, run_id: str) -> None:
-        self.store, self.run_id, self._start = store, run_id, time.perf_counter()
-        before = store.runs_of([run_id]).duration_s.iloc[0]
-        self._before = float(before or 0)  # of a run that is continued
+        self.store, self.run_id = store, run_id
+        before = store.runs_of([run_id]).duration_s.iloc[0]  # of a run that is continued
+        self._start = time.perf_counter() - float(before or 0)
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
         """Read the rows of the run, of an earlier start too; see `Store.measurements`."""
@@ -95,7 +95,7 @@ class SweepRun:
 
     def end(self, status: RunStatus, message: str = "") -> None:
         """Write how the run ended and how long it took."""
-        duration = self._before + time.perf_counter() - self._start
+        duration = time.perf_counter() - self._start
         self.store.update_run(self.run_id, status=status, duration_s=duration, message=message)
 
 
@@ -191,9 +191,7 @@ class _Sweep:
     ) -> None:
         """Measure what is not finished, and store it."""
         finished = self._store.finished_cases(self._run_id)
-        groups = [
-            group for group in grouped(cases) if any(case.case_id not in finished for case in group)
-        ]
+        groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
         todo = sum(map(len, groups))
         done, loads, lines = len(cases) - todo, [], []
         known = self._store.runs_of([self._run_id]).interference.iloc[0]

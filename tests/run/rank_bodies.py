@@ -33,10 +33,3 @@ def misbehave(request):
 def spin(request):
     while True:
         time.sleep(0.1)
-
-
-def mark(request):
-    dist.barrier()  # all ranks are there
-    with open(request["file"], "w") as file:
-        file.write(str(os.getpid()))
-    spin(request)

@@ -92,9 +92,8 @@ def test_a_database_for_others_pairs_with_ones_own_and_is_whole(tmp_path, store)
     mine = store.measurements(["a"], samples=True)
     with Store(tmp_path / "x.sqlite", create=False) as shared:
         theirs = shared.measurements(samples=True)
-        assert shared.runs().params.tolist() == [{"seed": 1}] and list(
-            shared.trace("power_samples").watts
-        ) == [5.0]
+        assert shared.runs().params.tolist() == [{"seed": 1}]
+        assert list(shared.trace("power_samples").watts) == [5.0]
         assert [list(one) for one in theirs.samples] == [list(one) for one in mine.samples]
     assert theirs.drop(columns=["id", "samples"]).equals(mine.drop(columns=["id", "samples"]))
     assert set(compare_rows(mine, theirs).counts) == {"equivalent"}
@@ -124,8 +123,6 @@ def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(
 
     monkeypatch.setattr("os.link", full)
     monkeypatch.setattr("pathlib.Path.rename", full)
-    with pytest.raises(
-        BadInput, match=r"y.* cannot be written \(No space left on device\); free space there"
-    ):
+    with pytest.raises(BadInput, match=r"y.* cannot be written \(No space left .*; free space"):
         export.write(store, ["a"], folder / f"y{ending}")
     assert [file.name for file in folder.iterdir()] == [f"x{ending}"]
