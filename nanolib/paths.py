@@ -23,13 +23,10 @@ def find_checkout() -> Path | None:
         package; None if it is not in one.
     """
     here = Path.cwd()
-    candidates = (here, *here.parents, Path(__file__).resolve().parents[1])
-    return next(filter(_contains_workbook, candidates), None)
-
-
-def _contains_workbook(folder: Path) -> bool:
-    """Whether the folder contains notebooks and the params files of the suite `quick`."""
-    return any(folder.glob("notebooks/*.ipynb")) and (folder / "params" / "quick").is_dir()
+    for folder in (here, *here.parents, Path(__file__).resolve().parents[1]):
+        if any(folder.glob("notebooks/*.ipynb")) and (folder / "params" / "quick").is_dir():
+            return folder
+    return None
 
 
 def checkout() -> Path:
@@ -52,9 +49,8 @@ def installed_workbook() -> Path:
 
     A wheel contains them as `nanolib/workbook`. In a checkout they are next to the package.
     """
-    package = Path(__file__).resolve().parent
-    inside = package / "workbook"
-    return inside if inside.is_dir() else package.parent
+    inside = Path(__file__).resolve().with_name("workbook")
+    return inside if inside.is_dir() else inside.parents[1]
 
 
 def expanded(path: str) -> Path:
@@ -117,9 +113,7 @@ def put_in_place(target: Path) -> Iterator[Path]:
         try:
             # A rename would replace a file that appeared while the block was writing.
             os.link(file, target)
-        except FileExistsError:
-            raise
-        except OSError:  # the file system has no links
+        except OSError:  # the target exists, or the file system has no links
             if os.path.lexists(target):
                 raise FileExistsError(target) from None
             file.rename(target)

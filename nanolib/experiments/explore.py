@@ -24,9 +24,9 @@ from nanolib.report.theme import empty_chart
 from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.dry_run import prediction_table
+from nanolib.run.group import Canceled
 from nanolib.run.jobs import DEFAULT_SUITE, plan
 from nanolib.run.peaks_case import ceilings_of
-from nanolib.run.worker import Canceled
 from nanolib.store import Store
 
 

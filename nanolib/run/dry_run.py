@@ -58,18 +58,18 @@ class CasePrediction(NamedTuple):
 
 def predict_case(case: Case, ceilings: dict[str, float]) -> CasePrediction:
     """Predict a case by its formulas and its plan; a model of the user's own is not built."""
-    ms = mib = "—"
-    if case.runs_code:
-        return CasePrediction(str(case), ms, mib, "known after a run: its model is your own code")
-    if (latency := case.predict(ceilings).get("latency")) is not None:
-        ms = _text("latency", latency)
-    if reason := case.unsupported():
-        return CasePrediction(str(case), ms, mib, f"unsupported: {reason}")
-    plan = case.plan()
-    if plan.most is not None:
-        mib = format_number(plan.most / MIB)
-    lacking = shortage(plan, case.device)
-    return CasePrediction(str(case), ms, mib, f"oom_predicted: {lacking}" if lacking else "runs")
+    ms, mib, here = "—", "—", "known after a run: its model is your own code"
+    if not case.runs_code:
+        if (latency := case.predict(ceilings).get("latency")) is not None:
+            ms = _text("latency", latency)
+        if reason := case.unsupported():
+            here = f"unsupported: {reason}"
+        else:
+            plan = case.plan()
+            mib = mib if plan.most is None else format_number(plan.most / MIB)
+            lacking = shortage(plan, case.device)
+            here = f"oom_predicted: {lacking}" if lacking else "runs"
+    return CasePrediction(str(case), ms, mib, here)
 
 
 def expected_s(

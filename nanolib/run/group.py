@@ -1,25 +1,38 @@
-"""Measure the cases of a group: prepare each by itself, and time them in turns."""
+"""Measure one case, or the cases of a group in turns, in this process or in a fresh one."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from nanolib.measurement import OVER, Flag, Measurement, Unsupported
+from nanolib.measurement import OVER, Flag, Measurement, Status, Unsupported
+from nanolib.meters.machine import limit_threads
 from nanolib.meters.time.latency import measure, measure_alone, measure_in_turns
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
+from nanolib.run.peaks_case import ceilings_of
+from nanolib.run.process import Died, Late, call_in_process
 from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
+from nanolib.store import Store
+from nanolib.store.traces import recording
 
+_GRACE_S = 5.0  # in which a case that can still be interrupted reports that it was late
 _PACE_SIZE, _PACE_S = 512, 0.3  # of the product that shows how fast the machine is at the moment
+
+
+class Canceled(BaseException):
+    """The user canceled the case; no `except Exception` on the way may swallow it."""
 
 
 def grouped(cases: Sequence[Case]) -> list[list[Case]]:
@@ -59,28 +72,6 @@ def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measur
     yield from case.measure(params, ceilings)
 
 
-@dataclass
-class _Lane:
-    """One case of a group.
-
-    Attributes:
-        case: Which.
-        measuring: Its measurement, between two steps.
-        outcome: Its rows so far.
-        timing: Its next timing; None if it is over.
-    """
-
-    case: Case
-    measuring: Measuring
-    outcome: Outcome = field(default_factory=Outcome)
-    timing: Timing | None = None
-
-    def end(self) -> None:
-        """Release what the case has allocated."""
-        self.timing = None
-        self.measuring.close()
-
-
 def measure_group(
     cases: Sequence[Case],
     params: Params,
@@ -100,49 +91,49 @@ def measure_group(
         Case id → its outcome, with a `speed_up` over each baseline that was timed in the same
         rounds. If a case has lost the device for this process, only the outcome of that case.
     """
-    lanes = {case.case_id: _Lane(case, start_case(case, params, ceilings)) for case in cases}
+    by_id = {case.case_id: case for case in cases}
+    steps = {case_id: start_case(case, params, ceilings) for case_id, case in by_id.items()}
+    outcomes = {case_id: Outcome() for case_id in by_id}
+    waiting: dict[str, Timing] = {}  # for its next timing
 
     def within(case_id: str) -> AbstractContextManager[None]:
         report(case_id)
-        return lanes[case_id].outcome.within(params.case_timeout_s)
+        return outcomes[case_id].within(params.case_timeout_s)
 
     def add(case_id: str, row: Measurement) -> None:
-        lanes[case_id].outcome.rows.append(row)
+        outcomes[case_id].rows.append(row)
         report(case_id, row)
 
     def advance(case_id: str, answer: dict[str, Measurement] | None = None) -> None:
         """Go on to the case's next timing, or to its end."""
-        lane = lanes[case_id]
         with within(case_id), contextlib.suppress(StopIteration):
-            made = lane.measuring.send(answer)
+            made = steps[case_id].send(answer)
             while not isinstance(made, Timing):
                 add(case_id, made)
-                made = next(lane.measuring)
-            lane.timing = made
+                made = next(steps[case_id])
+            waiting[case_id] = made
             return
-        lane.end()
+        steps[case_id].close()  # releases what the case has allocated
 
     try:
-        for case_id in lanes:
+        for case_id in by_id:
             advance(case_id)
-        while waiting := {case_id: lane.timing for case_id, lane in lanes.items() if lane.timing}:
+        while waiting:
             scopes = [*next(iter(waiting.values())).phases]
-            timings = {
-                name: timing for name, timing in waiting.items() if [*timing.phases] == scopes
-            }
+            chosen = [name for name, timing in waiting.items() if [*timing.phases] == scopes]
+            timings = {case_id: waiting.pop(case_id) for case_id in chosen}
             rows, rounds = _time(timings, params.seed, within)
             for case_id, timing in timings.items():
                 if case_id not in rows:  # it failed within its own block
-                    lanes[case_id].end()
+                    steps[case_id].close()
                     continue
-                others = [lanes[other].case for other in rows]
-                for row in _speed_ups(lanes[case_id].case, others, rounds, timing):
+                others = [by_id[other] for other in rows]
+                for row in _speed_ups(by_id[case_id], others, rounds, timing):
                     add(case_id, row)
                 advance(case_id, rows[case_id])
     except DeviceLost:
-        lost = [lane for lane in lanes.values() if "device_lost" in lane.outcome.details]
-        return {lane.case.case_id: lane.outcome for lane in lost}
-    return {case_id: lane.outcome for case_id, lane in lanes.items()}
+        return {at: outcome for at, outcome in outcomes.items() if "device_lost" in outcome.details}
+    return outcomes
 
 
 def _time(
@@ -233,3 +224,74 @@ def _speed_up_apart(base: Measurement, own: Measurement, drift: float, scope: st
         flags=tuple({*base.flags, *own.flags} & {Flag.SEQUENTIAL, Flag.BUSY_MACHINE}),
         details={"drift": drift},
     )
+
+
+def run_here(
+    params: Params,
+    cases: Sequence[Case],
+    store: Store,
+    run_id: str,
+    report: Callable[..., object] = lambda *_: None,
+) -> dict[str, Outcome]:
+    """Measure one case, whose traces go to the store, or those of a group; see `measure_group`."""
+    (first, *others), ceilings = cases, ceilings_of(store, run_id)
+    traced = nullcontext() if others else recording(lambda: store.new_trace(run_id, first.case_id))
+    with traced:
+        return measure_group(cases, params, ceilings, report)
+
+
+def run_in_process(
+    params: Params, cases: Sequence[Case], store: Store, run_id: str, stop: threading.Event
+) -> dict[str, Outcome]:
+    """Measure one case, or those of a group, in a fresh process, within their time limit.
+
+    Args:
+        params: Of the experiment.
+        cases: Which.
+        store: Where traces go, and the peak rates are.
+        run_id: The run that they belong to.
+        stop: Ends the process when it is set.
+
+    Raises:
+        Canceled: `stop` was set.
+
+    Returns:
+        Case id → its outcome. If the process died or was late, the case whose code ran has failed,
+        and the cases that had not ended have no outcome.
+    """
+    began, at = time.perf_counter(), cases[0].case_id
+    partial: defaultdict[str, Outcome] = defaultdict(Outcome)
+    outcomes: dict[str, Outcome] = {}
+    given = (params, list(cases), str(store.path.absolute()), run_id)
+    limit_s = params.case_timeout_s + _GRACE_S
+    try:
+        for at, sent in call_in_process(_serve, *given, limit_s=limit_s, stopped=stop.is_set):
+            if isinstance(sent, Outcome):
+                outcomes[at] = sent
+            elif sent is not None:
+                partial[at].rows.append(sent)
+    except Late:
+        partial[at].mark_timed_out(params.case_timeout_s)
+    except Died as error:
+        partial[at].status, partial[at].message = Status.ERROR, str(error)
+    if stop.is_set():
+        raise Canceled
+    if partial[at].message:
+        partial[at].seconds = time.perf_counter() - began
+        outcomes[at] = partial[at]
+    return outcomes
+
+
+def _serve(
+    send: Callable[[Any], None], params: Params, cases: Sequence[Case], database: str, run_id: str
+) -> None:
+    """In that process: send `(case_id, what)`: None before its code runs, each row, its outcome."""
+
+    def report(case_id: str, what: Any = None) -> None:
+        send((case_id, what))
+
+    params.look(cases)
+    with Store(database, create=False) as store, limit_threads():
+        outcomes = run_here(params, cases, store, run_id, report)
+    for case_id, outcome in outcomes.items():
+        report(case_id, outcome)

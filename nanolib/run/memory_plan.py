@@ -1,20 +1,35 @@
-"""Plan the memory of a case: its calls and earlier tensors, on tensors without data."""
+"""The calls of a case: the memory that is planned without data and measured, and a trace."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from nanolib.measurement import Unsupported
-from nanolib.meters.memory import MIB, LiveBytes, fake_tensors, free_bytes, why_not_planned
+from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact
+from nanolib.meters.layers.operations import write_trace
+from nanolib.meters.memory import (
+    MIB,
+    LiveBytes,
+    fake_tensors,
+    free_bytes,
+    measure_memory,
+    resident_row,
+    why_not_planned,
+)
 from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker
+from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
+from nanolib.run.params import Params
 from nanolib.run.timeout import one_line
+
+UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
 
 _HEADROOM = 0.9  # of the free memory: the process and the system need some
 _PLANS: dict[str, Plan] = {}
@@ -22,14 +37,15 @@ _LOW = 2  # blocks: a first one and a last one
 _At = Callable[[int], tuple[nn.Module, Iterable["Workload"]]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Workload:
     """One call of a case.
 
     Attributes:
         scope: The scope of its rows.
         call: What is called.
-        existing: Returns earlier tensors that count too: weights, inputs, the optimizer's states.
+        existing: Returns earlier tensors that count too: weights, inputs, the optimizer's states;
+            by default those of `kinds`.
         first: Leaves the tensors that a first call leaves for later calls: the optimizer's states,
             a cache.
         kinds: Returns the same tensors by use: a `MemoryKind` → tensors.
@@ -39,26 +55,15 @@ class Workload:
 
     scope: str
     call: Callable[[], object]
-    existing: Callable[[], Iterable[torch.Tensor]]
+    existing: Callable[[], Iterable[torch.Tensor]] = tuple
     first: Callable[[], object] = lambda: None
     kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]] | None = None
     phases: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     owners: Callable[[], Mapping[int, torch.Tensor]] = dict
 
-    @classmethod
-    def of_kinds(
-        cls,
-        scope: str,
-        call: Callable[[], object],
-        kinds: Callable[[], Mapping[str, Iterable[torch.Tensor]]],
-        **rest: Any,
-    ) -> Workload:
-        """Make one whose tensors are known by use."""
-
-        def existing() -> list[torch.Tensor]:
-            return [tensor for tensors in kinds().values() for tensor in tensors]
-
-        return cls(scope, call, existing, kinds=kinds, **rest)
+    def __post_init__(self) -> None:
+        if kinds := self.kinds:
+            self.existing = lambda: [tensor for tensors in kinds().values() for tensor in tensors]
 
 
 def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
@@ -179,3 +184,84 @@ def shortage(plan: Plan, device: str) -> str:
         f"it needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; "
         "shorten it, or give fewer sequences or layers"
     )
+
+
+def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -> list[Measurement]:
+    """Measure the peak memory of one call, next to its plan.
+
+    Args:
+        work: Which call.
+        device: Where it computes.
+        plan: Of the peak.
+        counted: Whether a counter sees its tensors; a compiled kernel's it does not see.
+    """
+    if not counted:
+        message = f"{UNCOUNTED}; see resident_memory"
+        refused = {"status": Status.UNSUPPORTED, "message": message}
+        peak = Measurement("peak_memory", scope=work.scope, **refused)
+        return [peak, resident_row(work.call, work.scope)]
+    work.first()  # counted from where the plan was
+    existing, predicted = tuple(work.existing()), plan.peaks.get(work.scope)
+    return measure_memory(
+        work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
+    )
+
+
+def breakdown_rows(
+    work: Workload, model: nn.Module, device: str, plan: Plan, planned: MemoryBreakdown | None
+) -> list[Measurement]:
+    """Measure the peak of one call by kind of memory; the kinds add up to it.
+
+    On a GPU the peak is the allocator's, and its memory beyond the live tensors is a kind of its
+    own, `unattributed`.
+
+    Args:
+        work: Its tensors are known by kind.
+        model: Its modules are named.
+        device: Where it computes.
+        plan: Of the peak.
+        planned: The planned breakdown; None if there is none.
+
+    Returns:
+        `peak_memory`, with its parts and the peak of each phase (bytes) in its details;
+        `reserved_memory` or `resident_memory`; and `memory_part` by kind, MiB.
+    """
+    work.first()  # counted from where the plan was
+    gc.collect()
+    breakdowns = followed(work, model).breakdowns()
+    breakdown = max(breakdowns.values(), key=lambda each: each.peak)
+    peak, *others = memory_rows(work, device, plan)
+    parts = [[*part, size] for part, size in breakdown.largest(len(breakdown.parts))]
+    phases = {phase: each.peak for phase, each in breakdowns.items() if phase is not None}
+    peak.details.update(parts=parts, phases=phases)
+    known = planned.by_kind if planned else {}
+    kinds = dict.fromkeys(known, 0) | breakdown.by_kind
+    expected = {kind: known.get(kind, 0) / MIB for kind in kinds} if planned else {}
+    if device.startswith("cuda"):
+        kinds[MemoryKind.UNATTRIBUTED] = max(0, round(peak.estimate * MIB) - breakdown.peak)
+    rows = [peak, *others]
+    for kind, size in kinds.items():
+        made = {"scope": f"{work.scope}: {kind}", "method": peak.method}
+        rows.append(exact("memory_part", size / MIB, predicted=expected.get(kind), **made))
+    return rows
+
+
+def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measurement]:
+    """Measure the memory of a call whose tensors no counter sees, as one part."""
+    refused, resident = memory_rows(work, device, plan, counted=False)
+    scope = f"{work.scope}: {MemoryKind.UNATTRIBUTED}"
+    message = f"{UNCOUNTED}, so its parts are not known"
+    part = replace(resident, metric="memory_part", scope=scope, message=message)
+    return [refused, resident, part]
+
+
+def trace(work: Workload, case: Case, params: Params) -> None:
+    """Write the profiler's trace of one call into the folder `traces`, if `params.trace` is set."""
+    if not params.trace:
+        return
+    name, scope = (
+        re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in (f"{params.NAME} {case}", work.scope)
+    )
+    folder = make_folder(output_folder() / "traces")
+    file = f"{name[:100].strip('-')}-{scope}-{case.case_id[:6]}.json"
+    write_trace(work.call, folder / file, case.device)

@@ -244,13 +244,13 @@ def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
     """List what ran, how its cases ended, and how long it took; the last line is the sum."""
     lines = []
     for result in results:
-        counts = result.statuses.items()
-        others = [f"{count} {status}" for status, count in counts if status != "ok"]
+        counts = result.statuses
+        others = [f"{counts[status]} {status}" for status in counts if status != "ok"]
         line = {
             "notebook": result.name,
             "status": result.status,
             "cases": str(result.cases or "—"),
-            "ok": str(result.statuses.get("ok", "—")),
+            "ok": str(counts.get("ok", "—")),
             "other": ", ".join(others) or "—",
             "measuring s": result.measured_s,
             "rest s": max(0.0, result.seconds - result.measured_s),
@@ -258,6 +258,5 @@ def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
         }
         lines.append(line)
     table = pd.DataFrame(lines)
-    sums = table[["measuring s", "rest s", "total s"]].sum()
-    table.loc[len(table)] = {"notebook": "total", **sums}
+    table.loc[len(table)] = {"notebook": "total", **table.sum(numeric_only=True)}
     return table.fillna("").map(lambda cell: cell if isinstance(cell, str) else f"{cell:.1f}")

@@ -67,8 +67,7 @@ def run_on_ray(
                 for line in result.lines():
                     log(line)
         except KeyboardInterrupt:
-            for answer, result in pending.items():
-                ray.cancel(answer, force=True)
+            for result in pending.values():  # whose tasks end with this driver
                 result.status = RunStatus.INTERRUPTED
                 result.message = "stopped by Ctrl-C before its results came back"
             return results

@@ -5,9 +5,8 @@ Every share is of a rate that this run, or another of the same command, has meas
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -134,9 +133,8 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     rows = store.measurements(list(others.run_id), samples=True)
     is_peak = rows["metric"].isin(METRICS_OF_CEILINGS) & rows["estimate"].notna()
     for row in rows[is_peak & (rows["scope"] == case.ceiling)].to_dict("records"):
-        message = f"{row['message']}; measured by run {row['run_id'][:8]} of the same command"
-        values = {field.name: row[field.name] for field in dataclasses.fields(Measurement)}
-        return [Measurement(**values | {"message": message})]
+        row["message"] += f"; measured by run {row['run_id'][:8]} of the same command"
+        return [Measurement(**{field.name: row[field.name] for field in fields(Measurement)})]
     return []
 
 

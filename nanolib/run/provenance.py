@@ -1,4 +1,4 @@
-"""Which code makes a number, on which machine: the row of a run, by which it can be continued."""
+"""What makes a run's numbers: the code, the machine, and what else the machine did meanwhile."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ import hashlib
 import json
 import os
 import subprocess
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import nanolib
-from nanolib.measurement import RunStatus
-from nanolib.meters.interference import find_interference
+from nanolib.measurement import METRICS, Flag, Provenance, RunStatus
+from nanolib.meters.interference import CpuLoad, find_interference
 from nanolib.meters.machine import this_machine, versions
+from nanolib.meters.time.turns import ROUNDS
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.lock import say
 from nanolib.run.params import Params
+from nanolib.run.timeout import Outcome
 from nanolib.store import Run, Store
 from nanolib.store.identity import alive, process_name
+from nanolib.store.schema import DURING
+
+_OTHERS = "other processes, or a hypervisor, took up to {:.0%} of the CPUs"
+_NOT_TIMED_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 
 @functools.cache
@@ -95,3 +104,41 @@ def take_over(store: Store, run: Run) -> str:
         )
         return before.run_id
     return ""
+
+
+def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
+    """Describe the interference during the cases so far.
+
+    Args:
+        loads: Of the CPUs during each case.
+        cases: How many the run has to measure.
+    """
+    shares: defaultdict[str, list[float]] = defaultdict(list)  # finding → what others took, by case
+    for load in loads:
+        if load.is_busy:
+            shares[_OTHERS].append(load.taken)
+        if load.limited_by:
+            shares[f"{load.limited_by} held this process back"].append(0.0)
+    return [
+        f"{DURING}{len(taken)} of {cases} cases {text.format(max(taken))}"
+        for text, taken in shares.items()
+    ]
+
+
+def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
+    """Flag a case, and its timed rows, by the load of the CPUs during it.
+
+    Rows that watched their own time keep their own flags, and a row that is computed from a timing
+    has that timing's.
+    """
+    own = {
+        row.scope: tuple(flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED))
+        for row in outcome.rows
+        if row.details.get("others_share") is not None or row.method == ROUNDS
+    }
+    for at, row in enumerate(outcome.rows):
+        is_timed = METRICS[row.metric].is_timed and row.estimate is not None
+        if is_timed and row.provenance not in _NOT_TIMED_NOW:
+            flags = (*row.flags, *own.get(row.scope, load.flags))
+            outcome.rows[at] = replace(row, flags=tuple(dict.fromkeys(flags)))
+    outcome.details, outcome.flags = outcome.details | load.details(), load.flags

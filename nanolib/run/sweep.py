@@ -26,14 +26,19 @@ from nanolib.meters.time.sampler import settled_heap
 from nanolib.models.functions import cause
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
-from nanolib.run.group import fit_together, grouped, measure_apart
-from nanolib.run.interference import Interference
+from nanolib.run.group import (
+    Canceled,
+    fit_together,
+    grouped,
+    measure_apart,
+    run_here,
+    run_in_process,
+)
 from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
-from nanolib.run.peaks_case import ceilings_of, measured_before
-from nanolib.run.provenance import new_run, take_over
+from nanolib.run.peaks_case import measured_before
+from nanolib.run.provenance import flag_interference, interference_lines, new_run, take_over
 from nanolib.run.timeout import Outcome, one_line
-from nanolib.run.worker import Canceled, run_here, run_in_process
 from nanolib.store import Store
 
 if TYPE_CHECKING:
@@ -63,9 +68,9 @@ class SweepRun:
     """
 
     def __init__(self, store: Store, run_id: str) -> None:
-        self.store, self.run_id, self._start = store, run_id, time.perf_counter()
-        before = store.runs_of([run_id]).duration_s.iloc[0]
-        self._before = float(before or 0)  # of a run that is continued
+        self.store, self.run_id = store, run_id
+        before = store.runs_of([run_id]).duration_s.iloc[0]  # of a run that is continued
+        self._start = time.perf_counter() - float(before or 0)
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
         """Read the rows of the run, of an earlier start too; see `Store.measurements`."""
@@ -89,7 +94,7 @@ class SweepRun:
 
     def end(self, status: RunStatus, message: str = "") -> None:
         """Write how the run ended and how long it took."""
-        duration = self._before + time.perf_counter() - self._start
+        duration = time.perf_counter() - self._start
         self.store.update_run(self.run_id, status=status, duration_s=duration, message=message)
 
 
@@ -185,12 +190,10 @@ class _Sweep:
     ) -> None:
         """Measure what is not finished, and store it."""
         finished = self._store.finished_cases(self._run_id)
-        groups = [
-            group for group in grouped(cases) if any(case.case_id not in finished for case in group)
-        ]
+        groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
         todo = sum(map(len, groups))
-        interference = Interference(self._store, self._run_id, todo)
-        done = len(cases) - todo
+        done, loads, lines = len(cases) - todo, [], []
+        known = self._store.runs_of([self._run_id]).interference.iloc[0]
         bar = _progress_bar(progress, total=len(cases), initial=done, unit="case")
         with bar, settled_heap() as settle:
             for group in groups:
@@ -203,11 +206,15 @@ class _Sweep:
                 with watch_cpus() as load:
                     outcomes = self._measure_group(group)
                 for case in group:
-                    interference.add(load, outcomes[case.case_id])
+                    flag_interference(outcomes[case.case_id], load)
                     store_outcome(self._store, self._run_id, case, outcomes[case.case_id])
+                loads += [load] * len(group)
+                if load.flags:
+                    lines = interference_lines(loads, todo)
+                    self._store.update_run(self._run_id, interference=[*known, *lines])
                 done += len(group)
                 bar.update(len(group))
-        for line in interference.lines:
+        for line in lines:
             say(f"not a quiet machine: {line}")
 
     def _measure_group(self, group: Sequence[Case]) -> dict[str, Outcome]:
@@ -247,8 +254,7 @@ class _Sweep:
             details = {"attempts": attempts}
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
-        ceilings = ceilings_of(self._store, self._run_id)
-        given = self._params, cases, ceilings, self._store, self._run_id
+        given = self._params, cases, self._store, self._run_id
         # A case that was in flight when the run was killed may have killed it.
         if self._isolated or any(case.case_id in self._attempts for case in cases):
             return run_in_process(*given, self._stop)

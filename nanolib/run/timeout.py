@@ -1,11 +1,15 @@
-"""How one case ends: its rows, its time limit, and a status with the reason in one line."""
+"""How one case ends: its rows, its time limit, and a status with the reason in one line.
+
+The user's own functions end in time too, on tensors without data or in a fresh process.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -13,8 +17,9 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import Flag, Measurement, Status, Unsupported
+from nanolib.measurement import BadInput, Flag, Measurement, Status, Unsupported
 from nanolib.models.functions import cause
+from nanolib.run.process import Died, Late, call_in_process
 
 _IMPORT_RETRY_S = 0.05
 _PLAN_S = 60.0
@@ -168,3 +173,52 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
         left_s = max(outer_s - (time.monotonic() - start), _IMPORT_RETRY_S)
         signal.setitimer(signal.ITIMER_REAL, left_s if outer_s else 0)  # a limit around this one
+
+
+def answers_of(
+    function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
+) -> tuple[list[Any], str]:
+    """Run a user's function in a fresh process, which its time limit really ends; drop its output.
+
+    Args:
+        function: Of a module; yields its answers one by one, which pickle can send.
+        arguments: Its arguments.
+        limit_s: Time limit of each answer, s.
+
+    Returns:
+        The answers, and why there are no more; empty if the function came to its end.
+
+    Raises:
+        BadInput: The function did.
+    """
+    answers: list[Any] = []
+    try:
+        for sent in call_in_process(_answer, function, arguments, limit_s=limit_s):
+            if isinstance(sent, BadInput):
+                raise BadInput(*sent.lines)
+            if isinstance(sent, str):
+                return answers, sent
+            answers += sent
+    except Late:
+        return answers, f"it takes over {limit_s:g} s"
+    except Died as error:
+        return answers, str(error)
+    return answers, ""
+
+
+def _answer(
+    send: Callable[[Any], None],
+    function: Callable[..., Iterable[Any]],
+    arguments: tuple[Any, ...],
+) -> None:
+    """In that process: send each answer in a list, and then a `BadInput` or why it ended."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    try:
+        for answer in function(*arguments):
+            send([answer])
+    except BadInput as error:
+        send(error)
+    except BaseException as error:  # the user's code may call sys.exit
+        send(cause(error))

@@ -30,7 +30,7 @@ from nanolib.measurement import BadInput
 from nanolib.models.functions import cause
 from nanolib.params import read_value, read_yaml
 from nanolib.run import ranks
-from nanolib.run.rank import answer, raised_in, results_in
+from nanolib.run.ranks import answer, raised_in, results_in
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02

@@ -1,4 +1,4 @@
-"""Make, open and write a database file, whole or not at all."""
+"""Make, open, write and merge a database file, whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,22 @@ from typing import Any, Self
 
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, make_folder, put_in_place
-from nanolib.store.schema import APPLICATION_ID, SCHEMA, SCHEMA_VERSION
+from nanolib.store.schema import (
+    APPLICATION_ID,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TRACE_TABLES,
+    columns_of,
+)
 
 WAIT_S = 30.0  # for another program that has the file locked
+# The greater of two copies of a run stays: one that is done, then the fuller one.
+_RANK = (
+    "({run}.status = 'done',"
+    " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
+    " AND metric = 'case_duration' AND status != 'started'),"
+    " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id))"
+)
 
 
 class Connection:
@@ -46,12 +59,15 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all or nothing.
+        """Write all or nothing; a transaction within another is a part of it.
 
         Raises:
             BadInput: The file cannot be written: its disk is full, it is read-only, or another
                 program keeps it locked.
         """
+        if self.connection.in_transaction:
+            yield self.connection
+            return
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             yield self.connection
@@ -62,6 +78,34 @@ class Connection:
             if isinstance(error, sqlite3.OperationalError):
                 raise BadInput(unusable(self.path, error)) from error
             raise
+
+    def merge(self, path: str | Path) -> int:
+        """Import the runs of another database, by run_id. Safe to repeat.
+
+        If both databases contain a run, the copy that is done stays, and then the one with more
+        finished cases.
+
+        Args:
+            path: The other database.
+
+        Returns:
+            How many runs were imported.
+
+        Raises:
+            BadInput: The other database is missing, is this one, or contains rows that nanolib
+                would not write; nothing is imported.
+        """
+        check_mergeable(path, self.path)
+        self.connection.execute("ATTACH DATABASE ? AS other", (str(path),))
+        try:
+            with self.transaction() as db:
+                return _merge_attached(db)
+        except sqlite3.DatabaseError as error:
+            raise BadInput(
+                f"database: {path} cannot be merged ({error}); nothing was imported; name another"
+            ) from None
+        finally:
+            self.connection.execute("DETACH DATABASE other")
 
     def close(self) -> None:
         """Close the file."""
@@ -130,3 +174,50 @@ def value_of(rows: sqlite3.Cursor) -> Any:
     """Return the only value of a query."""
     ((value,),) = rows
     return value
+
+
+def check_mergeable(path: str | Path, into: Path) -> None:
+    """Check that a file is a database of this version, and another one.
+
+    Raises:
+        BadInput: It is not.
+
+    Example:
+        >>> from pathlib import Path
+        >>> check_mergeable("colleague.sqlite", Path("results.sqlite"))
+        Traceback (most recent call last):
+        nanolib.measurement.BadInput: ...colleague.sqlite...
+    """
+    with Connection(path, create=False) as other:
+        if other.path.resolve() == into.resolve():
+            raise BadInput(f"database: {path} is this database itself; name another")
+
+
+def _merge_attached(db: sqlite3.Connection) -> int:
+    """Import the runs of the attached database, and count them."""
+    ours, theirs = _RANK.format(schema="main", run="r"), _RANK.format(schema="other", run="o")
+    better = (
+        "SELECT o.run_id FROM other.runs o LEFT JOIN main.runs r USING (run_id)"
+        f" WHERE r.run_id IS NULL OR {theirs} > {ours} ORDER BY o.rowid"
+    )
+    taken = db.execute(better).fetchall()
+    # Rows get new ids here.
+    columns = ", ".join(name for name in columns_of(db, "measurements") if name != "id")
+    db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
+    for run in taken:
+        place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", run).fetchone()
+        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # with all that belongs to it
+        db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", run)
+        db.execute(
+            f"INSERT INTO main.measurements ({columns}) SELECT {columns} FROM other.measurements"
+            " WHERE run_id = ? ORDER BY rowid",
+            run,
+        )
+        traces = "FROM other.traces WHERE run_id = ?"
+        db.execute(f"INSERT INTO main.traces SELECT * {traces} ORDER BY rowid", run)
+        for table in TRACE_TABLES:
+            chosen = f"SELECT * FROM other.{table} WHERE trace_id IN (SELECT trace_id {traces})"
+            db.execute(f"INSERT INTO main.{table} {chosen}", run)
+        if place:  # a run that was here keeps its place in the order
+            db.execute("UPDATE main.runs SET rowid = ? WHERE run_id = ?", (*place, *run))
+    return len(taken)

@@ -277,7 +277,7 @@ class Reader(Connection):
         import pandas as pd
 
         frame = pd.read_sql_query(query, self.connection, params=list(values))
-        for name in set(JSON) & set(frame.columns):
+        for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
         return frame
 

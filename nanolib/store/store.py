@@ -13,7 +13,6 @@ from typing import Any
 from nanolib.measurement import BadInput, Measurement, RunStatus
 from nanolib.store.connection import unusable, value_of
 from nanolib.store.identity import gone
-from nanolib.store.merge import merge_database
 from nanolib.store.query import Reader, listed
 from nanolib.store.schema import LISTED, Run, columns_of, encode, insert
 from nanolib.store.traces import Trace, TraceWriter
@@ -78,7 +77,7 @@ class Store(Reader):
             insert(db, "machines", {name: given.get(name) for name in names}, update)
             insert(db, "runs", row)
             for case_id, rows in run.rows.items():
-                self._write_case(db, run.run_id, case_id, *rows)
+                self.write_case(run.run_id, case_id, *rows)
         return run.run_id
 
     def write_case(
@@ -89,23 +88,14 @@ class Store(Reader):
         measurements: Iterable[Measurement],
     ) -> None:
         """Replace all rows of one case, in one transaction."""
-        with self.transaction() as db:
-            self._write_case(db, run_id, case_id, factors, measurements)
-
-    @staticmethod
-    def _write_case(
-        db: sqlite3.Connection,
-        run_id: str,
-        case_id: str,
-        factors: Mapping[str, Any],
-        measurements: Iterable[Measurement],
-    ) -> None:
-        _check_run(db, run_id)
-        db.execute("DELETE FROM measurements WHERE run_id = ? AND case_id = ?", (run_id, case_id))
+        delete = "DELETE FROM measurements WHERE run_id = ? AND case_id = ?"
         of_case = {"run_id": run_id, "case_id": case_id, "factors": factors}
-        for m in measurements:
-            samples = struct.pack(f"<{len(m.samples)}d", *m.samples)
-            insert(db, "measurements", vars(m) | of_case | {"unit": m.unit, "samples": samples})
+        with self.transaction() as db:
+            _check_run(db, run_id)
+            db.execute(delete, (run_id, case_id))
+            for m in measurements:
+                samples = struct.pack(f"<{len(m.samples)}d", *m.samples)
+                insert(db, "measurements", vars(m) | of_case | {"unit": m.unit, "samples": samples})
 
     def update_run(self, run_id: str, **values: Any) -> None:
         """Set columns of a run by name, such as `status` and `message`."""
@@ -162,24 +152,6 @@ class Store(Reader):
                 f"traces: some rows of {self.path} could not be written ({failure}); "
                 "free space, or name another"
             )
-
-    def merge(self, path: str | Path) -> int:
-        """Import the runs of another database, by run_id. Safe to repeat.
-
-        If both databases contain a run, the copy that is done stays, and then the one with more
-        finished cases.
-
-        Args:
-            path: The other database.
-
-        Returns:
-            How many runs were imported.
-
-        Raises:
-            BadInput: The other database is missing, is this one, or contains rows that nanolib
-                would not write; nothing is imported.
-        """
-        return merge_database(self, path)
 
     def mark_dead_runs(self) -> None:
         """Mark runs as `interrupted` that are `running` though their process has ended."""

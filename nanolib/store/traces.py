@@ -107,15 +107,26 @@ class TraceWriter:
             self._db.execute("COMMIT")
 
 
+class _Nowhere:
+    """A writer that forgets its rows."""
+
+    def put(self, *_: object) -> None:
+        """Do nothing."""
+
+    def flush(self) -> str:
+        """Report no error."""
+        return ""
+
+
 class Trace:
     """The trace of one case; see `TRACE_TABLES` for its rows.
 
     Args:
-        writer: Where rows are queued.
+        writer: Where rows are queued: a `TraceWriter`, or `_Nowhere`.
         trace_id: Its row in `traces`.
     """
 
-    def __init__(self, writer: TraceWriter, trace_id: int) -> None:
+    def __init__(self, writer: TraceWriter | _Nowhere, trace_id: int) -> None:
         self._writer, self._trace_id = writer, trace_id
         self._names: dict[str, int] = {}
         self._numbers = {table: itertools.count() for table in TRACE_TABLES}
@@ -145,27 +156,6 @@ class Trace:
         return self._writer.flush()
 
 
-class NoTrace:
-    """A trace that forgets its rows."""
-
-    start_s = 0.0
-
-    def name(self, text: str) -> int:
-        """Return any index."""
-        return 0
-
-    def at_us(self, t_s: float) -> int:
-        """Return any moment."""
-        return 0
-
-    def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Do nothing."""
-
-    def flush(self) -> str:
-        """Do nothing."""
-        return ""
-
-
 _INSERT = {
     table: f"INSERT INTO {table} VALUES ({', '.join('?' * (2 + len(columns)))})"
     for table, columns in TRACE_TABLES.items()
@@ -173,12 +163,12 @@ _INSERT = {
 
 
 # Opens the trace of the case in flight at its first use: most cases have none.
-_OPEN: contextvars.ContextVar[Callable[[], Trace | NoTrace]] = contextvars.ContextVar(
-    "open_trace", default=NoTrace
+_OPEN: contextvars.ContextVar[Callable[[], Trace]] = contextvars.ContextVar(
+    "open_trace", default=lambda: Trace(_Nowhere(), 0)
 )
 
 
-def current() -> Trace | NoTrace:
+def current() -> Trace:
     """Return the trace of the case in flight, or one that forgets its rows."""
     return _OPEN.get()()
 

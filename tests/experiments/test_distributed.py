@@ -10,7 +10,7 @@ from nanolib.experiments.distributed.launch import Launch
 from nanolib.measurement import BadInput, Flag, Unsupported
 from nanolib.models.attention.traffic import Traffic
 from nanolib.run import ranks, sweep
-from nanolib.run.ranks import oversubscribed
+from nanolib.run.case import oversubscribed
 from nanolib.store import Store
 from tests.run import rank_bodies
 
@@ -34,7 +34,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
             return started(rank_bodies.misbehave, {"how": "raise", "rank": 1}, **rest)
         return started(body, request, **rest)
 
-    monkeypatch.setattr("nanolib.run.ranks.run_ranks", first_fails)
+    monkeypatch.setattr("nanolib.run.case.run_ranks", first_fails)
     with Store(tmp_path / "results.sqlite") as store:
         run = sweep.measure(distributed, params, store=store, progress=False)
         rows = run.measurements(samples=True)

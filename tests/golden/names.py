@@ -179,4 +179,4 @@ RANKS = tuple(
     f"nanolib.experiments.distributed.{name}.measure_on_ranks" for name in ("decode", "prefill")
 )
 ON_RANKS = {"DecodeCase", "PrefillCase"}
-RESIDENT = ("nanolib.run.rows.resident_row", "nanolib.meters.memory.resident_row")
+RESIDENT = ("nanolib.run.memory_plan.resident_row", "nanolib.meters.memory.resident_row")

@@ -15,7 +15,7 @@ from nanolib.config import PRESETS
 from nanolib.measurement import Flag, Unsupported
 from nanolib.models import fp8
 from nanolib.models.attention.tree import ALGORITHMS
-from nanolib.run.rank import RankFailed
+from nanolib.run.ranks import RankFailed
 from tests.gpu.checks import (
     Check,
     accident,

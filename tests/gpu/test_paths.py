@@ -14,7 +14,7 @@ from nanolib.meters.energy import meter, power
 from nanolib.models import NanoConfig, create_model, optimize
 from nanolib.models.generation import generation_of
 from nanolib.run import sweep
-from nanolib.run.rank import answer, failure, results_in
+from nanolib.run.ranks import answer, failure, results_in
 from nanolib.run.timeout import DeviceLost, Outcome, is_out_of_memory
 from nanolib.store import Store
 from tests.run import sample_experiment as sample

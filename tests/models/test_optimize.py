@@ -12,7 +12,7 @@ from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
 from nanolib.models.optimize import OPTIMIZATIONS, applies
-from nanolib.run.rows import timed_call_ms
+from nanolib.run.case import timed_call_ms
 
 
 @pytest.fixture

@@ -33,17 +33,3 @@ def misbehave(request):
 def spin(request):
     while True:
         time.sleep(0.1)
-
-
-def mark(request):
-    dist.barrier()  # all ranks are there
-    with open(request["file"], "w") as file:
-        file.write(str(os.getpid()))
-    spin(request)
-
-
-def call_then_wait(request):
-    dist.barrier()
-    if dist.get_rank() == request["rank"]:
-        exec(request["code"])
-    spin(request)

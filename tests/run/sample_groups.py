@@ -1,6 +1,5 @@
 """An experiment whose cases are timed in turns and fail where their names say."""
 
-import contextlib
 import os
 import signal
 import time
@@ -63,14 +62,9 @@ class GroupCase(Case):
         calls = Path(params.folder) / f"{self.name}.calls"
         if params.folder:
             calls.write_text((calls.read_text() if calls.exists() else "") + "x")
-        with self._held():
-            yield from self._rows(params)
-
-    @contextlib.contextmanager
-    def _held(self):
         _HELD.add(self.name)
         try:
-            yield
+            yield from self._rows(params)
         finally:
             _HELD.discard(self.name)
 

@@ -3,15 +3,8 @@
 import pytest
 
 from nanolib.measurement import Flag
-from nanolib.run import memory_plan, sweep, worker
-from nanolib.store import Store
+from nanolib.run import group, memory_plan, sweep
 from tests.run import sample_groups as sample
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "results.sqlite") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -76,7 +69,7 @@ def test_a_case_that_fails_costs_itself_alone(measure, isolation, name, status):
 
 
 def test_a_process_that_says_nothing_for_longer_than_a_case_may_take_is_ended(measure, monkeypatch):
-    monkeypatch.setattr(worker, "_GRACE_S", 0.5)
+    monkeypatch.setattr(group, "_GRACE_S", 0.5)
     run = measure("base", "stuck within", "slow", isolation="process", case_timeout_s=5.0)
     assert _ends(run) == {"base": "ok", "stuck within": "timeout", "slow": "ok"}
     assert ("slow", "work over base") in _gains(run)

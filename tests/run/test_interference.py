@@ -5,20 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from nanolib.experiments import ALL
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.interference import CpuLoad
-from nanolib.run import notebooks, provenance, sweep
-from nanolib.run.interference import flagged
-from nanolib.run.jobs import plan
-from nanolib.store import Store
+from nanolib.run import provenance, sweep
+from nanolib.run.provenance import flag_interference
+from nanolib.run.timeout import Outcome
 from tests.run import sample_experiment as sample
 
-BUSY, HELD_BACK = (
-    CpuLoad(others=0.4, stolen=0.0),
-    CpuLoad(others=0.0, stolen=0.0, throttled=0.5, quota=0.5),
-)
-QUIET = CpuLoad(others=0.09, stolen=0.0)
+BUSY, QUIET = CpuLoad(others=0.4, stolen=0.0), CpuLoad(others=0.09, stolen=0.0)
 MET = "2 of 3 cases other processes, or a hypervisor, took up to 40% of the CPUs"
 
 
@@ -39,27 +33,21 @@ def loads(monkeypatch):
     return use
 
 
-def _measure(path, *behaviors, **rest):
-    with Store(path / "results.sqlite") as store:
-        params = sample.Params(behaviors=list(behaviors), **rest)
-        run = sweep.measure(sample, params, store=store, progress=False)
-        run.finish()
-        rows, runs = run.measurements(), store.runs()
-    flags = {
-        name: set(flags)
-        for name, flags in zip(
-            rows["factor.behavior"] + " " + rows["metric"], rows["flags"], strict=True
-        )
-    }
-    return flags, runs.interference.to_list()
+def _measure(store, *behaviors, **rest):
+    params = sample.Params(behaviors=list(behaviors), **rest)
+    run = sweep.measure(sample, params, store=store, progress=False)
+    run.finish()
+    rows = run.measurements()
+    names = rows["factor.behavior"] + " " + rows["metric"]
+    return dict(zip(names, map(set, rows["flags"]), strict=True)), store.runs().interference[0]
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
 def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_was(
-    tmp_path, loads, capsys, isolation
+    store, loads, capsys, isolation
 ):
     loads(CpuLoad(others=0.2, stolen=0.0), QUIET, BUSY)
-    flags, (found,) = _measure(tmp_path, "ok-1", "ok-2", "ok-3", isolation=isolation)
+    flags, found = _measure(store, "ok-1", "ok-2", "ok-3", isolation=isolation)
     assert flags == {
         f"ok-{number} {metric}": {Flag.BUSY_MACHINE} if number != 2 and metric != "flops" else set()
         for number in (1, 2, 3)
@@ -69,19 +57,25 @@ def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_wa
     assert f"not a quiet machine: during {MET}" in capsys.readouterr().err
 
 
-def test_ones_own_quota_is_named_and_nobody_else(tmp_path, loads):
-    loads(HELD_BACK)
-    flags, (found,) = _measure(tmp_path, "ok")
+def test_ones_own_quota_is_named_and_nobody_else(store, loads):
+    loads(CpuLoad(others=0.0, stolen=0.0, throttled=0.5, quota=0.5))
+    flags, found = _measure(store, "ok")
     assert flags["ok latency"] == {Flag.THROTTLED}
     assert found == ["during 1 of 1 cases a CPU quota of 0.5 cores held this process back"]
 
 
-def test_a_run_that_goes_on_keeps_what_it_met_before(tmp_path, loads):
+def test_a_run_that_goes_on_keeps_what_it_met_before(store, loads):
     loads(BUSY, before=["others use 60%"])
-    _, (first,) = _measure(tmp_path, "ok")
+    _, first = _measure(store, "ok")
     loads(before=["others use 30%"])
-    _, (then,) = _measure(tmp_path, "ok", resume=True)
+    _, then = _measure(store, "ok", resume=True)
     assert then == [*first, "others use 30%"] and len(first) == 2
+
+
+def _flagged(load, *rows):
+    outcome = Outcome(list(rows))
+    flag_interference(outcome, load)
+    return outcome.rows
 
 
 _LATENCY = Measurement("latency", 1.0, scope="forward")
@@ -103,34 +97,13 @@ _WATCHED = {"details": {"others_share": 0.01}}
     ],
 )
 def test_what_others_can_change_is_flagged_unless_it_watched_its_own_time(row, is_flagged):
-    (found,) = flagged([row], BUSY)
+    (found,) = _flagged(BUSY, row)
     assert found.flags == ((Flag.BUSY_MACHINE,) if is_flagged else ())
-    assert flagged([row], QUIET) == [row]
+    assert _flagged(QUIET, row) == [row]
 
 
 def test_what_is_computed_from_a_timing_has_its_flags():
     busy = replace(_LATENCY, flags=(Flag.BUSY_MACHINE,), details={"others_share": 0.5})
     rate = Measurement("flops_per_second", 1.0, scope="forward")
-    assert flagged([busy, rate], QUIET)[1].flags == (Flag.BUSY_MACHINE,)
-    assert flagged([replace(busy, flags=()), rate], BUSY)[1].flags == ()
-
-
-# what the terminal shows
-
-
-def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr(notebooks, "find_interference", lambda device: [f"others use {device}"])
-    monkeypatch.setattr(notebooks, "run_job", lambda *_: None)
-    jobs = plan(
-        ALL,
-        ["attention"],
-        {"seq_lens": [16], "attention_types": ["dense"], "quality_patterns": []},
-        {},
-    )
-    said = []
-    notebooks.run_jobs(jobs, notebooks.Command(tmp_path), said.append)
-    assert said[0] == "not a quiet machine: others use cpu"
-    said.clear()
-    summary = plan(ALL, ["summary"], {}, {})
-    notebooks.run_jobs(summary, notebooks.Command(tmp_path), said.append)
-    assert "not a quiet machine: others use cpu" not in said  # it measures nothing
+    assert _flagged(QUIET, busy, rate)[1].flags == (Flag.BUSY_MACHINE,)
+    assert _flagged(BUSY, replace(busy, flags=()), rate)[1].flags == ()

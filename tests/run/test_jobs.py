@@ -1,4 +1,4 @@
-"""Jobs run one after another, and Ctrl-C starts no other."""
+"""Jobs run one after another: what the terminal shows first, and Ctrl-C starts no other."""
 
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
@@ -24,3 +24,21 @@ def test_ctrl_c_ends_the_job_that_runs_and_starts_no_other(tmp_path, monkeypatch
     assert begun == SCENARIOS[:2]
     statuses = [result.status for result in results]
     assert statuses == [RunStatus.FAILED, RunStatus.INTERRUPTED, "not started"]
+
+
+def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "find_interference", lambda device: [f"others use {device}"])
+    monkeypatch.setattr(notebooks, "run_job", lambda *_: None)
+    jobs = plan(
+        ALL,
+        ["attention"],
+        {"seq_lens": [16], "attention_types": ["dense"], "quality_patterns": []},
+        {},
+    )
+    said = []
+    notebooks.run_jobs(jobs, notebooks.Command(tmp_path), said.append)
+    assert said[0] == "not a quiet machine: others use cpu"
+    said.clear()
+    summary = plan(ALL, ["summary"], {}, {})
+    notebooks.run_jobs(summary, notebooks.Command(tmp_path), said.append)
+    assert "not a quiet machine: others use cpu" not in said  # it measures nothing

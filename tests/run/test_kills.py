@@ -1,6 +1,7 @@
-"""SIGKILL of whoever started processes: nothing lives on, and the database is whole."""
+"""SIGKILL and Ctrl-C of whoever started processes: nothing lives on, and the database is whole."""
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -30,6 +31,14 @@ LONG = {
     "memory_seq_lens": "[]",
     "budget_s": "80000",
     "rel_ci": "1e-12",
+}
+# Of attention, the peak rates end, and no other case.
+ATTENTION = {
+    "attention_types": "[dense]",
+    "quality_patterns": "[]",
+    "seq_lens": "[16, 32]",
+    "budget_s": "60",
+    "rel_ci": "1e-9",
 }
 
 
@@ -66,30 +75,46 @@ def _wait(process, wanted):
     raise AssertionError(f"it did not come up: {below}")
 
 
-def _kill(victim):
-    """The process, and see that nothing below it lives on."""
+def _kill(victim, *others):
+    """The process, and see that nothing below it lives on, and none of the others."""
     below = victim.children(recursive=True)
     victim.kill()
-    _, alive = psutil.wait_procs(below, timeout=HANGING_S)
+    _, alive = psutil.wait_procs([*below, *others], timeout=HANGING_S)
     assert not alive
 
 
+def _run(place, notebook, params):
+    given = [word for pair in params.items() for word in ("-p", "=".join(pair))]
+    return _start(place, "run", notebook, "--no-report", *given)
+
+
+def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(place):
+    nano = _run(place, "attention", ATTENTION)
+    database = place / "results" / "results.sqlite"
+
+    def a_case_has_ended(_):
+        if database.exists():
+            with Store(database) as store:
+                return {"started", "ok"} <= {*store.measurements().status}
+        return False
+
+    _wait(nano, a_case_has_ended)
+    below = nano.children(recursive=True)
+    nano.send_signal(signal.SIGINT)
+    assert nano.wait(60) == 130 and "stopped by Ctrl-C" in (place / "said").read_text()
+    assert not any(map(said, below))
+    with Store(database) as store:
+        (run,) = store.runs().itertuples()
+        assert run.status == "interrupted" and store.finished_cases(run.run_id)
+
+
 def test_nothing_that_a_run_started_lives_on_when_it_is_killed(place):
-    nano = _start(
-        place,
-        "run",
-        "distributed",
-        "--no-report",
-        *(a for p in LONG.items() for a in ("-p", "=".join(p))),
-    )
+    nano = _run(place, "distributed", LONG)
 
     def all_are_up(below):
-        python = [
-            said for said in below.values() if "--multiprocessing-fork" in said
-        ]  # a worker, what starts ranks, two ranks
-        return len(python) >= 4 and all(
-            any(kind in said for said in below.values()) for kind in ("papermill", "ipykernel")
-        )
+        words = " ".join(below.values())  # a worker, what starts ranks, two ranks
+        is_complete = words.count("--multiprocessing-fork") >= 4
+        return is_complete and "papermill" in words and "ipykernel" in words
 
     _wait(nano, all_are_up)
     _kill(nano)
@@ -132,6 +157,4 @@ def test_both_sides_of_a_comparison_end_with_it(place, victim):
 
     served = _wait(nano, sides)
     _kill({"nano": nano, "side": served[-1]}[victim])
-    nano.kill()
-    _, alive = psutil.wait_procs([nano, *served], timeout=HANGING_S)
-    assert not alive
+    _kill(nano, *served)

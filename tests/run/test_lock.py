@@ -85,10 +85,17 @@ def test_what_its_pause_raises_ends_the_wait(other):
         raise AssertionError("it was held")
 
 
+@pytest.fixture
+def precious(place):
+    """A file that nobody may touch."""
+    file = place.with_name("precious")
+    file.write_text("precious")
+    yield file
+    assert file.read_text() == "precious"
+
+
 @pytest.mark.parametrize("what", ["link", "folder"])
-def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, what):
-    precious = place.with_name("precious")
-    precious.write_text("precious")
+def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, precious, what):
     if what == "link":
         place.symlink_to(precious)
     else:
@@ -98,20 +105,13 @@ def test_what_is_no_lock_file_is_refused_in_one_line_and_left_as_it_is(place, wh
         lock.device_lock("d", ""),
     ):
         raise AssertionError("it was held")
-    assert (
-        len(error.value.lines) == 1
-        and lock.lock_owner("d") == ""
-        and precious.read_text() == "precious"
-    )
+    assert len(error.value.lines) == 1 and lock.lock_owner("d") == ""
 
 
-def test_a_link_in_place_of_the_owners_name_is_not_followed(place):
-    precious = place.with_name("precious")
-    precious.write_text("precious")
+def test_a_link_in_place_of_the_owners_name_is_not_followed(place, precious):
     place.with_suffix(".owner").symlink_to(precious)
     with lock.device_lock("d", "me"):
         assert lock.lock_owner("d") == "another process"
-    assert precious.read_text() == "precious"
 
 
 _OTHER = """

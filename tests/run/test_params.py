@@ -1,10 +1,8 @@
-import importlib
+import datetime
 import json
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
@@ -21,11 +19,6 @@ BAD = [
         "attention",
         {"seq_lens": "many"},
         "attention.seq_lens[0]: Input should be a valid integer, unable to parse string as an integer, got 'm",
-    ),
-    (
-        "attention",
-        {"attention_types": ["spares"]},
-        "attention.attention_types: attention_type: 'spares' is not a known attention kind",
     ),
     (
         "attention",
@@ -53,19 +46,9 @@ BAD = [
         "model.overrides: vocab_size 100 cannot hold the 256 bytes",
     ),
     (
-        "fp8",
-        {"overrides": {"vocab_size": 96}},
-        "fp8.overrides: vocab_size 96 cannot hold the 256 bytes",
-    ),
-    (
         "model",
         {"seq_lens": [2048]},
         "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_tiny",
-    ),
-    (
-        "model",
-        {"learning_rate": "fast"},
-        "model.learning_rate: Input should be a valid number, unable to parse string as a number, got 'fast'",
     ),
     (
         "energy",
@@ -83,32 +66,15 @@ BAD = [
         "attention.attention_types: attention_type: ['dense'] is not a known attention kind",
     ),
     (
-        "attention",
-        {"label": "\udc80"},
-        "attention.label: '\\udc80' is not valid; leave out the unprintable",
-    ),
-    (
         "fp8",
         {"presets": [], "overrides": {"d_ff": 8}},
         "fp8.overrides: there is no preset to change",
     ),
-    (
-        "model",
-        {
-            "attention_types": ["dense", "sparse"],
-            "overrides": {"attention_options": {"window": 1099511627776}},
-        },
-        "model.overrides: decoder_tiny: attention_options.window: Input should be less than or equal to 16777",
-    ),
 ]
 
 
-def _experiment(name):
-    return ALL[name]()
-
-
 def _params(name):
-    return _experiment(name).Params
+    return ALL[name]().Params
 
 
 @pytest.mark.parametrize(("name", "values", "said"), BAD)
@@ -145,13 +111,10 @@ def test_what_papermill_hands_over_as_text_is_parsed(values, field, parsed):
     ("content", "said"),
     [
         (b"seq_lens: [1", "is not valid YAML"),
-        (b"seed: 1\nseed: 2", "'seed' is given twice; leave one out"),
-        (b"label: 2024-13-45", "month must be in"),
         (b"seq_lens: " + b"[" * 3000, "is not valid YAML"),
         (b"- 1\n- 2", r"contains \[1, 2\], not `name: value` lines"),
         (b"on: 1", "contains {True: 1}, not"),
         (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
-        (b"\xff\xfe\x00bad", "cannot be read .*; give the path of a YAML file"),
     ],
 )
 def test_a_broken_params_file_is_told(tmp_path, content, said):
@@ -181,68 +144,22 @@ def test_a_params_file_is_read_however_an_editor_saves_it(tmp_path):
 
 
 def test_case_ids_depend_on_the_factors_alone():
-    attention = importlib.import_module("nanolib.experiments.attention.cases")
+    attention = ALL["attention"]()
     a, b = (attention.cases(attention.Params(seq_lens=lens)) for lens in ([16, 32], [32, 16]))
-    assert {case.case_id for case in a} == {case.case_id for case in b} and len(
-        {case.case_id for case in a}
-    ) == len(a)
+    ids = {case.case_id for case in a}
+    assert ids == {case.case_id for case in b} and len(ids) == len(a)
 
 
-EXPERIMENTS = ["attention", "model", "warmup", "energy", "fp8", "distributed", "summary"]
-_numbers = st.integers(-(2**70), 2**70) | st.floats() | st.booleans()
-_words = st.sampled_from(
-    [
-        "dense",
-        "prefill",
-        "[{a: 1}]",
-        "{a: 1, a: 2}",
-        "2024-13-45",
-        "&a [*a]",
-        "~",
-        "1e400",
-        "\x1b[31m",
-    ]
-)
-_odd = (
-    st.dates() | st.binary(max_size=4) | st.just(10**4000) | st.just({1: 2}) | st.just("x" * 10_000)
-)
-_json = st.recursive(
-    st.none() | _numbers | _words | _odd | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
+_ODD = ["", "0", "no such", None, True, -1, 0, 10**30, 1.5, float("nan"), 10**4000]
+_ODD += [[], ["0"], [-1], [[]], [[{"a": 1}, None]], {}, {"0": 0}, {1: 2}, {"a": {"b": [1e400]}}]
+_ODD += [datetime.date(2024, 1, 2), b"\xff", "x" * 10_000, "\x1b[31m", "\udc80"]
+_ODD += ["1e400", "~", "[{a: 1}]", "{a: 1, a: 2}", "2024-13-45", "&a [*a]"]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-@settings(max_examples=30)
-@given(data=st.data())
-def test_whatever_a_field_is_given_it_is_taken_or_told_in_one_line_that_names_it(name, data):
-    field = data.draw(st.sampled_from(sorted(_params(name).model_fields)))
-    assert _is_taken_or_told(name, field, data.draw(_json))
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_no_field_is_forgotten(name):
+@pytest.mark.parametrize("name", [*ALL])
+def test_whatever_a_field_is_given_it_is_taken_or_told_in_one_line_that_names_it(name):
     for field in _params(name).model_fields:
-        for value in (
-            "",
-            "0",
-            "no such",
-            None,
-            True,
-            -1,
-            0,
-            10**30,
-            1.5,
-            [],
-            ["0"],
-            [-1],
-            [[]],
-            {},
-            {"0": 0},
-        ):
+        for value in _ODD:
             assert _is_taken_or_told(name, field, value), (field, value)
 
 
@@ -250,34 +167,24 @@ def _is_taken_or_told(name, field, value):
     try:
         taken = _params(name)(**{field: value})
     except BadInput as error:
-        whole = all(
-            line.startswith(f"{name}.") and "\n" not in line and len(line) < 800
-            for line in error.lines
-        )
-        return whole and any(field in line for line in error.lines)
-    assert name in ("model", "summary") or len(_experiment(name).cases(taken)) <= 2 * MAX_CASES
+        is_whole = all(line.startswith(f"{name}.") and len(line) < 800 for line in error.lines)
+        return is_whole and "\n" not in "".join(error.lines) and field in str(error)
+    assert name in ("model", "summary") or len(ALL[name]().cases(taken)) <= 2 * MAX_CASES
     return bool(json.dumps(taken.model_dump(mode="json"), allow_nan=False))  # the store can hold it
 
 
-_KINDS = [
-    {"kind": "dense", "backend": "math"},
-    {"kind": "sparse", "pattern": "window", "window": 64},
-]
-_PRINTABLE = st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])
-_valid = st.fixed_dictionaries(
-    {},
-    optional={
-        "seq_lens": st.lists(st.integers(1, 2**20), min_size=1, max_size=4, unique=True),
-        "attention_types": st.lists(st.sampled_from(_KINDS), min_size=1, unique_by=str),
-        "budget_s": st.floats(1e-3, 1e3),
-        "causal": st.booleans(),
-        "label": st.text(_PRINTABLE, max_size=20),
-    },
+_KINDS = [{"kind": "dense", "backend": "math"}, {"kind": "sparse", "pattern": "window"}]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"seq_lens": [1, 2**20], "attention_types": _KINDS, "budget_s": 1e-3, "causal": False},
+        {"label": "123", "budget_s": 1e3},
+        {"label": "~ {a: [é 漢]} # 'x\": 1e-3", "attention_types": _KINDS[1:]},
+    ],
 )
-
-
-@settings(max_examples=100)
-@given(values=_valid)
 def test_parameters_survive_a_file_the_command_line_and_the_store(values):
     made = _params("attention")(**values)
     dumped = made.model_dump(mode="json")

@@ -1,6 +1,7 @@
 """The notebooks of a command share peak rates, and a share of one contains its interval."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -9,10 +10,9 @@ from nanolib.measurement import Measurement
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run import peaks_case, sweep
 from nanolib.run.peaks_case import METRICS_OF_CEILINGS, Ceiling, rate_rows
-from nanolib.store import Store
 
-SMALL = {"seq_lens": [16], "budget_s": 0.01, "rel_ci": 0.5, "device": "cpu"}
-ATTENTION = SMALL | {"attention_types": ["dense"], "backward": False, "quality_patterns": []}
+ATTENTION = {"budget_s": 0.01, "rel_ci": 0.5, "device": "cpu", "seq_lens": [16]}
+ATTENTION |= {"attention_types": ["dense"], "backward": False, "quality_patterns": []}
 
 
 def test_a_share_carries_the_interval_of_the_ceiling_too():
@@ -28,15 +28,12 @@ def test_a_share_carries_the_interval_of_the_ceiling_too():
 
 @pytest.mark.usefixtures("small_ceilings")
 @pytest.mark.parametrize("together", [True, False])
-def test_notebooks_of_one_command_share_what_the_first_has_measured(
-    tmp_path, monkeypatch, together
-):
+def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, together):
     numbers, real = itertools.count(1), peaks_case.measure_ceiling
 
     def numbered(*given):
-        row = real(*given)
-        return Measurement(
-            row.metric, float(next(numbers)), 0.5, 1e3, 0.95, 20, (1.0, 2.0), scope=row.scope
+        return replace(
+            real(*given), estimate=float(next(numbers)), low=0.5, high=1e3, samples=(1, 2)
         )
 
     monkeypatch.setattr(peaks_case, "measure_ceiling", numbered)
@@ -44,31 +41,16 @@ def test_notebooks_of_one_command_share_what_the_first_has_measured(
     if together:
         monkeypatch.setenv(LAUNCH_VARIABLE, "a-command")
     attention, found = ALL["attention"](), []
-    with Store(tmp_path / "results.sqlite") as store:
-        for more in ({}, {"seq_lens": [32], "budget_s": 0.02}):
-            params = attention.Params(**ATTENTION | more)
-            run = sweep.measure(attention, params, store=store, progress=False)
-            rows = store.measurements([run.run_id], samples=True)
-            found.append(rows[rows["metric"].isin(METRICS_OF_CEILINGS)])
-            run.finish()
+    for more in ({}, {"seq_lens": [32], "budget_s": 0.02}):
+        params = attention.Params(**ATTENTION | more)
+        run = sweep.measure(attention, params, store=store, progress=False)
+        rows = run.measurements(samples=True)
+        found.append(rows[rows["metric"].isin(METRICS_OF_CEILINGS)])
+        run.finish()
     first, second = (dict(zip(part["scope"], part["estimate"], strict=True)) for part in found)
     assert first.keys() & second.keys() >= {"float32", "copy"}
     assert (first == second) == together
-    shared = [
-        f"measured by run {found[0]['run_id'].iloc[0][:8]} of the same command" in text
-        for text in found[1]["message"]
-    ]
-    assert shared == [together] * len(second)
-    assert [tuple(samples) for samples in found[1]["samples"]] == [(1.0, 2.0)] * len(second)
+    said = f"measured by run {found[0]['run_id'].iloc[0][:8]} of the same command"
+    assert {said in text for text in found[1]["message"]} == {together}
+    assert {tuple(samples) for samples in found[1]["samples"]} == {(1.0, 2.0)}
     assert set(found[1]["low"]) == {0.5} and set(found[1]["high"]) == {1e3}
-
-
-@pytest.mark.usefixtures("small_ceilings")
-def test_a_case_in_a_process_of_its_own_knows_the_interval_of_the_ceiling(tmp_path):
-    params = ALL["attention"]().Params(**ATTENTION, isolation="process")
-    with Store(tmp_path / "results.sqlite") as store:
-        run = sweep.measure(ALL["attention"](), params, store=store, progress=False)
-        rows, known = run.measurements(), sweep.ceilings_of(store, run.run_id)["float32"]
-    (share,) = rows[rows["metric"] == "mfu"].itertuples()
-    (rate,) = rows[rows["metric"] == "flops_per_second"].itertuples()
-    assert (share.low, share.high) == pytest.approx((rate.low / known.high, rate.high / known.low))

@@ -1,4 +1,4 @@
-"""A process ends with the process that started it, on each system."""
+"""A process ends with the process that started it; a helper process gives its answers or a reason."""
 
 import os
 import subprocess
@@ -9,7 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nanolib.measurement import BadInput
 from nanolib.run.process import call_in_process, describe_exit, python
+from nanolib.run.timeout import answers_of
 
 ROOT = Path(__file__).parents[2]
 HANGING_S = 30
@@ -67,10 +69,17 @@ def test_a_module_has_its_arguments_and_is_main():
     assert (ended.returncode, ended.stdout) == (0, "[1,2]\n")
 
 
+def _child(**options):
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **options).pid
+
+
+def _has_ended(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
 def greet(send, name):
     print("printed", flush=True)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    send((name, child.pid))
+    send((name, _child()))
     time.sleep(600)
 
 
@@ -80,10 +89,8 @@ def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_al
     sent = call_in_process(greet, "Ada", limit_s=HANGING_S)
     name, pid = next(sent)
     assert name == "Ada"
-    child = psutil.Process(pid)
     sent.close()
-    psutil.wait_procs([child], timeout=HANGING_S)
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert _has_ended(pid)
     said = capfd.readouterr()
     assert "printed" in said.err and "printed" not in said.out
 
@@ -99,3 +106,56 @@ def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_al
 )
 def test_how_a_process_ended_is_said_in_words(code, errors, said):
     assert describe_exit(code, errors) == said
+
+
+def two_answers_and_noise():
+    print("printed")
+    yield 1
+    os.write(2, b"written")
+    yield {"b": 2}
+
+
+def fails_after_one():
+    yield 1
+    raise RuntimeError("no\nmore")
+
+
+def dies():
+    yield 1
+    os._exit(3)
+
+
+def refuses():
+    raise BadInput("model: none")
+    yield
+
+
+def hangs_with_a_child():
+    yield _child(start_new_session=True)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("function", "answers", "reason"),
+    [
+        (two_answers_and_noise, [1, {"b": 2}], ""),
+        (fails_after_one, [1], "RuntimeError: no more"),
+        (dies, [1], "its process ended with 3"),
+    ],
+)
+def test_answers_come_in_order_with_the_reason_why_there_are_no_more(
+    capfd, function, answers, reason
+):
+    assert answers_of(function, limit_s=30) == (answers, reason)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bad_input_is_raised():
+    with pytest.raises(BadInput, match="model: none"):
+        answers_of(refuses, limit_s=30)
+
+
+def test_at_the_time_limit_all_that_it_started_is_ended():
+    (child,), reason = answers_of(hangs_with_a_child, limit_s=0.5)
+    assert reason == "it takes over 0.5 s"
+    assert _has_ended(child)

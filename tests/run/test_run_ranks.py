@@ -1,16 +1,12 @@
-"""Ranks: they answer in order, whoever fails is named, and none outlives who started them."""
+"""Ranks: they answer in order, whoever fails is named, and none outlives the call."""
 
 import contextlib
 import signal
-import subprocess
-import sys
-import textwrap
 
 import psutil
 import pytest
 
-from nanolib.run.rank import RankFailed
-from nanolib.run.ranks import run_ranks
+from nanolib.run.ranks import RankFailed, run_ranks
 from tests.run import rank_bodies
 
 pytestmark = pytest.mark.slow
@@ -24,18 +20,18 @@ def _nothing_stays_behind():
     assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
 
 
+def _run(body, request=(), **changes):
+    return run_ranks(
+        body, dict(request), **{"world_size": 1, "device": "cpu", "timeout_s": 120} | changes
+    )
+
+
 def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own():
     with _nothing_stays_behind():
-        answers = run_ranks(
-            rank_bodies.answer, {"a": [1]}, world_size=2, device="cpu", timeout_s=120, threads=2
-        )
-    assert [answer["rank"] for answer in answers] == [0, 1]
-    assert all(
-        answer["sum"] == 1 and answer["threads"] == 2 and answer["asked"] == {"a": [1]}
-        for answer in answers
-    )
-    one, other = (answer["drawn"] for answer in answers)
-    assert one != other
+        answers = _run(rank_bodies.answer, {"a": [1]}, world_size=2, threads=2)
+    one, other = (answer.pop("drawn") for answer in answers)
+    same = {"sum": 1, "threads": 2, "asked": {"a": [1]}}
+    assert answers == [{"rank": 0} | same, {"rank": 1} | same] and one != other
 
 
 @pytest.mark.parametrize(
@@ -54,14 +50,7 @@ def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own(
 def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said, traceback):
     request = {"how": how, "rank": rank}
     with _nothing_stays_behind(), pytest.raises(RankFailed, match=said) as failed:
-        run_ranks(
-            rank_bodies.misbehave,
-            request,
-            world_size=2,
-            device="cpu",
-            timeout_s=120,
-            rank_timeout_s=4,
-        )
+        _run(rank_bodies.misbehave, request, world_size=2, rank_timeout_s=4)
     assert failed.value.details["rank"] == rank and traceback in failed.value.details["traceback"]
 
 
@@ -70,14 +59,14 @@ def test_ranks_that_take_too_long_are_ended_where_they_are():
         _nothing_stays_behind(),
         pytest.raises(RankFailed, match=r"rank 0 of 1 did not end within 15 s: it was in spin"),
     ):
-        run_ranks(rank_bodies.spin, {}, world_size=1, device="cpu", timeout_s=15)
+        _run(rank_bodies.spin, timeout_s=15)
 
 
 def test_ranks_end_where_the_signal_that_says_so_is_ignored():
     """A supervisor may have it so, and what it starts inherits that."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert len(run_ranks(rank_bodies.answer, {}, world_size=1, device="cpu", timeout_s=60)) == 1
+        assert len(_run(rank_bodies.answer)) == 1
     finally:
         signal.signal(signal.SIGCHLD, before)
 
@@ -85,21 +74,4 @@ def test_ranks_end_where_the_signal_that_says_so_is_ignored():
 def test_what_ranks_cannot_import_is_said():
     with pytest.raises(RankFailed, match=r"rank 0 of 1 raised ModuleNotFoundError: .*nothing'"):
         body = type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"})
-        run_ranks(body, {}, world_size=1, device="cpu", timeout_s=60)
-
-
-def test_ranks_end_with_the_process_that_started_them(tmp_path):
-    script = f"""
-        from nanolib.run.ranks import run_ranks
-        from tests.run import rank_bodies
-        run_ranks(rank_bodies.mark, {{"file": {str(tmp_path / "pid")!r}}}, world_size=1, device="cpu", timeout_s=300)
-    """
-    starter = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
-    while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            raise AssertionError(starter.wait(0.05))
-    rank = psutil.Process(int((tmp_path / "pid").read_text()))
-    starter.kill()
-    starter.wait()
-    psutil.wait_procs([rank], timeout=30)
-    assert not rank.is_running()
+        _run(body)

@@ -12,20 +12,13 @@ from nanolib.measurement import BadInput, Measurement
 from nanolib.meters.machine import this_machine
 from nanolib.run import provenance, sweep
 from nanolib.run.dry_run import expected_s
+from nanolib.run.group import Canceled
 from nanolib.run.provenance import new_run
 from nanolib.run.timeout import Outcome
-from nanolib.run.worker import Canceled
-from nanolib.store import Store
 from nanolib.store.identity import host, process_name
 from tests.run import sample_experiment as sample
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def store(tmp_path):
-    with Store(tmp_path / "results.sqlite") as opened:
-        yield opened
 
 
 def _measure(store, *behaviors, **rest):
@@ -84,24 +77,16 @@ def test_a_run_is_done_only_when_it_says_so(store):
 
 
 def test_a_fresh_process_per_case_gives_the_same_rows(store):
-    here, there = (
-        _measure(store, "ok", "error"),
-        _measure(store, "ok", "error", isolation="process"),
-    )
+    here = _measure(store, "ok", "error")
+    there = _measure(store, "ok", "error", isolation="process")
     assert _ends(here) == _ends(there)
     columns = ["metric", "scope", "factors", "status"]
     assert here.measurements()[columns].equals(there.measurements()[columns])
 
 
-@pytest.mark.parametrize(
-    ("how", "message"), [("kill", "killed by SIGKILL"), ("exit", "ended with 0")]
-)
-def test_a_case_that_ends_its_process_is_an_error_with_the_reason(store, how, message):
-    run = _measure(store, how, "ok", isolation="process")
-    assert _ends(run) == {
-        how: ("error", f"its process {'was ' * (how == 'kill')}{message}"),
-        "ok": ("ok", ""),
-    }
+def test_a_case_that_ends_its_process_is_an_error_with_the_reason(store):
+    run = _measure(store, "exit", "ok", isolation="process")
+    assert _ends(run) == {"exit": ("error", "its process ended with 0"), "ok": ("ok", "")}
 
 
 def test_a_case_that_was_in_flight_is_measured_in_its_own_process(store, tmp_path, capfd):
@@ -132,24 +117,30 @@ def test_no_cases_are_told(store):
     assert store.runs().empty
 
 
+_RUN = """
+import sys
+from nanolib.run import sweep
+from nanolib.store import Store
+from tests.run import sample_experiment as sample
+
+_, database, folder, behaviors = sys.argv
+params = sample.Params(behaviors=behaviors.split(), folder=folder)
+sweep.measure(sample, params, store=Store(database), progress=False).finish()
+"""
+
+
+def _start(store, behaviors):
+    command = [sys.executable, "-c", _RUN, str(store.path), str(store.path.parent), behaviors]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.mark.slow
 def test_two_runs_at_once_are_both_whole(store, tmp_path):
-    code = (
-        "import sys; from nanolib.run import sweep; from nanolib.store import Store;"
-        "from tests.run import sample_experiment as s;"
-        "p = s.Params(behaviors=sys.argv[3].split(), folder=sys.argv[2]);"
-        "sweep.measure(s, p, store=Store(sys.argv[1]), progress=False).finish()"
-    )
-
-    def start(behaviors):
-        command = [sys.executable, "-c", code, str(store.path), str(tmp_path), behaviors]
-        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-
-    first = start("wait ok")
+    first = _start(store, "wait ok")
     while not (tmp_path / "waiting").exists():
         assert first.poll() is None
         time.sleep(0.05)
-    second = start("ok ok-2")
+    second = _start(store, "ok ok-2")
     line = second.stderr.readline()
     assert line.startswith(f"waiting for cpu: in use by process {first.pid}")
     (tmp_path / "go").touch()
@@ -158,27 +149,22 @@ def test_two_runs_at_once_are_both_whole(store, tmp_path):
     assert list(store.measurements().groupby("run_id").size()) == [6, 6]
 
 
-def test_a_killed_run_is_marked_at_the_next_start(store, tmp_path):
-    code = (
-        "import sys; from nanolib.run import sweep; from nanolib.store import Store;"
-        "from tests.run import sample_experiment as s;"
-        "sweep.measure(s, s.Params(behaviors=['ok', 'kill']), store=Store(sys.argv[1]), progress=False)"
-    )
-    died = subprocess.run([sys.executable, "-c", code, str(store.path)], cwd=ROOT, check=False)
-    assert died.returncode == -signal.SIGKILL
+def test_a_killed_run_is_marked_at_the_next_start(store):
+    assert _start(store, "ok kill").wait(60) == -signal.SIGKILL
     assert store.connection.execute("SELECT status FROM runs").fetchall() == [("running",)]
     assert list(store.runs().status) == ["interrupted"]  # seen, and not written yet
     _measure(store, "ok-2").finish()
     assert list(store.runs().status) == ["interrupted", "done"]
     assert store.started_attempts(store.runs().run_id.iloc[0])  # the case in flight is known
     assert len(store.finished_cases(store.runs().run_id.iloc[0])) == 1
-    run = _measure(store, "ok", "kill", resume=True)
+    again = {"folder": str(store.path.parent), "resume": True}
+    run = _measure(store, "ok", "kill", **again)
     assert len(store.runs()) == 2
     assert _ends(run)["kill"] == ("error", "its process was killed by SIGKILL")
     case = sample.cases(sample.Params(behaviors=["kill"]))[0]
     started = Measurement("case_duration", status="started", details={"attempts": 2})
     store.write_case(run.run_id, case.case_id, case.factors, [started])
-    run = _measure(store, "ok", "kill", resume=True)
+    run = _measure(store, "ok", "kill", **again)
     assert _ends(run)["kill"][1].startswith("the run was killed 2 times while it ran")
 
 

@@ -45,15 +45,8 @@ def _here(monkeypatch):
         ("VAULTBOX.corp.example:3", "host:3"),
         ({"path": "/srv/quilla/m.bin", "traceback": "File x", "corpus": "y"}, {"path": "…/m.bin"}),
         ({"/srv/quilla/k": [1, ("/srv/quilla/v",)]}, {"…/k": [1, ["…/v"]]}),
-        *[
-            (text, text)
-            for text in (
-                "https://docs.pytorch.org/x/y 3/4",
-                "forward/backward",
-                "package.module:build",
-                "…/x",
-            )
-        ],
+        ("https://docs.pytorch.org/x/y 3/4", "https://docs.pytorch.org/x/y 3/4"),
+        ("forward/backward package.module:build …/x", "forward/backward package.module:build …/x"),
     ],
 )
 def test_texts_lose_what_names_somebody_and_keep_the_rest(text, expected):
@@ -61,7 +54,7 @@ def test_texts_lose_what_names_somebody_and_keep_the_rest(text, expected):
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, ending):
+def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, store, ending):
     text = f"{HOME}/diary.txt of zander on vaultbox, /srv/quilla/x"
     ended = Measurement(
         "case_duration",
@@ -72,21 +65,14 @@ def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, ending
         details={"traceback": text, "at": text},
     )
     rows = {"c": ({"name": text, "corpus": text}, [ended, LATENCY])}
-    with Store(tmp_path / "results.sqlite") as store:
-        given = {
-            "params": {"path": text, "seed": 1},
-            "label": text,
-            "suite": text,
-            "device": text,
-            "interference": [text],
-        }
-        store.add(make_run("a", rows=rows, process=text, launch=text, **given))
-        store.update_run("a", status="running", message=text)
-        store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], source=text)
-        store.commit_transaction()
-        target = tmp_path / "shared" / f"x{ending}"
-        target.parent.mkdir()
-        export.write(store, ["a"], target)
+    named = dict.fromkeys(("label", "suite", "device", "process", "launch"), text)
+    store.add(make_run("a", rows=rows, params={"path": text}, interference=[text], **named))
+    store.update_run("a", status="running", message=text)
+    store.add_power_samples([{"t_s": 0.1, "watts": 5.0}], source=text)
+    store.commit_transaction()
+    target = tmp_path / "shared" / f"x{ending}"
+    target.parent.mkdir()
+    export.write(store, ["a"], target)
     content = target.read_bytes()
     assert not any(
         word in content for word in (b"zander", b"vaultbox", b"quilla", b"/data", b"/srv")
@@ -106,9 +92,8 @@ def test_a_database_for_others_pairs_with_ones_own_and_is_whole(tmp_path, store)
     mine = store.measurements(["a"], samples=True)
     with Store(tmp_path / "x.sqlite", create=False) as shared:
         theirs = shared.measurements(samples=True)
-        assert shared.runs().params.tolist() == [{"seed": 1}] and list(
-            shared.trace("power_samples").watts
-        ) == [5.0]
+        assert shared.runs().params.tolist() == [{"seed": 1}]
+        assert list(shared.trace("power_samples").watts) == [5.0]
         assert [list(one) for one in theirs.samples] == [list(one) for one in mine.samples]
     assert theirs.drop(columns=["id", "samples"]).equals(mine.drop(columns=["id", "samples"]))
     assert set(compare_rows(mine, theirs).counts) == {"equivalent"}
@@ -138,8 +123,6 @@ def test_what_is_there_is_not_overwritten_and_a_failure_leaves_nothing(
 
     monkeypatch.setattr("os.link", full)
     monkeypatch.setattr("pathlib.Path.rename", full)
-    with pytest.raises(
-        BadInput, match=r"y.* cannot be written \(No space left on device\); free space there"
-    ):
+    with pytest.raises(BadInput, match=r"y.* cannot be written \(No space left .*; free space"):
         export.write(store, ["a"], folder / f"y{ending}")
     assert [file.name for file in folder.iterdir()] == [f"x{ending}"]

@@ -21,25 +21,14 @@ from nanolib.store.schema import SCHEMA_VERSION
 from tests.store.rows import make_run
 
 
-def _pragmas(store, *names):
-    return tuple(store.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
-
-
 def test_it_is_made_with_its_folder_and_the_pragmas_are_in_force(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path / "deep" / "out"))
     with Store() as store:
-        assert (
-            store.path.parent == tmp_path / "deep" / "out"
-            and store.runs().empty
-            and store.journal_mode == "wal"
-        )
-        assert _pragmas(store, "journal_mode", "foreign_keys", "auto_vacuum", "synchronous") == (
-            "wal",
-            1,
-            2,
-            1,
-        )
-        assert _pragmas(store, "busy_timeout", "user_version") == (1000 * WAIT_S, SCHEMA_VERSION)
+        assert store.path.parent == tmp_path / "deep" / "out" and store.runs().empty
+        expected = {"journal_mode": "wal", "foreign_keys": 1, "auto_vacuum": 2, "synchronous": 1}
+        expected |= {"busy_timeout": 1000 * WAIT_S, "user_version": SCHEMA_VERSION}
+        for name, value in expected.items():
+            assert store.connection.execute(f"PRAGMA {name}").fetchone() == (value,)
 
 
 def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
@@ -60,13 +49,10 @@ def _foreign(path):
         db.execute("CREATE TABLE t (a)")
 
 
-def _version(number):
-    def change(path):
-        write_schema(path, "DELETE")
-        with closing(sqlite3.connect(path)) as db:
-            db.execute(f"PRAGMA user_version = {number}")
-
-    return change
+def _older(path):
+    write_schema(path, "DELETE")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 4")
 
 
 @pytest.mark.parametrize(
@@ -79,10 +65,7 @@ def _version(number):
         ),
         (lambda path: path.touch(), "is not nanolib's; name another"),
         (_foreign, "is not nanolib's; name another"),
-        (
-            _version(4),
-            f"has schema 4, this nanolib {SCHEMA_VERSION}; move it away and measure again",
-        ),
+        (_older, f"has schema 4, this nanolib {SCHEMA_VERSION}; move it away and measure again"),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused_in_one_line_and_left_alone(tmp_path, make, told):
@@ -136,11 +119,8 @@ def test_a_file_that_another_program_keeps_locked_is_told_and_nothing_is_half_th
 
     monkeypatch.setattr(Store, "runs", locked)
     ended = CliRunner().invoke(main, ["runs", "--output", str(store.path.parent)])
-    assert (
-        ended.exit_code == 2
-        and "is locked by another program" in ended.output
-        and ended.output.count("\n") == 1
-    )
+    assert ended.exit_code == 2 and ended.output.count("\n") == 1
+    assert "is locked by another program" in ended.output
 
 
 _FILLING = """

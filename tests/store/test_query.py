@@ -7,10 +7,7 @@ from tests.store.rows import LATENCY, MACHINE, make_run
 
 
 def _at(store, run_id, day):
-    store.connection.execute(
-        "UPDATE runs SET started = ? WHERE run_id = ?",
-        (f"2026-01-{day:02}T00:00:00.000000Z", run_id),
-    )
+    store.update_run(run_id, started=f"2026-01-{day:02}T00:00:00.000000Z")
 
 
 def _cases(*names, estimate=1.0):
@@ -31,13 +28,9 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     assert _shown(store.measurements(newest=2)) == [("c", "x"), ("d", "z")]
     assert _shown(store.measurements(["a", "b"], newest=9)) == [("a", "y"), ("b", "x"), ("b", "z")]
     assert _shown(store.measurements(["a"])) == [("a", "x"), ("a", "y")]
-    assert (
-        store.count_cases("abcd") == 4
-        and store.count_cases("a") == 2
-        and store.count_cases([]) == 0
-    )
+    assert [store.count_cases(runs) for runs in ("abcd", "a", "")] == [4, 2, 0]
     rows, runs = store.shown("abcd")
-    assert _shown(rows) == [("a", "y"), ("b", "x"), ("c", "x"), ("d", "z")] and "samples" in rows
+    assert _shown(rows) == _shown(store.measurements(newest=9)) and "samples" in rows
     assert list(runs.run_id) == list("abcd")
 
 
@@ -72,14 +65,9 @@ def test_the_run_before_is_the_last_done_of_its_like(store):
     for day, (run_id, rest) in enumerate(kinds.items(), 1):
         store.add(make_run(run_id, **rest))
         _at(store, run_id, day)
-    assert (
-        store.runs_before(["g"]) == ["b"]
-        and store.runs_before(["b"]) == ["a"]
-        and store.runs_before(["a"]) == []
-    )
-    assert store.runs_before(["g", "h", "f"]) == ["b", "e"] and store.runs_before(
-        ["g", "h"], but="model"
-    ) == ["b"]
+    for of, found in {"g": "b", "b": "a", "a": "", "ghf": "be"}.items():
+        assert store.runs_before(of) == [*found]
+    assert store.runs_before("gh", but="model") == ["b"]
 
 
 def test_cases_that_began_and_cases_that_ended_are_told_apart(store):
@@ -90,19 +78,9 @@ def test_cases_that_began_and_cases_that_ended_are_told_apart(store):
         store.write_case("a", name, {}, [ending, LATENCY])
     started = Measurement("case_duration", status=Status.STARTED, details={"attempts": 2})
     store.write_case("a", "w", {}, [started])
-    assert store.finished_cases("a") == {"x", "y", "z"} and store.started_attempts("a") == {"w": 2}
+    assert store.finished_cases("a") == {*"xyz"} and store.started_attempts("a") == {"w": 2}
     counts = [("error", 1, 3.0), ("ok", 2, 7.0), ("started", 1, 0.0)]
     assert sorted(store.case_endings("a")) == counts
-
-
-def test_columns_of_one_run_are_set(store):
-    store.add(make_run("a"))
-    store.add(make_run("b"))
-    values = {"status": "failed", "message": "why", "duration_s": 2.5, "suite": "s"}
-    store.update_run("a", **values)
-    rows = store.runs().set_index("run_id")
-    assert rows.loc["a", list(values)].to_dict() == values and rows.loc["b", "status"] == "done"
-    assert list(store.measurements().groupby("run_id", sort=False).suite.first()) == ["s", ""]
 
 
 def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
@@ -111,13 +89,16 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
     for run_id, age in (("a", 40), ("b", 40), ("c", 20)):
         moment = f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-{age} days')"
         store.connection.execute(f"UPDATE runs SET started = {moment} WHERE run_id = ?", (run_id,))
-    assert store.cleanup_old_runs(dry_run=True) == ["a"]
-    assert store.cleanup_old_runs(10, dry_run=True) == ["a", "c"]
-    assert store.cleanup_old_runs(None, dry_run=True) == []
-    assert store.cleanup_old_runs(None, max_runs=4, dry_run=True) == []
-    assert store.cleanup_old_runs(None, max_runs=2, dry_run=True) == ["a"]
-    assert store.cleanup_old_runs(None, max_runs=0, dry_run=True) == ["a", "c", "d"]
-    assert store.cleanup_old_runs(0, dry_run=True)[:2] == ["a", "c"]
+    for days, number, gone in [
+        (30, None, "a"),
+        (10, None, "ac"),
+        (0, None, "acd"),
+        (None, None, ""),
+        (None, 4, ""),
+        (None, 2, "a"),
+        (None, 0, "acd"),
+    ]:
+        assert store.cleanup_old_runs(days, max_runs=number, dry_run=True) == [*gone]
     for limits in ({"max_age_days": -1}, {"max_age_days": float("nan")}, {"max_runs": -1}):
         (name, value), *_ = limits.items()
         with pytest.raises(BadInput, match=f"{name}: {value} is not valid; give 0 or more"):
@@ -163,10 +144,9 @@ def test_what_is_newest_follows_the_order_in_which_runs_came_and_no_clock(store)
     for run_id, day in (("z", 9), ("a", 5), ("m", 1)):
         store.add(make_run(run_id, rows=_cases("x")))
         _at(store, run_id, day)
-    assert store.resolve("latest") == store.newest_runs() == ["m"] and list(
-        store.runs().run_id
-    ) == ["z", "a", "m"]
-    assert store.runs_before(["m"]) == ["a"] and list(store.measurements(newest=1).run_id) == ["m"]
+    assert list(store.runs().run_id) == ["z", "a", "m"]
+    assert store.resolve("latest") == store.newest_runs() == ["m"]
+    assert store.runs_before("m") == ["a"] and list(store.measurements(newest=1).run_id) == ["m"]
     store.update_run("m", status="failed")
     assert store.newest_runs() == ["a"]  # the newest that is done, where any is
     assert store.cleanup_old_runs(None, max_runs=1) == ["z", "a"]

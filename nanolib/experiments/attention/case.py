@@ -18,10 +18,9 @@ from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
-from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.memory_plan import Workload, planned
+from nanolib.run.case import Case, Measuring, Plan, compile_row, timed_call_ms
+from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
-from nanolib.run.rows import UNCOUNTED, compile_row, memory_rows, timed_call_ms, trace
 
 _ERROR_ROWS = 128  # queries to compare with float64: enough to find a wrong tile
 _KIND_FACTORS = ("name", "attention_type", "options")  # the other factors are the shape

@@ -21,8 +21,7 @@ from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.patterns import BY_TILE, DYNAMIC, WINDOWED
 from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
-from nanolib.run.case import Case, Plan
-from nanolib.run.rows import over_seeds
+from nanolib.run.case import Case, Plan, over_seeds
 
 # Patterns that take no sparsity: the option to search for, its largest value (0: the length), type.
 _SEARCHED: dict[str, tuple[str, float, type]] = {

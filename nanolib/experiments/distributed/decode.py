@@ -20,9 +20,8 @@ from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.traffic import Traffic, traffic_of
 from nanolib.models.attention.tree import attend_alone, tree_attention_decode
-from nanolib.run.case import Plan
+from nanolib.run.case import Plan, RanksCase, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import shortage
-from nanolib.run.ranks import RanksCase, asked_case, measure_on_ranks
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
@@ -112,8 +111,7 @@ class DecodeCase(SequenceCase):
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure times, speed-ups, parts, bytes and errors, and fit the cost model."""
         alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
-        how = {"private_network": params.private_network, "more": {"alone": bool(alone)}}
-        launch = Launch(*measure_on_ranks(rank, self, params, **how))
+        launch = Launch(*measure_on_ranks(rank, self, params, alone=bool(alone)))
         link, rows = link_rows(launch, f"{self.world_size} ranks")
         yield from rows
         for scope in (*alone, *self.algorithms):

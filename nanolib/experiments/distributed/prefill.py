@@ -22,9 +22,9 @@ from nanolib.models.attention.reference import causal_mask, masked_attention, re
 from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.traffic import Traffic, traffic_of
 from nanolib.models.attention.ulysses import ulysses_attention
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Plan, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned, shortage
-from nanolib.run.ranks import asked_case, lacking, measure_on_ranks
+from nanolib.run.ranks import lacking
 
 RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"
 ALGORITHMS = (RING, ZIGZAG, ULYSSES)
@@ -99,8 +99,7 @@ class PrefillCase(SequenceCase):
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure times, parts, bytes, errors and peak memory."""
         planned = self.rank_plan().peaks
-        network = params.private_network
-        launch = Launch(*measure_on_ranks(rank, self, params, private_network=network))
+        launch = Launch(*measure_on_ranks(rank, self, params))
         for algorithm in self.prefill_algorithms:
             for direction in self.directions:
                 scope = f"{algorithm} {direction}"

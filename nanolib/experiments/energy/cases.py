@@ -23,9 +23,8 @@ from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Plan
-from nanolib.run.memory_plan import Workload
+from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Length, fitting_config, known_presets
-from nanolib.run.rows import trace
 from nanolib.store import traces
 
 _TRACE_ROOM = 1.5  # a call runs between the windows, and the last call ends late

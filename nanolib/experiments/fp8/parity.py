@@ -16,8 +16,7 @@ from nanolib.experiments.model.case import planned_training
 from nanolib.measurement import Measurement, Provenance
 from nanolib.models import create_model, fp8, text
 from nanolib.models.training import train
-from nanolib.run.case import Case, Plan
-from nanolib.run.rows import over_seeds
+from nanolib.run.case import Case, Plan, over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"

@@ -17,10 +17,9 @@ from nanolib.measurement import Measurement, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
-from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.memory_plan import Workload
+from nanolib.run.case import Case, Measuring, Plan, timed_call_ms
+from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
-from nanolib.run.rows import timed_call_ms, trace
 
 # Precision → dtype of the weights. `tf32` and the recipes change only the products.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {

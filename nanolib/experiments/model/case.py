@@ -31,9 +31,15 @@ from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.user import context_length, hugging_face_config, missing
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.memory_plan import Workload
+from nanolib.run.memory_plan import (
+    UNCOUNTED,
+    Workload,
+    breakdown_rows,
+    memory_rows,
+    trace,
+    unattributed_rows,
+)
 from nanolib.run.peaks_case import rate_rows, roofline_ms
-from nanolib.run.rows import UNCOUNTED, breakdown_rows, memory_rows, trace, unattributed_rows
 
 Mode = Literal["inference", "training", "generation"]
 

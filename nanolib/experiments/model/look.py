@@ -15,8 +15,7 @@ from nanolib.meters.tensor_bytes import BytesRead
 from nanolib.models.user import resolve, silent
 from nanolib.run.case import Plan
 from nanolib.run.memory_plan import breakdowns_by_depth
-from nanolib.run.timeout import one_line, planning_time_limit
-from nanolib.run.worker import answers_of
+from nanolib.run.timeout import answers_of, one_line, planning_time_limit
 
 # of one case in the helper, s; if Python can be interrupted, `planning_time_limit` ends it before
 _LIMIT_S = 90.0

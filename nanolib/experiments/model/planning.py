@@ -14,7 +14,7 @@ from nanolib.experiments.model.request import GIB, Request, format_bytes
 from nanolib.measurement import BadInput, MemoryKind, shown
 from nanolib.meters.memory import MIB
 from nanolib.models.functions import cause
-from nanolib.run.worker import answers_of
+from nanolib.run.timeout import answers_of
 
 _NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
 _NO_FIELDS |= {"transformers_version", "_name_or_path"}  # of a config file, not of a model

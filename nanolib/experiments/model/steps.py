@@ -15,9 +15,8 @@ from nanolib.models.generation import generation_of
 from nanolib.models.optimize import is_compiled, optimize
 from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
-from nanolib.run.case import Measuring
+from nanolib.run.case import Measuring, compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload
-from nanolib.run.rows import compile_row, timed_call_ms
 
 
 def weights_of(model: nn.Module) -> tuple[torch.Tensor, ...]:
@@ -63,7 +62,7 @@ class Step:
     def workloads(self) -> Iterator[Workload]:
         """List the calls whose memory is measured: the whole call."""
         rest = {"first": self.first, "phases": self.phases, "owners": self.owners}
-        yield Workload.of_kinds(self.scope, self, self.kinds, **rest)
+        yield Workload(self.scope, self, kinds=self.kinds, **rest)
 
     def result(self) -> Any:
         """Compute the compared result, without an effect on later calls."""
@@ -283,7 +282,7 @@ class Generating(Step):
     def workloads(self) -> Iterator[Workload]:
         """List the calls whose memory is measured: reading the prompt, and one token."""
         prefill = self.generation.prefill
-        yield Workload.of_kinds("prefill", prefill, self.kinds, first=self._unread)
+        yield Workload("prefill", prefill, kinds=self.kinds, first=self._unread)
         yield from super().workloads()
 
     def _unread(self) -> None:

@@ -26,9 +26,8 @@ from nanolib.models import create_model, generate_random_batch, text
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Plan
-from nanolib.run.memory_plan import Workload
+from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Length, fitting_config, known_presets
-from nanolib.run.rows import trace
 from nanolib.stats.steady import steady_state, warm_up
 
 

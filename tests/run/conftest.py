@@ -1,0 +1,11 @@
+"""A database, of which a sweep fills a part."""
+
+import pytest
+
+from nanolib.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "results.sqlite") as opened:
+        yield opened
