@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanolib.measurement import Unsupported
 from nanolib.meters.flops import FlopCount, count_flops
@@ -69,6 +73,25 @@ class Look:
     counted: Counted | None = None
 
 
+class _ProductsOfExperts(TorchDispatchMode):
+    """Gives the products of a mixture's experts a shape in each dtype; torch does so in bfloat16."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make the empty result that torch's kernel makes, or run another operation."""
+        if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
+            return func(*args, **kwargs or {})
+        from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
+
+        return empty_product(*args[:3], args[0].dtype)
+
+
+@contextlib.contextmanager
+def without_data() -> Iterator[None]:
+    """Make tensors without data in the block, and drop what the model's code prints."""
+    with fake_tensors(), silent(), _ProductsOfExperts():
+        yield
+
+
 _LOOKS: dict[str, Look] = {}
 
 
@@ -114,7 +137,7 @@ def _look(case: Any) -> Look:
         return Look(Plan(reason=reason))
     breakdowns: dict[str, MemoryBreakdown] = {}
     try:
-        with fake_tensors(), silent(), planning_time_limit():
+        with without_data(), planning_time_limit():
             breakdowns = breakdowns_by_depth(
                 0 if case.own else case.config.num_layers, case.at_depth
             )
@@ -126,7 +149,7 @@ def _look(case: Any) -> Look:
     if not case.own:
         return Look(plan, breakdowns)
     try:
-        with fake_tensors(), silent(), planning_time_limit():
+        with without_data(), planning_time_limit():
             return Look(plan, breakdowns, _count(case))
     except (Exception, SystemExit) as error:
         reason = plan.reason or f"not counted: {why_not_planned(error)}"

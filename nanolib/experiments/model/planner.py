@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from nanolib.experiments.model.case import GenerationCase, ModelCase
+from nanolib.experiments.model.look import without_data
 from nanolib.experiments.model.request import MAX_MASKED, Request, lengthened
 from nanolib.measurement import BadInput, MemoryKind, Unsupported
-from nanolib.meters.memory import fake_tensors, why_not_planned
+from nanolib.meters.memory import why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
-from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
+from nanolib.models.user import hugging_face_config, layers_field, resolve
 from nanolib.run.memory_plan import breakdowns_by_depth
 from nanolib.run.timeout import planning_time_limit
 
@@ -114,7 +115,7 @@ class Planner:
         layers, depth = self.stack
         at = functools.partial(case.at_depth, optimizer=self.request.optimizer, layers=layers)
         shared = functools.partial(self._shared, cache_share=self._cache_share(case))
-        with fake_tensors(), silent():
+        with without_data():
             scopes = breakdowns_by_depth(depth, at, shared)
         return max(scopes.values(), key=lambda found: found.peak)
 
@@ -124,7 +125,7 @@ class Planner:
             return 1.0
         layers, depth = self.stack
         case = replace(case, overrides=case.overrides | ({layers: 1} if depth else {}))
-        with fake_tensors(), silent():
+        with without_data():
             step = case.step(case.build(), case.no_ids(), 1e-3)
             step.first()
             size = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
@@ -168,7 +169,7 @@ class Planner:
         if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
             return "", 0
         depth = getattr(config, field)
-        with fake_tensors():
+        with without_data():
             parts = source.build().modules()
         stacks = [part for part in parts if isinstance(part, nn.ModuleList) and len(part) == depth]
         equal = len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1
