@@ -1,7 +1,7 @@
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.tables import energy_table, overhead_table
+from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.energy.view import verdict as energy_findings
 from nanolib.run import sweep
 

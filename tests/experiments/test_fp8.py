@@ -3,11 +3,9 @@ import math
 import pytest
 
 from nanolib.experiments.fp8 import cases as fp8
-from nanolib.experiments.fp8 import parity as fp8_parity
-from nanolib.experiments.fp8 import view
-from nanolib.experiments.fp8.numerics import VARIANTS
-from nanolib.experiments.fp8.parity import ParityCase, parity_verdict
-from nanolib.experiments.fp8.tables import numerics_table, parity_table, speed_table
+from nanolib.experiments.fp8 import small_decoder, view
+from nanolib.experiments.fp8.small_decoder import VARIANTS, ParityCase, parity_verdict
+from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table
 from nanolib.measurement import BadInput
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
@@ -102,23 +100,23 @@ def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
 
 def test_a_last_bit_of_the_weights_changes_the_loss_little():
     recipes = ("bf16", "bf16_again")
-    loss, again = (fp8_parity._last_loss(_parity(name, steps=40), 3, "") for name in recipes)
+    loss, again = (small_decoder._last_loss(_parity(name, steps=40), 3, "") for name in recipes)
     assert again != loss and again == pytest.approx(loss, rel=1e-3)
 
 
 def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
     """The pairing holds: with bf16's own casts under another name every difference is exactly zero."""
     monkeypatch.setitem(casts.RECIPES, "tensorwise", casts.recipe_of(casts.BF16))
-    fp8_parity._last_loss.cache_clear()
+    small_decoder._last_loss.cache_clear()
     row = list(_parity("fp8_tensorwise").measure(fp8.Params(), {}))[-1]
-    fp8_parity._last_loss.cache_clear()
+    small_decoder._last_loss.cache_clear()
     assert row.samples == (0.0, 0.0) and row.details["verdict"] == "equivalent"
 
 
 def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
-    real = fp8_parity._last_loss
+    real = small_decoder._last_loss
     monkeypatch.setattr(
-        fp8_parity,
+        small_decoder,
         "_last_loss",
         lambda case, seed, corpus: real(case, seed, corpus) if case.recipe == "bf16" else math.nan,
     )

@@ -13,8 +13,7 @@ import pandas as pd
 import pydantic
 import torch
 
-from nanolib.experiments import ALL
-from nanolib.experiments.doctor import cases as doctor
+from nanolib.experiments import ALL, doctor
 from nanolib.measurement import Measurement, exact
 from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu_state import gpu_watts

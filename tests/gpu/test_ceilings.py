@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nanolib.experiments.doctor import cases as doctor
+from nanolib.experiments import doctor
 from nanolib.experiments.fp8 import cases as fp8_cases
 from nanolib.meters import ceilings
 from nanolib.meters.time import latency

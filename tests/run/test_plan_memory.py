@@ -8,7 +8,7 @@ import pytest
 
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model import shaped_case
+from nanolib.experiments.model import look
 from nanolib.measurement import Status
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
@@ -53,7 +53,7 @@ def test_a_case_that_will_not_fit_is_never_started(tmp_path, monkeypatch):
     )
     need = case.plan().most  # planned before, so that nothing needs a model now
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: need - 1)
-    monkeypatch.setattr(shaped_case, "create_model", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(look, "create_model", lambda *_: pytest.fail("it was started"))
     params = _params(train=True)
     with Store(tmp_path / "results.sqlite") as store:
         monkeypatch.setattr(model, "cases", lambda _: [case])

@@ -6,8 +6,7 @@ import pytest
 
 from nanolib.experiments import ALL
 from nanolib.experiments.model import look
-from nanolib.experiments.model.case import GenerationCase, ModelCase
-from nanolib.experiments.model.loss_case import LossCase
+from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
 from nanolib.models.optimize import OPTIMIZATIONS, applies, is_compiled
 from nanolib.params import read_yaml
 from nanolib.paths import checkout

@@ -64,7 +64,7 @@ class QualityCase(Case):
 
     def plan(self) -> Plan:
         """Plan a training step of the dense model, which no pattern exceeds by much."""
-        return planned_training(self, self.config(), _BATCH, self.seq_len)
+        return planned_training(self, self.config(), _BATCH)
 
     def config(self, **changes: Any) -> NanoConfig:
         """Return the configuration of the decoder."""

@@ -40,13 +40,7 @@ class PrefillCase(SequenceCase):
     """
 
     prefill_algorithms: tuple[str, ...]
-    batch_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
     backward: bool
-    threads: int
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -99,8 +93,8 @@ class PrefillCase(SequenceCase):
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure times, parts, bytes, errors and peak memory."""
         planned = self.rank_plan().peaks
-        network = params.private_network
-        launch = Launch(*measure_on_ranks(rank, self, params, private_network=network))
+        how = {"private_network": params.private_network}
+        launch = Launch(*measure_on_ranks(rank, self, params, **how))
         for algorithm in self.prefill_algorithms:
             for direction in self.directions:
                 scope = f"{algorithm} {direction}"
@@ -159,10 +153,8 @@ class MemoryCase(Case):
             return planned(self, lambda: [self._dense()])
         shape = self.factors
         del shape["measured"]
-        algorithms = (shape.pop("memory_algorithm"),)
-        return PrefillCase(
-            **shape, threads=1, prefill_algorithms=algorithms, backward=False
-        ).rank_plan()
+        shape |= {"prefill_algorithms": (shape.pop("memory_algorithm"),), "backward": False}
+        return PrefillCase(**shape, threads=1).rank_plan()
 
     def _dense(self) -> Workload:
         generator = torch.Generator(self.device)

@@ -14,7 +14,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.model.case import text_batch
+from nanolib.experiments.model.look import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of

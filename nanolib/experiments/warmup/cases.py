@@ -16,7 +16,7 @@ import pydantic
 import torch
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.own_model import OwnModelParams, check_own
+from nanolib.experiments.model.cases import OwnModelParams
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.machine import resolve_device
@@ -27,7 +27,7 @@ from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import Workload
-from nanolib.run.params import SMALL, Batch, Length, fitting_config, known_presets
+from nanolib.run.params import Batch, Length, known_presets
 from nanolib.run.rows import trace
 from nanolib.stats.steady import steady_state, warm_up
 
@@ -67,11 +67,9 @@ class Params(OwnModelParams):
         "label",
     )
     LENGTHS: ClassVar[str] = "seq_len"
+    READS_TEXT: ClassVar[bool] = False
 
     preset: str = "decoder_tiny"
-    overrides: dict[str, Any] = SMALL
-    model: str = pydantic.Field("", max_length=500)
-    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_len: Length = 64
     batch_size: Batch = 1
     warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
@@ -87,12 +85,10 @@ class Params(OwnModelParams):
 
     _preset = pydantic.field_validator("preset")(lambda name: known_presets([name])[0])
 
-    @pydantic.model_validator(mode="after")
-    def _config_fits(self) -> Params:
-        check_own(self, *self.reads)
-        if not self.model:
-            fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
-        return self
+    @property
+    def presets(self) -> list[str]:
+        """The preset."""
+        return [self.preset]
 
 
 @dataclass(frozen=True)
@@ -178,7 +174,7 @@ class WarmupCase(Case):
 def cases(params: Params) -> list[Case]:
     """List the processes of all directions in random order."""
     device = resolve_device(params.device)
-    ((preset, overrides),) = params.models([params.preset])
+    ((preset, overrides),) = params.models()
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
     asked = (tuple(params.warmup_steps), params.steps, params.curve_steps)
     found: list[Case] = [

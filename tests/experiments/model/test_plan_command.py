@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.experiments.model.planner import USES
-from nanolib.experiments.model.request import Request
+from nanolib.experiments.model.planning import Request
 
 SMALL = "-p num_layers=4 -p d_model=64 -p num_heads=4 -p vocab_size=128"
 LLAMA, TINY = "hf:LlamaForCausalLM", "decoder_tiny"

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import nanolib
 from nanolib.experiments.model.planner import USES, Planner, largest
-from nanolib.experiments.model.planning import plan
-from nanolib.experiments.model.request import memory_bytes
+from nanolib.experiments.model.planning import memory_bytes, plan
 from nanolib.measurement import BadInput, MemoryKind
 from nanolib.meters.memory import LiveBytes
 from nanolib.models.transformer import next_token_loss
@@ -27,7 +26,7 @@ def test_amounts_of_memory_are_read():
         and memory_bytes(5) == 5
     )
     assert memory_bytes("1.5MiB") == 3 * 2**19
-    for wrong in ("80gib", "many", "-3GiB", "0GiB", "1e9", "GiB", ""):
+    for wrong in ("80 parsec", "many", "-3GiB", "0GiB", "1e9", "GiB", ""):
         with pytest.raises(BadInput, match=r"memory: .* is not an amount; use one such as 80GiB"):
             memory_bytes(wrong)
 
