@@ -35,11 +35,8 @@ def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
     found = sorted((tmp_path / "traces").iterdir())
     assert {path.suffix for path in found} == {".json"}
-    assert {
-        scope
-        for scope in scopes
-        if any(f"{scope.replace('_', '-')}-" in path.name for path in found)
-    } == scopes
+    for scope in scopes:
+        assert any(f"{scope.replace('_', '-')}-" in path.name for path in found)
 
 
 def test_where_nothing_can_be_profiled_that_is_refused():

@@ -126,7 +126,7 @@ class Params(shared.Params):
 
 def cases(params: Params) -> list[Case]:
     """List the cases of decoding, prefill and memory for each number of ranks."""
-    found: list[Case] = []
+    found = []
     device = resolve_device(params.device)
     several = [world for world in params.world_sizes if world > 1]
     names = ("batch_size", "num_heads", "num_kv_heads", "head_dim")

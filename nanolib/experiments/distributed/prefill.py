@@ -75,8 +75,8 @@ class PrefillCase(SequenceCase):
             f"{algorithm} {peaks[f'{algorithm} forward'] / MIB:.4g} MiB"
             for algorithm in self.prefill_algorithms
         )
-        found: dict[str, float | str] = {"peak memory per rank": ", ".join(words)}
-        return found | (format_traffic(self.traffic) if self.traffic else {})
+        traffic = format_traffic(self.traffic) if self.traffic else {}
+        return {"peak memory per rank": ", ".join(words)} | traffic
 
     def rank_plan(self) -> Plan:
         """Plan the peak memory of one rank for each scope, with the other ranks simulated."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 import pydantic
 from torch import nn
 
-from nanolib.experiments.energy.layer_profile import overheads, profile
+from nanolib.experiments.energy.layer_profile import profile
 from nanolib.experiments.model.case import GenerationCase, ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.look import text_batch
@@ -157,10 +157,7 @@ class EnergyCase(ModelWorkCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `parameters`, `flops` of one call and `tokens`."""
-        found = self._counted_as.predict(ceilings)
-        return {name: found[name] for name in ("parameters", "flops") if name in found} | {
-            "tokens": self.tokens
-        }
+        return self.work_of(self._counted_as) | {"tokens": self.tokens}
 
     @property
     def _counted_as(self) -> ModelCase:
@@ -170,11 +167,11 @@ class EnergyCase(ModelWorkCase):
         """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
-        call: Callable[[], object] = step
+        call = step
         if isinstance(step, Generating):
             step.generation.all_tokens()
-            prefill = self.phase == "prefill"
-            call = step.generation.prefill if prefill else step.generation.decode
+            is_prefill = self.phase == "prefill"
+            call = step.generation.prefill if is_prefill else step.generation.decode
         for _ in range(2):
             call()
         trace(Workload(self.phase, call, tuple), self, params)
@@ -230,7 +227,6 @@ class ProfileCase(EnergyCase):
         }
         modes = {name: MODES[name](**often) for name in MODES if name in params.profiling}
         yield from profile(self.phase, built, call, modes, params)
-        yield from overheads(self.phase, built, call, modes, params)
 
 
 def cases(params: Params) -> list[Case]:

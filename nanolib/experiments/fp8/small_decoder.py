@@ -167,20 +167,15 @@ def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
     """Train once and return the mean loss of the last tenth of the steps, cached."""
     dtype = _TYPES.get(case.recipe, torch.bfloat16)
     cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
-    losses = train(
-        _model(case, seed),
-        case.batches(corpus, seed),
-        lambda step: _RATE * rate_share(step, case.steps),
-        autocast=dtype if cast else None,
-        clip=1.0,
-    )
+    warm = max(1, case.steps // TENTHS)
+
+    def rate(step: int) -> float:
+        """Return the learning rate of a step: it rises, and then falls to zero."""
+        return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
+
+    how = {"autocast": dtype if cast else None, "clip": 1.0}
+    losses = train(_model(case, seed), case.batches(corpus, seed), rate, **how)
     return float(losses.double().cpu().tensor_split(TENTHS)[-1].mean())
-
-
-def rate_share(step: int, steps: int) -> float:
-    """Return the learning rate of a step as a share of the highest, with warm-up and decay."""
-    warm = max(1, steps // TENTHS)
-    return min((step + 1) / warm, (steps - step) / (steps - warm))
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
@@ -191,13 +186,8 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
     if case.recipe not in _TYPES or case.emulated:
         recipe = fp8.BF16 if case.recipe in (BASE, AGAIN) else case.recipe.removeprefix("fp8_")
-        fp8.convert(
-            model,
-            recipe,
-            excluded_modules=case.keep,
-            emulate=case.emulated,
-            rounded=case.on_cpu,
-        )
+        how = {"excluded_modules": case.keep, "emulate": case.emulated, "rounded": case.on_cpu}
+        fp8.convert(model, recipe, **how)
     return model
 
 
@@ -271,7 +261,7 @@ def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, torch.Tenso
     The result is cached, since all variants share it.
     """
     model = create_model(case.config, case.device, seed=case.seed)
-    seen: dict[str, dict[str, torch.Tensor]] = {}
+    seen = {}
     for name, layer in fp8.linear_layers(model).items():
         if name != "head":
             seen[name] = {}

@@ -75,8 +75,7 @@ class SpeedCase(ModelWorkCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
-        predicted = self.model_case.predict()  # empty if the user's model is missing
-        found = {name: predicted[name] for name in ("parameters", "flops")} if predicted else {}
+        found = self.work_of(self.model_case)  # empty if the user's model is missing
         if self.recipe and found and not self.runs_code:
             built = dataclasses.replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)

@@ -223,7 +223,7 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     """Return at which sizes FP8 is faster, slower or shows no clear difference."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     group = group.assign(order=[order for _, order, _ in pairs])
-    sizes: dict[Order, list[str]] = {order: [] for order in _SPEEDS}
+    sizes = {order: [] for order in _SPEEDS}
     for (_, name), orders in group.groupby(["parameters", "name"])["order"]:
         alike = orders.iloc[0] if orders.nunique() == 1 else Order.NO_DIFFERENCE
         sizes[Order.ABOVE if orders.eq(Order.ABOVE).any() else alike].append(name)

@@ -37,14 +37,12 @@ from nanolib.run.memory_plan import Workload
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 from nanolib.run.rows import breakdown_rows, memory_rows, trace, unattributed_rows
 
-Mode = Literal["inference", "training", "generation"]
-
 
 @dataclass(frozen=True)
 class ModelCase(ShapedCase):
     """A model that runs, trains or generates."""
 
-    mode: Mode
+    mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
 
     position: ClassVar[int] = 0  # tokens in the cache before those whose work is counted
@@ -104,7 +102,7 @@ class ModelCase(ShapedCase):
         """
         if (counted := self.counted) is None:
             return {}
-        predicted: dict[str, float | str] = {
+        predicted = {
             "parameters": counted.parameters,
             "weight_memory": counted.parameters * self.item / MIB,
             "flops": counted.flops,
@@ -163,13 +161,11 @@ class ModelCase(ShapedCase):
         count = self.counted.count
         if count is None and isinstance(step, Inferring):
             count = count_flops(step.eager_result)
-        message = count.message if count else ""
-        yield exact("flops", flops, method="kept", message=message, **scope)
+        yield exact("flops", flops, method="kept", message=count.message if count else "", **scope)
         if count:
             yield exact("flops", count.full, predicted=flops, method="flop_counter", **scope)
         if self.optimization == "checkpoint" and isinstance(step, Training):
-            computed = count_flops(step.result)
-            yield exact("flops", computed.kept, method="computed", **scope)
+            yield exact("flops", count_flops(step.result).kept, method="computed", **scope)
         yield exact("bytes", predicted["bytes"], **scope)
         if isinstance(step, Generating):
             yield from step.measure_prompt(params, self.device)
@@ -245,6 +241,11 @@ class ModelWorkCase(Case):
     def plan(self) -> Plan:
         """See `ModelCase.plan`."""
         return self.model_case.plan()
+
+    def work_of(self, case: ModelCase) -> dict[str, float]:
+        """Return `parameters` and `flops` of a call; empty if only a run can count them."""
+        counted = case.counted
+        return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pydantic
 
-from nanolib.experiments.model.case import GenerationCase, LossCase, Mode, ModelCase
+from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
 from nanolib.experiments.model.look import look_at_code
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
@@ -250,7 +250,7 @@ def _model_cases(
 ) -> Iterator[ModelCase]:
     shapes = [*itertools.product(params.seq_lens, params.batch_sizes)]
     batches = [size for size in params.generation_batch_sizes if size not in params.batch_sizes]
-    uses: dict[Mode, list[tuple[int, int]]] = {"inference": shapes}
+    uses = {"inference": shapes}
     if params.train:
         uses["training"] = shapes
     if params.new_tokens:

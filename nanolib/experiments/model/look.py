@@ -207,7 +207,7 @@ def _looks(name: str, cases: Sequence[Any]) -> Iterator[Look]:
 def _look(case: Any) -> Look:
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
-    breakdowns: dict[str, MemoryBreakdown] = {}
+    breakdowns = {}
     depth = 0 if case.own else case.config.num_layers
     try:
         with without_data(), planning_time_limit():

@@ -165,10 +165,14 @@ class WarmupCase(Case):
         curve = samples[: self.curve_steps]
         yield summarize(curve, scope=self.direction, method=clock.method, details=details)
         yield _count_warmup(curve, self.direction)
+        rest = {"method": clock.method, "steady": steady_state([])}  # no sample is discarded
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
-            yield _summarize_all(counted, scope, clock.method, spent)
+            row = summarize(counted, scope=scope, details=spent, **rest)
+            # `steps` sets the number of samples, not a time limit
+            flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
+            yield replace(row, flags=flags, message="no samples are discarded")
 
 
 def cases(params: Params) -> list[Case]:
@@ -177,7 +181,7 @@ def cases(params: Params) -> list[Case]:
     ((preset, overrides),) = params.models()
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
     asked = (tuple(params.warmup_steps), params.steps, params.curve_steps)
-    found: list[Case] = [
+    found = [
         WarmupCase(*shape, direction, process, *asked)
         for direction in params.directions
         for process in range(1, params.processes + 1)
@@ -186,26 +190,13 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-def _summarize_all(
-    samples: list[float], scope: str, method: str, details: dict[str, Any]
-) -> Measurement:
-    """Return the latency over all samples, without discarding any."""
-    whole = steady_state([])
-    row = summarize(samples, scope=scope, method=method, details=details, steady=whole)
-    # `steps` sets the number of samples, not a time limit
-    flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
-    return replace(row, flags=flags, message="no samples are discarded")
-
-
 def _count_warmup(samples: list[float], scope: str) -> Measurement:
     """Return the number of slow first steps, or no number if the curve is unclear."""
     found, reason = warm_up(samples)
-    steps = steady = None
-    if found is not None:
-        steps, steady = float(found), float(np.median(samples[found:]))
+    steady = None if found is None else float(np.median(samples[found:]))
     return Measurement(
         "warmup_needed",
-        steps,
+        None if found is None else float(found),
         n=1,
         method="smoothed curve and PELT on medians of 5, and Tukey's severe fence",
         scope=scope,
