@@ -119,7 +119,7 @@ class Request(StrictModel):
 
 def format_bytes(size: int) -> str:
     """Return an amount of memory with its unit."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+    return pydantic.ByteSize(size).human_readable(separator=" ")
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,7 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run():
 
 NEOX = {name: HF[name] for name in HF if name != "num_key_value_heads"}
 PLANNED = [
-    ("hf:LlamaForCausalLM", HF, "float32", 1024),
     ("hf:LlamaForCausalLM", HF, "float32", 2048),
-    ("hf:MistralForCausalLM", HF, "float32", 2048),
     ("hf:MistralForCausalLM", HF | {"sliding_window": 256}, "float32", 1024),
     ("hf:GPTNeoXForCausalLM", NEOX, "float32", 512),
     ("hf:MixtralForCausalLM", EXPERTS, "bfloat16", 1024),
