@@ -61,7 +61,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     experiment.
     """
     from nanolib.experiments import sections
-    from nanolib.experiments.summary.cases import select_runs
+    from nanolib.experiments.summary import select_runs
     from nanolib.report.page import build
     from nanolib.store import Store
 
@@ -88,7 +88,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
 @output_option
 def export(target: str, names: tuple[str, ...]) -> None:
     """Write runs to FILE (.sqlite, .json, .csv or .md) without user, host and folder names."""
-    from nanolib.experiments.summary.cases import select_runs
+    from nanolib.experiments.summary import select_runs
     from nanolib.report.export import write
     from nanolib.store import Store
 

@@ -233,7 +233,7 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 @output_option
 def doctor(as_json: bool, budget: float, sustained: float) -> None:
     """Show what this machine can measure, and measure its peak rates."""
-    from nanolib.experiments.doctor.examine import examine
+    from nanolib.experiments.doctor import examine
 
     found = examine(budget, sustained)
     if as_json:

@@ -1,9 +1,101 @@
+"""Energy: a machine without a sensor, and a recording of power in the place of one, never like a reading."""
+
 import pytest
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.energy.tables import energy_table, overhead_table
+from nanolib.experiments.energy.live import LivePower
+from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.energy.view import verdict as energy_findings
+from nanolib.measurement import BadInput
+from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.run import sweep
+from nanolib.store import Store
+from tests.shown import CHARTS, VERDICTS
+from tests.waiting import until
+
+TINY = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
+
+
+def _trace(folder, text):
+    file = folder / "trace.csv"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("t_s\n0\n", "has no column power_w; give t_s and power_w"),
+        ("", "cannot be read .No columns to parse from file.; give a CSV file"),
+        ("t_s,power_w\n0,5\n", r"has 1 sample\(s\)"),
+        (
+            "t_s,power_w\n0,5\n2,5\n1,5\n",
+            "line 4 of 'trace.csv' is not later than the one before; sort by t_s",
+        ),
+        (
+            "t_s,power_w\n0,x\n1,5\n",
+            "line 2 of 'trace.csv' is not a time and a power; give seconds and watts",
+        ),
+    ],
+)
+def test_a_recording_that_is_none_gets_one_line(tmp_path, text, said):
+    with pytest.raises(BadInput, match=f"power_trace: .*{said}") as told:
+        read_trace(_trace(tmp_path, text))
+    assert len(told.value.lines) == 1
+
+
+def test_a_recording_begins_at_zero(tmp_path):
+    assert read_trace(_trace(tmp_path, "t_s,power_w\n1000,5\n1000.5,7\n")) == (
+        [0.0, 0.5],
+        [5.0, 7.0],
+    )
+    with pytest.raises(BadInput, match=r"read .No such file or directory.; give a CSV file"):
+        read_trace(tmp_path / "missing.csv")
+
+
+def test_one_that_is_too_short_is_refused_before_anything_runs(tmp_path):
+    file = _trace(tmp_path, "t_s,power_w\n0,5\n1,5\n")
+    with pytest.raises(BadInput, match=r"lasts 1 s, and idle_s and window_s need 2.55 s"):
+        energy.Params(power_trace=str(file))
+
+
+def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
+    lines = "\n".join(f"{at / 20},{100 if at % 2 else 102}" for at in range(2000))
+    file = _trace(tmp_path, f"t_s,power_w\n{lines}\n")
+    given = {"phases": ["prefill"], "overrides": TINY, "seq_lens": [8], "device": "cpu"}
+    given |= {"window_s": 0.7, "idle_s": 0.6, "profiling": ["minimal"], "budget_s": 0.02}
+    params = energy.Params(power_trace=str(file), **given)
+    assert isinstance(params.sources()[0], ReplaySource)
+    with Store(tmp_path / "results.sqlite") as store:
+        rows = sweep.measure(energy, params, store=store, progress=False).measurements()
+    read = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
+    assert set(read.provenance) == {"replayed"} and set(read.method) == {"replay"}
+    assert read[read.metric == "power"].estimate.between(99, 103).all()
+    assert " W (prefill) by a replayed recording." in "\n".join(VERDICTS["energy"](rows))
+    for name in ("energy_per_token", "power_over_time"):
+        text = str(CHARTS[name](rows).to_dict())
+        assert "replayed from a recording" in text and "Read from a sensor" not in text
+
+
+def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
+    lines = "\n".join(f"{at / 20},{40 + at % 2}" for at in range(60))
+    trace = str(_trace(tmp_path, f"t_s,power_w\n{lines}\n"))
+    shape = {"overrides": TINY, "seq_lens": [32], "new_tokens": 8}
+    params = energy.Params(**shape, power_trace=trace, idle_s=0.5, window_s=0.5)
+    live = LivePower(params)
+    live.start.click()
+    until(lambda: "power not measured: the recording has ended" in live.said.value)
+    live.stop.click()
+    live._thread.join(timeout=60)
+    points = [row for rows in live.chart.chart.to_dict()["datasets"].values() for row in rows]
+    power = [row for row in points if "low" in row]
+    assert [row["series"] for row in power[:2]] == ["idle", "prefill"]
+    read = [row for row in power if row["y"]]
+    assert all(39 <= row["y"] <= 42 and not row["sure"] for row in read)  # none of this machine
+    speed = [row for row in points if "y" in row and "low" not in row]
+    assert speed[0]["series"] == "prefill" and speed[0]["y"] > 0
+
 
 SMALL = {
     "presets": ["decoder_tiny"],

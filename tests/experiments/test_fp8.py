@@ -3,11 +3,9 @@ import math
 import pytest
 
 from nanolib.experiments.fp8 import cases as fp8
-from nanolib.experiments.fp8 import parity as fp8_parity
-from nanolib.experiments.fp8 import view
-from nanolib.experiments.fp8.numerics import VARIANTS
-from nanolib.experiments.fp8.parity import ParityCase, parity_verdict
-from nanolib.experiments.fp8.tables import numerics_table, parity_table, speed_table
+from nanolib.experiments.fp8 import small_decoder, view
+from nanolib.experiments.fp8.small_decoder import VARIANTS, ParityCase, parity_verdict
+from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table
 from nanolib.measurement import BadInput
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
@@ -30,20 +28,9 @@ SMALL = {
 
 
 def _parity(recipe, **changes):
-    shape = {
-        "seeds": 2,
-        "first_seed": 0,
-        "steps": 10,
-        "seq_len": 16,
-        "batch_size": 2,
-        "d_model": 32,
-        "num_layers": 1,
-    }
-    return ParityCase("cpu", recipe, **(shape | changes), margin=0.0025, keep=("head",))
-
-
-def _speed_cases():
-    return [case for case in fp8.cases(fp8.Params(**SMALL)) if isinstance(case, fp8.SpeedCase)]
+    shape = {"seq_len": 16, "batch_size": 2, "d_model": 32, "num_layers": 1, "steps": 10}
+    rest = {"seeds": 2, "first_seed": 0, "margin": 0.0025, "keep": ("head",)}
+    return ParityCase("cpu", recipe, **rest | shape | changes)
 
 
 @pytest.fixture(scope="module")
@@ -68,21 +55,17 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
     assert table.loc["tf32", "status"] == "unsupported" and table.loc["bfloat16", "latency"] > 0
     peaks = table["weights"]
     assert peaks["bfloat16"] == pytest.approx(peaks["float32"] / 2, rel=0.01)
-    timed = rows[(rows.metric == "latency")]
+    timed = rows[rows.metric == "latency"]
     assert set(timed["factor.precision"].dropna()) == {"float32", "bfloat16"}
-    measured = rows[rows.metric == "speed_up"]
-    assert set(measured["factor.precision"]) == {"float32"} and set(measured.scope) == {
-        "training_step over bfloat16"
-    }
+    (ratio,) = rows[rows.metric == "speed_up"].to_dict("records")
+    assert ratio["factor.precision"] == "float32"
+    assert ratio["scope"] == "training_step over bfloat16"
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
     table = parity_table(rows).set_index("recipe")
-    assert set(table["provenance"]) == {"emulated"} and list(table["control"]) == [
-        False,
-        False,
-        True,
-    ]
+    assert set(table["provenance"]) == {"emulated"}
+    assert list(table["control"]) == [False, False, True]
     words = list(map(str, view.verdict(rows)))
     assert any(line.startswith("FP8 speed was not measured") for line in words)
     assert any("fp8 tensorwise" in line and "are a smoke test" in line for line in words)
@@ -91,43 +74,39 @@ def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
 def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
     table = numerics_table(rows)
     assert len(table) == 4 * 7 * 3
-    errors = rows[(rows.metric == "relative_error") & rows["factor.variant"].notna()].estimate
+    measured = rows[rows["factor.variant"].notna() & (rows.metric != "case_duration")]
+    assert set(measured.provenance) == {"emulated"}
+    errors = measured[measured.metric == "relative_error"].estimate
     assert list(table.sqnr) == pytest.approx(list(-20 * errors.map(math.log10)))
     sqnr = table.groupby("variant").sqnr.median()
     assert 4 < sqnr["e4m3 per tensor"] - sqnr["e5m2 per tensor"] < 8  # one bit of mantissa: 6 dB
-    assert set(
-        rows[rows["factor.variant"].notna() & (rows.metric != "case_duration")].provenance
-    ) == {"emulated"}
 
 
 def test_a_last_bit_of_the_weights_changes_the_loss_little():
     recipes = ("bf16", "bf16_again")
-    loss, again = (fp8_parity._last_loss(_parity(name, steps=40), 3, "") for name in recipes)
+    loss, again = (small_decoder._last_loss(_parity(name, steps=40), 3, "") for name in recipes)
     assert again != loss and again == pytest.approx(loss, rel=1e-3)
 
 
 def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
     """The pairing holds: with bf16's own casts under another name every difference is exactly zero."""
     monkeypatch.setitem(casts.RECIPES, "tensorwise", casts.recipe_of(casts.BF16))
-    fp8_parity._last_loss.cache_clear()
+    small_decoder._last_loss.cache_clear()
     row = list(_parity("fp8_tensorwise").measure(fp8.Params(), {}))[-1]
-    fp8_parity._last_loss.cache_clear()
+    small_decoder._last_loss.cache_clear()
     assert row.samples == (0.0, 0.0) and row.details["verdict"] == "equivalent"
 
 
 def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
-    real = fp8_parity._last_loss
-    monkeypatch.setattr(
-        fp8_parity,
-        "_last_loss",
-        lambda case, seed, corpus: real(case, seed, corpus) if case.recipe == "bf16" else math.nan,
-    )
+    real = small_decoder._last_loss
+
+    def last_loss(case, *of):
+        return real(case, *of) if case.recipe == "bf16" else math.nan
+
+    monkeypatch.setattr(small_decoder, "_last_loss", last_loss)
     row = list(_parity("no_scaling").measure(fp8.Params(), {}))[-1]
-    assert (
-        row.estimate is None
-        and row.details["verdict"] == "worse"
-        and "infinite or NaN in 2 of 2" in row.message
-    )
+    assert row.estimate is None and row.details["verdict"] == "worse"
+    assert "infinite or NaN in 2 of 2" in row.message
 
 
 @pytest.mark.parametrize(
@@ -151,7 +130,7 @@ REST = 2 * N * D * 256 + 4 * 2 * (N * (N + 1) // 2) * 32  # the head, and attent
 
 
 def test_the_converted_share_is_of_all_flops():
-    case = next(case for case in _speed_cases() if case.recipe)
+    case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if getattr(case, "recipe", ""))
     model = create_model(case.model_case.config, "meta")
     casts.convert(model, case.recipe, excluded_modules=case.keep, emulate=True)
     row = case.converted_share(model)
@@ -168,7 +147,6 @@ def test_the_converted_share_is_of_all_flops():
             {"overrides": {"d_ff": 100}},
             "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, no multiple of 16",
         ),
-        ({"overrides": {"dtype": "float16"}}, "fp8.overrides: dtype is chosen by precisions"),
     ],
 )
 def test_bad_input_is_one_line(field, words):

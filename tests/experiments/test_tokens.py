@@ -5,7 +5,6 @@ import contextlib
 import pytest
 
 from nanolib.experiments.energy.cases import EnergyCase
-from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.model import cases as model
 from nanolib.measurement import Measurement
 
@@ -37,22 +36,14 @@ def _answered(measuring):
 
 
 def rates(rows):
-    return {
-        row.scope: (row.low, row.estimate, row.high)
-        for row in rows
-        if row.metric == "tokens_per_second"
-    }
+    found = [row for row in rows if row.metric == "tokens_per_second"]
+    return {row.scope: (row.low, row.estimate, row.high) for row in found}
 
 
 @pytest.mark.parametrize("new_tokens", [2, 5])
 def test_of_a_model_they_are_of_all_sequences(new_tokens):
-    params = model.Params(
-        presets=["decoder_tiny"],
-        new_tokens=new_tokens,
-        loss_steps=0,
-        generation_batch_sizes=[],
-        **SHAPE,
-    )
+    rest = {"loss_steps": 0, "generation_batch_sizes": []}
+    params = model.Params(new_tokens=new_tokens, **rest, **SHAPE)
     found = {}
     for case in model.cases(params):
         if isinstance(case, model.ModelCase):
@@ -62,28 +53,10 @@ def test_of_a_model_they_are_of_all_sequences(new_tokens):
     assert {scope: pytest.approx(ends) for scope, ends in expected.items()} == found
 
 
-def test_of_a_precision_they_are_of_all_sequences():
-    case = next(
-        case
-        for case in fp8.cases(
-            fp8.Params(
-                precisions=["float32"],
-                presets=["decoder_tiny"],
-                seq_len=16,
-                batch_size=3,
-                overrides=SHAPE["overrides"],
-            )
-        )
-        if isinstance(case, fp8.SpeedCase)
-    )
-    ((_, found, _),) = rates(_answered(case.measure(fp8.Params(), {}))).values()
-    assert found == pytest.approx(48 / 4e-3)
-
-
 @pytest.mark.parametrize(
     ("phase", "tokens"), [("decode", 3), ("prefill", 48), ("training_step", 48)]
 )
 def test_of_a_window_they_are_of_all_sequences(phase, tokens):
-    assert (
-        EnergyCase("cpu", "tiny", "decoder_tiny", {}, phase, 16, 3, 5, "float32").tokens == tokens
-    )
+    shape = ({"attention_type": "sparse"}, phase, 16, 3, 5, "float32")
+    case = EnergyCase("cpu", "tiny", "decoder_tiny", *shape)
+    assert case.tokens == tokens and case.model_case.attention_type == "sparse"

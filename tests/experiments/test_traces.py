@@ -3,7 +3,6 @@
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.measurement import BadInput
 from nanolib.run import sweep
 from nanolib.store import Store
 
@@ -35,13 +34,5 @@ def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
     found = sorted((tmp_path / "traces").iterdir())
     assert {path.suffix for path in found} == {".json"}
-    assert {
-        scope
-        for scope in scopes
-        if any(f"{scope.replace('_', '-')}-" in path.name for path in found)
-    } == scopes
-
-
-def test_where_nothing_can_be_profiled_that_is_refused():
-    with pytest.raises(BadInput, match="trace: calls in the processes of ranks are not traced"):
-        ALL["distributed"]().Params(trace=True)
+    for scope in scopes:
+        assert any(f"{scope.replace('_', '-')}-" in path.name for path in found)

@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from nanolib.experiments import ALL
-from nanolib.experiments.doctor import cases as doctor
+from nanolib.experiments import ALL, doctor
 from nanolib.measurement import Measurement
 from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu import gpu_watts

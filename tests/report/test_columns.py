@@ -6,8 +6,8 @@ import math
 import pandas as pd
 import pytest
 
-from nanolib.experiments.attention.tables import attention_table
-from nanolib.experiments.energy.tables import energy_table
+from nanolib.experiments.attention.findings import attention_table
+from nanolib.experiments.energy.view import energy_table
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Measurement, exact
 from nanolib.report import tables

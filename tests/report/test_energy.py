@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanolib.experiments.energy.tables import energy_table
+from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
 from nanolib.store import Run, Store
 from tests.report.cases import layer_case

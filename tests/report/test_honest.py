@@ -3,7 +3,7 @@
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.experiments.attention.tables import attention_table
+from nanolib.experiments.attention.findings import attention_table
 from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
 from nanolib.report.finding import Estimate
 from nanolib.run import sweep

@@ -14,9 +14,8 @@ import torch
 from nanolib.experiments import ALL
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.model import cases as model
-from nanolib.experiments.model import look, shaped_case
-from nanolib.experiments.model.case import GenerationCase, ModelCase
-from nanolib.experiments.model.loss_case import LossCase
+from nanolib.experiments.model import look
+from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
 from nanolib.measurement import MemoryKind, Status, exact
 from nanolib.models.optimize import OPTIMIZATIONS, applies, is_compiled
 from nanolib.params import read_yaml
@@ -119,7 +118,7 @@ def test_a_case_that_will_not_fit_is_never_started(store, monkeypatch):
     case = _case()
     need = case.plan().most  # planned before, so that nothing needs a model now
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: need - 1)
-    monkeypatch.setattr(shaped_case, "create_model", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr(look, "create_model", lambda *_: pytest.fail("it was started"))
     monkeypatch.setattr(model, "cases", lambda _: [case])
     rows = sweep.measure(model, PARAMS, store=store, progress=False).measurements()
     (ending,) = rows[rows.metric == "case_duration"].to_dict("records")

@@ -11,8 +11,8 @@ from nanolib.config import ATTENTION_KINDS, DTYPES
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.quality import QUALITY_PATTERNS
 from nanolib.experiments.distributed import prefill
-from nanolib.experiments.fp8 import parity, speed
-from nanolib.experiments.fp8.numerics import VARIANTS
+from nanolib.experiments.fp8 import speed
+from nanolib.experiments.fp8.small_decoder import TRAINED, VARIANTS
 from nanolib.meters.time import clock
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
@@ -205,7 +205,7 @@ def _walked(name, field):
         ("model", "optimizations", OPTIMIZATIONS),
         ("fp8", "precisions", speed.DTYPES),
         ("fp8", "modes", speed.MODES),
-        ("fp8", "parity_recipes", {*parity.TRAINED}),
+        ("fp8", "parity_recipes", {*TRAINED}),
         ("fp8", "numerics", {*VARIANTS}),
         ("energy", "phases", {"prefill", "decode", "training_step"}),
         ("energy", "profiling", {"minimal", "standard", "deep"}),

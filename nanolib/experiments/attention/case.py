@@ -160,7 +160,7 @@ class AttentionCase(Case):
             `bytes` (q, k, v and the output). If the kept connections are known, `flops` (FLOP,
             forward), `sparsity`, `block_sparsity`, and with peak rates `latency` (ms).
         """
-        predicted: dict[str, float | str] = {"bytes": self.moved}
+        predicted = {"bytes": self.moved}
         if (work := self.work) is None:
             return predicted
         flops = self._flops(work)

@@ -63,7 +63,7 @@ class QualityCase(Case):
 
     def plan(self) -> Plan:
         """Plan a training step of the dense model, which no pattern exceeds by much."""
-        return planned_training(self, self.config(), _BATCH, self.seq_len)
+        return planned_training(self, self.config(), _BATCH)
 
     def config(self, **changes: Any) -> NanoConfig:
         """Return the configuration of the decoder."""
@@ -124,7 +124,7 @@ class QualityCase(Case):
     def _options(self, weights: _Weights) -> dict[str, Any]:
         """Return the options for the target sparsity, on this text if the pattern depends on it."""
         count = max(1, round((1 - self.target) * self.seq_len / 8))
-        options: dict[str, Any] = {"global_tokens": count, "random_tokens": self.block_size}
+        options = {"global_tokens": count, "random_tokens": self.block_size}
         if self.pattern not in _SEARCHED:
             return options | {"sparsity": self.target}
         if self.pattern == "dca":

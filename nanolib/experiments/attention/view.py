@@ -5,12 +5,12 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from nanolib.experiments.attention.findings import verdict
-from nanolib.experiments.attention.tables import (
+from nanolib.experiments.attention.findings import (
     ATTENTION_COLUMNS,
     QUALITY_COLUMNS,
     attention_table,
     quality_table,
+    verdict,
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number

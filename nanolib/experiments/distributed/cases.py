@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 
@@ -126,21 +126,21 @@ class Params(shared.Params):
 
 def cases(params: Params) -> list[Case]:
     """List the cases of decoding, prefill and memory for each number of ranks."""
-    found: list[Case] = []
+    found = []
     device = resolve_device(params.device)
     several = [world for world in params.world_sizes if world > 1]
     names = ("batch_size", "num_heads", "num_kv_heads", "head_dim")
     heads = {name: getattr(params, name) for name in names}
     for dtype in params.dtypes:
-        shape = heads | {"dtype": dtype}
+        shape = heads | {"device": device, "dtype": dtype}
         for seq_len, world in itertools.product(params.seq_lens, params.world_sizes):
-            of = {"algorithms": tuple(params.algorithms), "q_len": params.q_len, "seq_len": seq_len}
-            found.append(DecodeCase(**_rank_fields(params, world), **shape, **of))
+            of = {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
+            found.append(DecodeCase(**shape, **_on_ranks(params, seq_len, world), **of))
         # One launch measures one rank and several ranks, interleaved.
         for seq_len, world in itertools.product(params.prefill_seq_lens, several or [1]):
             algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
-            of = {"prefill_algorithms": algorithms, "backward": params.backward, "seq_len": seq_len}
-            found.append(PrefillCase(**_rank_fields(params, world), **shape, **of))
+            of = {"prefill_algorithms": algorithms, "backward": params.backward}
+            found.append(PrefillCase(**shape, **_on_ranks(params, seq_len, world), **of))
         for algorithm in prefill.MEMORY_ALGORITHMS:
             for world in several if algorithm in prefill.ALGORITHMS else [1]:
                 has_heads = not (params.num_heads % world or params.num_kv_heads % world)
@@ -149,14 +149,10 @@ def cases(params: Params) -> list[Case]:
                 for seq_len in params.memory_seq_lens:
                     of = {"memory_algorithm": algorithm, "world_size": world, "seq_len": seq_len}
                     measured = seq_len <= params.memory_measured_up_to
-                    found.append(MemoryCase(device, **shape, **of, measured=measured))
+                    found.append(MemoryCase(**shape, **of, measured=measured))
     return found
 
 
-def _rank_fields(params: Params, world: int) -> dict[str, Any]:
-    return {
-        "device": resolve_device(params.device),
-        "world_size": world,
-        "threads": params.threads,
-        "nodes": nodes_of(world),
-    }
+def _on_ranks(params: Params, seq_len: int, world: int) -> dict[str, int]:
+    ranks = {"world_size": world, "threads": params.threads, "nodes": nodes_of(world)}
+    return ranks | {"seq_len": seq_len}

@@ -31,10 +31,16 @@ _CHECKED_ELEMENTS = 2**25  # largest size of all keys and values to compare with
 
 @dataclass(frozen=True)
 class SequenceCase(RanksCase):
-    """Attention over a sequence that is sharded across ranks. Subclasses add the shape."""
+    """Attention over a sequence that is sharded across ranks."""
 
     world_size: int
     seq_len: int
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    threads: int
 
     @property
     def shape(self) -> dict[str, int]:
@@ -65,13 +71,7 @@ class DecodeCase(SequenceCase):
     """A few new tokens that attend to a sequence, with every algorithm."""
 
     algorithms: tuple[str, ...]
-    batch_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     q_len: int
-    dtype: str
-    threads: int
 
     @property
     def layout(self) -> Sharding:
@@ -95,12 +95,9 @@ class DecodeCase(SequenceCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return the communication steps and bytes of each algorithm, and the size of a shard."""
-        sent = {
-            algorithm: self.traffic(algorithm, self.world_size) for algorithm in self.algorithms
-        }
-        return {"shard": f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"} | format_traffic(
-            sent
-        )
+        sent = {name: self.traffic(name, self.world_size) for name in self.algorithms}
+        shard = f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"
+        return {"shard": shard} | format_traffic(sent)
 
     @property
     def _fits_one_rank(self) -> bool:
@@ -215,15 +212,12 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
     with torch.no_grad():
         calls = {algorithm: partial(decode, algorithm) for algorithm in case.algorithms}
-        errors = {}
+        errors, counted = {}, {}
         if is_checked:
             reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
-            errors = {
-                algorithm: relative_error(call(), reference) for algorithm, call in calls.items()
-            }
-        counted = (
-            {algorithm: count_bytes(call) for algorithm, call in calls.items()} if several else {}
-        )
+            errors = {name: relative_error(call(), reference) for name, call in calls.items()}
+        if several:
+            counted = {name: count_bytes(call) for name, call in calls.items()}
         if alone:
             calls[ONE_RANK] = lambda: attend_alone(q, *whole) if me == 0 else None
         parts = {algorithm: partial(decode_in_parts, algorithm) for algorithm in case.algorithms}

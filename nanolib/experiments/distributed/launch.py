@@ -46,7 +46,7 @@ def time_calls(
         and part).
     """
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed)
-    timed = time_parts_across_ranks(parts, budget_s, device=device) if parts else {}
+    timed = time_parts_across_ranks(parts, budget_s, device=device)
     return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 
 
@@ -110,12 +110,10 @@ class Launch:
             yield exact("communication_steps", traffic.rounds, scope=algorithm)
             yield from self._bytes(algorithm, traffic.sent)
         yield from self._parts(algorithm, predicted_ms)
-        errors = [
-            answer["errors"][algorithm] for answer in self.answers if algorithm in answer["errors"]
-        ]
-        if errors:
-            error, n = max(errors), len(errors)
-            yield Measurement("relative_error", error, n=n, method="float64", scope=algorithm)
+        errors = [answer["errors"].get(algorithm) for answer in self.answers]
+        if None not in errors:
+            how = {"n": len(errors), "method": "float64", "scope": algorithm}
+            yield Measurement("relative_error", max(errors), **how)
 
     def _bytes(self, algorithm: str, sent: Sequence[float]) -> Iterator[Measurement]:
         """Yield `wire_bytes` per rank: by formula, and by the interface if it counted them."""

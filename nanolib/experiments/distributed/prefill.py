@@ -40,13 +40,7 @@ class PrefillCase(SequenceCase):
     """
 
     prefill_algorithms: tuple[str, ...]
-    batch_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
     backward: bool
-    threads: int
 
     @property
     def directions(self) -> tuple[str, ...]:
@@ -81,8 +75,8 @@ class PrefillCase(SequenceCase):
             f"{algorithm} {peaks[f'{algorithm} forward'] / MIB:.4g} MiB"
             for algorithm in self.prefill_algorithms
         )
-        found: dict[str, float | str] = {"peak memory per rank": ", ".join(words)}
-        return found | (format_traffic(self.traffic) if self.traffic else {})
+        traffic = format_traffic(self.traffic) if self.traffic else {}
+        return {"peak memory per rank": ", ".join(words)} | traffic
 
     def rank_plan(self) -> Plan:
         """Plan the peak memory of one rank for each scope, with the other ranks simulated."""
@@ -158,10 +152,8 @@ class MemoryCase(Case):
             return planned(self, lambda: [self._dense()])
         shape = self.factors
         del shape["measured"]
-        algorithms = (shape.pop("memory_algorithm"),)
-        return PrefillCase(
-            **shape, threads=1, prefill_algorithms=algorithms, backward=False
-        ).rank_plan()
+        shape |= {"prefill_algorithms": (shape.pop("memory_algorithm"),), "backward": False}
+        return PrefillCase(**shape, threads=1).rank_plan()
 
     def _dense(self) -> Workload:
         generator = torch.Generator(self.device)

@@ -76,10 +76,8 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     parts = rows["scope"].str.partition(": ")
     named = rows.assign(algorithm=parts[0], scope=parts[2])
-    is_own = [
-        algorithm in algorithms
-        for algorithm, algorithms in zip(parts[0], rows["factor.algorithms"], strict=True)
-    ]
+    listed = zip(parts[0], rows["factor.algorithms"], strict=True)
+    is_own = [algorithm in algorithms for algorithm, algorithms in listed]
     names = ["seq_len", "dtype", "algorithm"]
     table = _make_lines(rows, named[is_own], "algorithms", names, _DECODE, "one rank")
     table["binds"] = [find_limit(line)[0] for _, line in table.iterrows()]
@@ -121,8 +119,8 @@ def _make_lines(
         one rank, and `efficiency` (share of perfect scaling).
     """
     called = [name for name in names if f"factor.{name}" not in rows]
-    factors = [name for name in names if name not in called]
-    table = case_rows(rows, [*factors, "world_size", "nodes", listed], listed)
+    factors = {*names, "world_size", "nodes", listed}.difference(called)
+    table = case_rows(rows, sorted(factors), listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]
     table = _add_ranks(table.merge(timed, on=list(CASE), how="left"))
     table["flags"] = [flags if isinstance(flags, list) else [] for flags in table["flags"]]
@@ -140,11 +138,9 @@ def _make_lines(
 
 def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
     """Add `ranks`: their number, and the number of machines if there are several."""
-    several = zip(table["world_size"].astype(int), table["nodes"], strict=True)
-    ranks = [
-        f"{ranks} on {nodes:.0f} nodes" if nodes > 1 else str(ranks) for ranks, nodes in several
-    ]
-    return table.assign(world_size=table["world_size"].astype(int), ranks=ranks)
+    size, nodes = table["world_size"].astype(int), table["nodes"]
+    on_nodes = nodes.map(" on {:.0f} nodes".format).where(nodes > 1, "")
+    return table.assign(world_size=size, ranks=size.astype(str) + on_nodes)
 
 
 def find_limit(line: pd.Series) -> tuple[str, Pairs]:
@@ -153,7 +149,7 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
     Returns:
         One of `KINDS`, `unclear` if the intervals overlap, or empty if no parts were measured.
     """
-    if not all(f"{kind}_low" in line and pd.notna(line[kind]) for kind in KINDS):
+    if not all(pd.notna(line.get(kind)) for kind in KINDS):
         return "", ()
     compute, wait, communication = (
         Estimate.of(line, kind, "component_time", f"{line['algorithm']}: {kind}", line["ranks"])
@@ -163,10 +159,9 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
     sending = Estimate(*(getattr(wait, end) + getattr(communication, end) for end in ends))
     within = comparing(wait, communication)
     order = compute.compare_to(sending)
-    if order is Order.ABOVE:
-        return "compute", comparing(compute, sending)
-    if order is Order.NO_DIFFERENCE:
-        return UNCLEAR, comparing(compute, sending)
+    if order is not Order.BELOW:
+        kind = "compute" if order is Order.ABOVE else UNCLEAR
+        return kind, comparing(compute, sending)
     if within[0][1] is Order.NO_DIFFERENCE:
         return UNCLEAR, within
     longer = "wait" if within[0][1] is Order.ABOVE else "communication"
@@ -189,9 +184,8 @@ def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = found.assign(algorithm=names[0], component=words)
     found = found[~names[1].isin(["compute", "communication"])].reset_index(drop=True)
     spread = [pd.DataFrame(details["ranks"])[["mean", "sd"]].mean() for details in found["details"]]
-    found = found.join(pd.DataFrame(spread)).rename(
-        columns=lambda name: name.removeprefix("factor.")
-    )
+    found = found.join(pd.DataFrame(spread))
+    found = found.rename(columns=lambda name: name.removeprefix("factor."))
     found = found.rename(columns={"estimate": "ms", "low": "ms_low", "high": "ms_high"})
     ids = ["run_id", "case_id", "world_size", "dtype", "nodes"]
     found = _add_ranks(found.reindex(columns=[*ids, *COMPONENT_COLUMNS, "ms_low", "ms_high"]))

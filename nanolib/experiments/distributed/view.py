@@ -63,11 +63,10 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     most = modelled["factor.world_size"].max()
     modelled = modelled[modelled["factor.world_size"] == most]
     measured["pred"] = measured["y"].where(measured["world_size"] == most)
-    dashed = modelled.rename(columns=lambda name: name.removeprefix("factor."))
-    at = pd.DataFrame(
-        [*modelled["details"]], index=modelled.index, columns=["algorithm", "world_size"]
-    )
-    dashed = dashed.assign(**at, pred=modelled["estimate"], note="modelled", sure=True)
+    dashed = modelled.rename(columns={"factor.seq_len": "seq_len", "factor.dtype": "dtype"})
+    at = ["algorithm", "world_size"]
+    dashed[at] = pd.DataFrame([*modelled["details"]], modelled.index, at)
+    dashed = dashed.assign(pred=modelled["estimate"], note="modelled", sure=True)
     both = pd.concat([measured, dashed], ignore_index=True)
     data = both.reindex(columns=["y", "low", "high", "pred", "note", "sure"]).assign(
         panel=_format_shapes(both),
@@ -135,15 +134,13 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
     is_whole = algorithm.isin(["flash", "math"])
     ranks = peaks["factor.world_size"]
     several = ranks.where(~is_whole, 1).max()
-    data = pd.DataFrame(
-        {
-            "series": algorithm + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"}),
-            "x": peaks["factor.seq_len"].astype(int),
-            "y": (peaks["estimate"] / 1024).where(peaks["provenance"] == Provenance.MEASURED),
-            "pred": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
-            **links(peaks),
-        }
-    )
+    data = {
+        "series": algorithm + is_whole.map({True: ", 1 rank", False: f", {several:.0f} ranks"}),
+        "x": peaks["factor.seq_len"].astype(int),
+        "y": (peaks["estimate"] / 1024).where(peaks["provenance"] == Provenance.MEASURED),
+        "pred": peaks["predicted"].fillna(peaks["estimate"]) / 1024,
+    }
+    data = pd.DataFrame(data | links(peaks))
     return plot(
         data[is_whole | (ranks == several)].sort_values(["series", "x"]),
         title,
@@ -160,18 +157,19 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     decoded = drop_missing(decode_table(rows), "latency")
     scaling, limits = [], []
     for dtype, n, group in _select_longest(decoded, ["dtype"]):
-        what = f"Decoding over {n} keys"
         several = group[group["world_size"] > 1]
-        if several.empty:
-            why = "only one rank was used"
-            scaling.append(_report_missing(what, why, "set world_sizes to [1, 2]", dtype))
-        elif drop_oversubscribed(several).empty:
-            why = "the ranks need more cores than this machine has"
-            scaling.append(_report_missing(what, why, "reduce world_sizes or threads", dtype))
-        else:
-            fastest = _select_fastest(drop_oversubscribed(several))
-            scaling.append(_compare_scaling(fastest, what, dtype))
+        usable = drop_oversubscribed(several)
+        if len(usable):
+            fastest = _select_fastest(usable)
+            scaling.append(_compare_scaling(fastest, f"Decoding over {n} keys", dtype))
             limits += _state_limit(fastest.iloc[0], f"at {n} keys", dtype)
+            continue
+        text = f"The scaling of decoding over {n} keys was not measured"
+        why, next_step = "only one rank was used", "set world_sizes to [1, 2]"
+        if len(several):
+            why = "the ranks need more cores than this machine has"
+            next_step = "reduce world_sizes or threads"
+        scaling.append(Finding(text, why, next_step, dtype))
     whole = drop_missing(prefill_table(rows), "latency")
     whole = drop_oversubscribed(whole[whole["algorithm"] != "dense"]) if len(whole) else whole
     prefill = [
@@ -181,10 +179,6 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     found = [*scaling[:2], *limits[:1], *prefill[:2]]
     nothing = "Attention across ranks was not measured"
     return found or [Finding(nothing, next_step="nano run quick distributed")]
-
-
-def _report_missing(what: str, why: str, next_step: str, about: str) -> Finding:
-    return Finding(f"The scaling of {what.lower()} was not measured", why, next_step, about)
 
 
 def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import pydantic
 from torch import nn
 
-from nanolib.config import PRESETS
-from nanolib.experiments.energy.layer_profile import overheads, profile
-from nanolib.experiments.model.case import GenerationCase, ModelCase, model_name, text_batch
-from nanolib.experiments.model.own_model import OwnModelParams, check_own
+from nanolib.experiments.energy.layer_profile import profile
+from nanolib.experiments.model.case import GenerationCase, ModelCase, ModelWorkCase
+from nanolib.experiments.model.cases import OwnModelParams, model_name
+from nanolib.experiments.model.look import text_batch
 from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.energy.meter import EnergyMeter
@@ -22,13 +22,12 @@ from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Length, fitting_config, known_presets
+from nanolib.run.params import Batch, Count, Length
 from nanolib.store import traces
 
 _TRACE_ROOM = 1.5  # a call runs between the windows, and the last call ends late
-PHASES = ("prefill", "decode", "training_step")
 Phase = Literal["prefill", "decode", "training_step"]
 
 
@@ -75,22 +74,17 @@ class Params(OwnModelParams):
     )
 
     presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
-    model: str = pydantic.Field("", max_length=500)
-    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_lens: list[Length] = pydantic.Field([128], min_length=1, max_length=64)
     batch_size: Batch = 1
     new_tokens: Length = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    phases: list[Phase] = pydantic.Field(list(PHASES), min_length=1)
+    phases: list[Phase] = pydantic.Field([*get_args(Phase)], min_length=1)
     window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
     idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = pydantic.Field([*MODES])
     detail_every_n_calls: Count = 4
     detail_every_n_layers: Count = 1
-
-    _presets = pydantic.field_validator("presets")(known_presets)
 
     @pydantic.field_validator("power_trace")
     @classmethod
@@ -99,7 +93,7 @@ class Params(OwnModelParams):
         return str(expanded(value).absolute()) if value else ""
 
     @pydantic.model_validator(mode="after")
-    def _fits(self) -> Params:
+    def _trace_lasts(self) -> Params:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
             needed = _TRACE_ROOM * (self.idle_s + self.window_s)
@@ -108,13 +102,15 @@ class Params(OwnModelParams):
                     f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
                     f"idle_s and window_s need {needed:g} s; use a longer one, or shorten them"
                 )
-        longest, field = self.reads
-        if "decode" in self.phases:
-            longest, field = longest + self.new_tokens, "seq_lens and new_tokens"
-        check_own(self, longest, field)
-        for preset in [] if self.model else self.presets:
-            fitting_config(preset, self.overrides, longest=(field, longest), reads_text=True)
         return self
+
+    @property
+    def reads(self) -> tuple[str, int]:
+        """See `OwnModelParams.reads`."""
+        field, longest = super().reads
+        if "decode" not in self.phases:
+            return field, longest
+        return "seq_lens and new_tokens", longest + self.new_tokens
 
     def sources(self) -> list[ReplaySource] | None:
         """Return the recording as the source of power, or None for this machine's own sensors."""
@@ -122,7 +118,7 @@ class Params(OwnModelParams):
 
 
 @dataclass(frozen=True)
-class EnergyCase(Case):
+class EnergyCase(ModelWorkCase):
     """One phase of one model on one shape."""
 
     supports_ab: ClassVar[bool] = False  # a window of seconds is not a block
@@ -146,9 +142,8 @@ class EnergyCase(Case):
     @property
     def shape(self) -> tuple[Any, ...]:
         """The first fields of a `ModelCase`."""
-        named = (self.device, self.name, self.preset, self.overrides)
-        kind = "dense" if self.preset in PRESETS else "own"
-        return (*named, kind, self.seq_len, self.batch_size, self.dtype)
+        named = (self.device, self.name, self.preset, self.overrides, self.attention)
+        return (*named, self.seq_len, self.batch_size, self.dtype)
 
     @property
     def tokens(self) -> int:
@@ -159,39 +154,23 @@ class EnergyCase(Case):
         """Return the model, the phase and the shape."""
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
-    @property
-    def runs_code(self) -> bool:
-        """See `Case.runs_code`."""
-        return self.model_case.runs_code
-
-    def unsupported(self) -> str:
-        """Return why the model notebook cannot run it."""
-        return self.model_case.unsupported()
-
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `parameters`, `flops` of one call and `tokens`."""
-        found = self._counted_as.predict(ceilings)
-        return {name: found[name] for name in ("parameters", "flops") if name in found} | {
-            "tokens": self.tokens
-        }
+        return self.work_of(self._counted_as) | {"tokens": self.tokens}
 
     @property
     def _counted_as(self) -> ModelCase:
         return ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
 
-    def plan(self) -> Plan:
-        """Plan the same work as the model notebook."""
-        return self.model_case.plan()
-
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
-        call: Callable[[], object] = step
+        call = step
         if isinstance(step, Generating):
             step.generation.all_tokens()
-            prefill = self.phase == "prefill"
-            call = step.generation.prefill if prefill else step.generation.decode
+            is_prefill = self.phase == "prefill"
+            call = step.generation.prefill if is_prefill else step.generation.decode
         for _ in range(2):
             call()
         trace(Workload(self.phase, call, tuple), self, params)
@@ -247,7 +226,6 @@ class ProfileCase(EnergyCase):
         }
         modes = {name: MODES[name](**often) for name in MODES if name in params.profiling}
         yield from profile(self.phase, built, call, modes, params)
-        yield from overheads(self.phase, built, call, modes, params)
 
 
 def cases(params: Params) -> list[Case]:
@@ -256,7 +234,7 @@ def cases(params: Params) -> list[Case]:
     work = (params.batch_size, params.new_tokens, params.dtype)
     shapes = [
         (device, model_name(preset, overrides), preset, overrides, phase, seq_len, *work)
-        for preset, overrides in params.models(params.presets)
+        for preset, overrides in params.models()
         for seq_len in params.seq_lens
         for phase in params.phases
     ]

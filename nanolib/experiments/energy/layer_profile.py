@@ -31,20 +31,22 @@ def profile(
     modes: dict[str, ProfilingConfig],
     params: Any,
 ) -> Iterator[Measurement]:
-    """Profile calls in a window. Samples and statistics go to the trace of the case as well.
+    """Profile calls in a window, and then measure the overhead of each mode.
 
-    The window has at least twelve calls, two of them in detail.
+    The window has at least twelve calls, two of them in detail. Its samples and statistics go to
+    the trace of the case as well.
 
     Args:
         phase: Start of the scope of the rows.
         model: The model.
         call: A function that calls it once.
-        modes: Profiling modes. The last one, the deepest, is used.
+        modes: Profiling modes. The last one, the deepest, profiles the layers.
         params: Parameters of the energy notebook.
 
-    Returns:
+    Yields:
         Per layer a `layer_time` (ms per call, with operations and statistics in its details), and
         per source a `layer_energy` (J per call), the window's energy by the layer's share of time.
+        Then the overhead of each mode, and of the baseline against itself.
     """
     *_, config = modes.values()
     trace = traces.current()
@@ -67,15 +69,18 @@ def profile(
         row = _layer_row(phase, layer, whole)
         yield row
         yield from _energy_rows(row, meter, window, calls)
+    # rows go to a temporary database, so that writing is part of the overhead
+    limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
+    folder = TemporaryDirectory(prefix="nanolib-overhead-")
+    with folder, Store(Path(folder.name) / "traces.sqlite") as store:
+        store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
+        sink = store.new_trace("overhead", phase)
+        yield from measure_overhead(model, call, modes, scope=phase, sink=sink, **limits)
 
 
 def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     median = statistics.median(layer.calls_ms)
-    details: dict[str, object] = {
-        "layer": layer.name,
-        "kind": layer.kind,
-        "share": median / whole_ms,
-    }
+    details = {"layer": layer.name, "kind": layer.kind, "share": median / whole_ms}
     means = {name: statistics.fmean(values) for name, values in layer.values.items()}
     if activations := {name: means.pop(name) for name in STATISTICS if name in means}:
         details["activations"] = activations
@@ -91,10 +96,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     low, estimate, high, confidence = interval_of(np.asarray(layer.calls_ms))
     return Measurement(
         "layer_time",
-        estimate,
-        low,
-        high,
-        confidence,
+        *(estimate, low, high, confidence),
         n=len(layer.calls_ms),
         samples=tuple(layer.calls_ms),
         method="wrapped_forward",
@@ -115,10 +117,7 @@ def _energy_rows(
         low, estimate, high = (end * row.details["share"] / calls for end in energy)
         yield Measurement(
             "layer_energy",
-            estimate,
-            low,
-            high,
-            1.0,
+            *(estimate, low, high, 1.0),
             n=1,
             provenance=Provenance.ESTIMATED,
             method=f"attributed:time_share {track.source.name}",
@@ -126,22 +125,3 @@ def _energy_rows(
             message="the window's energy by the layer's share of the forward pass",
             details={"layer": row.details["layer"], "of": track.source.of},
         )
-
-
-def overheads(
-    phase: str,
-    model: nn.Module,
-    call: Callable[[], object],
-    modes: dict[str, ProfilingConfig],
-    params: Any,
-) -> Iterator[Measurement]:
-    """Measure the overhead of each mode, and of the baseline against itself.
-
-    Rows are written to a temporary database, so that writing is part of the overhead.
-    """
-    limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
-    folder = TemporaryDirectory(prefix="nanolib-overhead-")
-    with folder, Store(Path(folder.name) / "traces.sqlite") as store:
-        store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
-        sink = store.new_trace("overhead", phase)
-        yield from measure_overhead(model, call, modes, scope=phase, sink=sink, **limits)

@@ -14,7 +14,7 @@ import altair as alt
 import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.model.case import text_batch
+from nanolib.experiments.model.look import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
@@ -41,8 +41,7 @@ class LivePower:
 
         self._params = params
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._points: deque[dict[str, Any]] = deque(maxlen=_MOST_POINTS)
+        self._points = deque(maxlen=_MOST_POINTS)
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Generates until you stop it. Nothing is stored.")

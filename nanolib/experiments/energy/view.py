@@ -1,35 +1,131 @@
-"""Charts and findings of energy: joules per token, power over time, and time by operation.
-
-Charts show readings filled, and estimates hollow with their range.
-"""
+"""Tables, charts and findings of energy: joules per token, power over time, time by operation."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import altair as alt
 import pandas as pd
 
-from nanolib.experiments.energy.tables import (
-    ENERGY_COLUMNS,
-    OVERHEAD_COLUMNS,
-    PARTS,
-    energy_table,
-    operation_table,
-    overhead_table,
-)
-from nanolib.measurement import Provenance
+from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.filters import followed, link_columns, point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, join_words, of_experiment, pick, why_empty
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, with_ends
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    titles,
+    with_ends,
+    with_state,
+)
 from nanolib.report.theme import empty_chart, hues
 
+_ENERGY = (
+    Column("name", "Model"),
+    Column("phase", "Phase"),
+    Column("seq_len", "Seq len"),
+    Column("source", "Source"),
+    Column("power", "Power, W [range]", "power", "", interval=True),
+    Column("idle_power", "Idle, W [range]", "power", "idle", interval=True),
+    Column("energy_per_token", "J per token [range]", "energy_per_token", interval=True),
+    Column("energy", "Window, J [range]", "energy", interval=True),
+    Column("net", "", "net_energy", interval=True),
+    Column("energy_delay", "", "energy_delay", interval=True),
+    Column("tokens_per_second", "Tokens/s"),
+    Column("state", "Provenance"),
+)
+_OVERHEAD = {
+    "name": "Model",
+    "phase": "Phase",
+    "seq_len": "Seq len",
+    "mode": "Mode",
+    "wall_percent": "Wall time, % [interval]",
+    "cpu_percent": "CPU time, % [interval]",
+    "plain_ms": "Baseline, ms",
+    "pass_ms": "Detailed call, ms",
+    "n": "Pairs",
+}
+# Part of a bar -> its operations. All others are "other".
+_PARTS = {
+    "attention": "attention_fused rope cache",
+    "projections": "q_proj k_proj v_proj qkv_proj out_proj",
+    "MLP": "gate up activation down",
+    "norm, embedding, head": "norm embedding head residual",
+    "gaps": "between",
+    "other": "other",
+}
 _SPOKEN = {"attention_fused": "fused attention", "between": "gaps between operations"}
-_NO_READING = "No power sensor. Hollow: a range estimated from CPU utilization."
 _REPLAYED = "Hollow: replayed from a recording, not a reading of this machine."
 _NOTHING = Estimate.exact(0.0, "the baseline")
+_PART_OF = {operation: part for part, names in _PARTS.items() for operation in names.split()}
+
+
+@cached
+def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per phase, shape and source; `net` is the energy above idle."""
+    rows = of_experiment(rows, "energy")
+    if "factor.look" in rows:  # the other tables have the rows of profiling
+        rows = rows[rows["factor.look"].isna()]
+    table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
+    if table.empty:
+        return table
+    table = add_metric_columns(table, rows, [Column("tokens_per_second", "", "tokens_per_second")])
+    rows = rows.assign(
+        source=rows["method"],
+        of=[details.get("of", "") for details in rows["details"]],
+        scope=rows["scope"].where(rows["scope"] == "idle", ""),
+    )
+    columns = [*CASE, "source", "of", "provenance", "status", "message"]
+    found = rows.loc[rows["metric"] == "energy", columns]
+    table = table.merge(found, on=list(CASE), how="left", suffixes=("_of_case", ""))
+    for name in ("status", "message"):
+        table[name] = table[name].fillna(table.pop(f"{name}_of_case"))
+    table = table.fillna(dict.fromkeys(("source", "of", "provenance"), ""))
+    table = with_state(add_metric_columns(table, rows, _ENERGY, [*CASE, "source", "of"]))
+    return table.assign(state=table["state"].where(table["state"] != "ok", table["provenance"]))
+
+
+def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
+    """Yield the columns that name the case of each row of a metric, and the row."""
+    found = pick(of_experiment(rows, "energy"), metric)
+    for row in found.to_dict("records"):
+        line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
+        case = f"{line['phase'].replace('_', ' ')}, n = {int(line['seq_len'])}"
+        case += f", {line['name']}" if found["factor.name"].nunique() > 1 else ""
+        yield {"run_id": row["run_id"], **line, "case": case}, row
+
+
+@cached
+def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per layer and operation: its `part` of `_PARTS`, and `ms` of a detailed call."""
+    lines = []
+    for line, row in _profile_rows(rows, "layer_time"):
+        for name, ms in row["details"].get("operations_ms", {}).items():
+            operation = name if name in _PART_OF else "other"
+            lines.append(line | {"operation": operation, "part": _PART_OF[operation], "ms": ms})
+    return pd.DataFrame(lines)
+
+
+@cached
+def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per profiling mode, phase and shape; `wall` and `cpu` are shares of the baseline."""
+    lines = []
+    for line, row in _profile_rows(rows, "overhead"):
+        details = row["details"]
+        shares = {"wall": (row["low"], row["estimate"], row["high"]), "cpu": details["cpu"]}
+        for name, values in shares.items():
+            for end, share in zip(("_low", "", "_high"), values, strict=True):
+                line |= {f"{name}{end}": share, f"{name}_percent{end}": 100 * share}
+        line |= {"mode": row["scope"].split()[-1], "n": row["n"], "plain_ms": details["plain_ms"]}
+        busy = {"wall_busy": Flag.BUSY_MACHINE in row["flags"]}
+        lines.append(line | busy | {"pass_ms": details["pass_ms"] or float("nan")})
+    return pd.DataFrame(lines)
 
 
 def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -39,31 +135,26 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
         return empty_chart("Energy per token", why_empty(rows, "energy"))
     phase = table["phase"].str.replace("_", " ")
     estimated = table["provenance"] == Provenance.ESTIMATED
-    replayed = table["provenance"] == Provenance.REPLAYED
     low, high = (table[f"energy_per_token_{end}"].map("{:.2g}".format) for end in ("low", "high"))
-    data = pd.DataFrame(
-        {
-            "series": phase + ", n = " + table["seq_len"].astype(int).astype(str),
-            "panel": table["name"],
-            "sure": table["provenance"] == Provenance.MEASURED,
-            "hue": phase.map(hues(phase)),
-            "text": (low + " to " + high).where(
-                estimated, table["energy_per_token"].map(format_number)
-            )
-            + " J",
-            "note": table["provenance"] + ", " + table["source"] + " " + table["of"],
-            **point_columns(table, "energy_per_token"),
-        }
-    )
+    joules = table["energy_per_token"].map(format_number).mask(estimated, low + " to " + high)
+    subtitle = ["Bars: the bounds of the source."]
+    if estimated.any():
+        subtitle.append("No power sensor. Hollow: a range estimated from CPU utilization.")
+    if (table["provenance"] == Provenance.REPLAYED).any():
+        subtitle.append(_REPLAYED)
+    data = {
+        "series": phase + ", n = " + table["seq_len"].astype(int).astype(str),
+        "panel": table["name"],
+        "sure": table["provenance"] == Provenance.MEASURED,
+        "hue": phase.map(hues(phase)),
+        "text": joules + " J",
+        "note": table["provenance"] + ", " + table["source"] + " " + table["of"],
+    }
     return plot(
-        data,
+        pd.DataFrame(data | point_columns(table, "energy_per_token")),
         "Energy per token",
         "rows",
-        subtitle=[
-            "Bars: the bounds of the source.",
-            _NO_READING if estimated.any() else "",
-            _REPLAYED if replayed.any() else "",
-        ],
+        subtitle=subtitle,
         unit="Energy per token (J)",
         log="x",
         fmt=".2~g",
@@ -78,8 +169,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         course = row["details"].get("course_s")
         if not course or row["provenance"] == Provenance.ESTIMATED:
             continue
-        # the idle window ends when the work begins
-        shift = course[-1] if row["scope"] == "idle" else 0.0
+        shift = course[-1] if row["scope"] == "idle" else 0.0  # it ends when the work begins
         line = {
             "series": row["scope"].replace("_", " "),
             "x": [at - shift for at in course],
@@ -93,13 +183,11 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         why = "no sensor read this machine's power" if len(found) else why_empty(rows, "energy")
         return empty_chart("Power over time", why)
     data = pd.concat(parts, ignore_index=True)
+    subtitle = ["Read from a sensor."] if data["sure"].any() else []
     return plot(
         followed(data),
         "Power over time",
-        subtitle=[
-            "Read from a sensor." if data["sure"].any() else "",
-            "" if data["sure"].all() else _REPLAYED,
-        ],
+        subtitle=subtitle if data["sure"].all() else [*subtitle, _REPLAYED],
         unit="Power (W)",
         xunit="Seconds since the work began",
     )
@@ -114,11 +202,10 @@ def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = followed(data)
     total = data.groupby(["case", *link_columns(data), "part"], sort=False)["ms"].sum()
     total = total.reset_index().rename(columns={"case": "series"})
+    order = total["part"].map([*_PARTS].index)
     total["x"] = total["ms"] / total.groupby("series")["ms"].transform("sum")
     return plot(
-        total.drop(columns="ms").sort_values(
-            "part", key=lambda parts: parts.map([*PARTS].index), kind="stable"
-        ),
+        total.drop(columns="ms").loc[order.sort_values(kind="stable").index],
         f"Time by operation{only}",
         "bars",
         subtitle=["Gaps: Python, kernel launches and freeing memory."],
@@ -133,27 +220,22 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     table = energy_table(rows)
     if table.empty:
         return [Finding("Energy was not measured", next_step="nano run quick energy")]
-    costs = drop_missing(table, "energy_per_token")
-    by_source = costs.groupby(["name", "seq_len", "source"], sort=False)
-    findings = [_state_energy(*key, group) for key, group in by_source]
+    costs = drop_missing(table, "energy_per_token").groupby(
+        ["name", "seq_len", "source"], sort=False
+    )
+    findings = [_state_energy(*key, group) for key, group in costs]
     if (table["provenance"] == Provenance.ESTIMATED).any():
         why = "no power sensor was found, and estimated ranges allow no comparison"
         next_step = "run nano doctor to see which sensors it supports"
         findings.append(Finding("This machine's power was not measured", why, next_step))
     for row in table[table["status"] != "ok"].to_dict("records"):
-        about = f"{row['name']}, n = {int(row['seq_len'])}"
         text = f"The energy of {row['phase'].replace('_', ' ')} was not measured"
+        about = f"{row['name']}, n = {int(row['seq_len'])}"
         findings.append(Finding(text, row["message"], about=about))
-    operations, overheads = operation_table(rows), overhead_table(rows)
-    if len(operations):
-        findings += [
-            _find_largest(case, part) for case, part in operations.groupby("case", sort=False)
-        ]
-    if len(overheads):
-        modes = overheads[overheads["mode"] != "again"]
-        findings += [
-            _compare_overheads(case, part) for case, part in modes.groupby("case", sort=False)
-        ]
+    profiles = {_find_largest: operation_table(rows), _compare_overheads: overhead_table(rows)}
+    for find, table in profiles.items():
+        if len(table):
+            findings += [find(case, part) for case, part in table.groupby("case", sort=False)]
     return findings
 
 
@@ -164,11 +246,10 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
     for row in group.to_dict("records"):
         scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
         ends = {end: scale * row[f"energy_per_token{end}"] for end in ("", "_low", "_high")}
+        energy = with_ends(ends, "", f" {unit}") + f" at {row['power']:.0f} W"
         if provenance == Provenance.ESTIMATED:
             low, high = ends["_low"], ends["_high"]
             energy = " to ".join(format_number(end, low, high) for end in (low, high)) + f" {unit}"
-        else:
-            energy = with_ends(ends, "", f" {unit}") + f" at {row['power']:.0f} W"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     costs = "costs an estimated" if provenance == Provenance.ESTIMATED else "costs"
@@ -186,23 +267,21 @@ def _find_largest(case: str, part: pd.DataFrame) -> Finding:
     gaps = shares.get("between", 0)
     evidence = "faster kernels would change less than half of the time" if gaps > 0.5 else ""
     next_step = "increase batch_size to shorten the gaps" if gaps > 0.2 else ""
-    # a profiler sees only the forward calls of modules
-    what = "forward pass" if case.startswith("training step") else "time"
+    what = "forward pass" if case.startswith("training step") else "time"  # all that is profiled
     return Finding(f"Most of the {what} goes to {names}", evidence, next_step, case)
 
 
 def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
     """Return the overhead of each profiling mode."""
     costs, compared = [], []
-    for row in modes.to_dict("records"):
+    for row in modes[modes["mode"] != "again"].to_dict("records"):
         cost = comparing(Estimate.of(row, "wall", "overhead", name=row["mode"]), _NOTHING)
         share = with_ends(row, "wall_percent", "%")
-        is_unclear = cost[0][1] is Order.NO_DIFFERENCE
-        text = f"makes no clear difference ({share})" if is_unclear else share
-        costs.append(f"{row['mode']} {text}")
+        if cost[0][1] is Order.NO_DIFFERENCE:
+            share = f"makes no clear difference ({share})"
+        costs.append(f"{row['mode']} {share}")
         compared += cost
-    text = f"Profiling overhead: {', '.join(costs)}"
-    return Finding(text, about=case, compared=tuple(compared))
+    return Finding(f"Profiling overhead: {', '.join(costs)}", about=case, compared=tuple(compared))
 
 
 SECTION = Section(
@@ -214,8 +293,8 @@ SECTION = Section(
         "power_over_time": power_over_time,
     },
     {
-        "Energy, power and time": CaseTable(energy_table, ENERGY_COLUMNS),
-        "Profiling overhead": CaseTable(overhead_table, OVERHEAD_COLUMNS),
+        "Energy, power and time": CaseTable(energy_table, titles(_ENERGY)),
+        "Profiling overhead": CaseTable(overhead_table, _OVERHEAD),
     },
     verdict,
 )

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
-from torch import nn
 
-from nanolib.experiments.fp8.numerics import VARIANTS, NumericsCase
-from nanolib.experiments.fp8.parity import TRAINED, ParityCase, small_decoder
+from nanolib.config import NanoConfig
+from nanolib.experiments.fp8.small_decoder import (
+    TRAINED,
+    VARIANTS,
+    NumericsCase,
+    ParityCase,
+    small_decoder,
+)
 from nanolib.experiments.fp8.speed import DTYPES, MODES, SpeedCase, product_of
-from nanolib.experiments.model.case import model_name
-from nanolib.experiments.model.own_model import OwnModelParams, check_own
+from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run.case import Case
-from nanolib.run.params import (
-    Batch,
-    Count,
-    Length,
-    fitting_config,
-    known_corpus,
-    known_presets,
-)
+from nanolib.run.params import Batch, Count, Length
 from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
@@ -76,9 +73,6 @@ class Params(OwnModelParams):
     LENGTHS: ClassVar[str] = "seq_len"
 
     presets: list[str] = pydantic.Field(["decoder_nano"])
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
-    model: str = pydantic.Field("", max_length=500)
-    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(
         ["float32", "bfloat16", "fp8_tensorwise"]
     )  # type: ignore[valid-type]
@@ -103,24 +97,21 @@ class Params(OwnModelParams):
     numerics_steps: int = pydantic.Field(5, gt=0, le=1_000_000)
     corpus: str = pydantic.Field("", max_length=4096)
 
-    _presets = pydantic.field_validator("presets")(known_presets)
-    _corpus = pydantic.field_validator("corpus")(known_corpus)
-
     @property
     def kept(self) -> list[str]:
         """Layers to keep in high precision. transformers calls the head of a model `lm_head`."""
         unset = "excluded_modules" not in self.model_fields_set
         return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
 
-    def _check_kept(self, model: nn.Module, where: str = "") -> None:
+    def _check_kept(self, config: NanoConfig, where: str = "") -> None:
         try:
-            fp8.chosen_layers(model, self.kept)
+            fp8.chosen_layers(create_model(config, "meta"), self.kept)
         except BadInput as error:
             raise ValueError(error.lines[0] + where) from None
 
     @pydantic.model_validator(mode="after")
-    def _models_fit(self) -> Params:
-        """Check the models, and that `excluded_modules` matches layers of the small decoder too."""
+    def _casts_fit(self) -> Params:
+        """Check that `excluded_modules` matches layers of the models, the small decoder too."""
         default = type(self).model_fields["overrides"].default
         if not self.presets and self.overrides not in ({}, default):
             raise ValueError(
@@ -128,19 +119,14 @@ class Params(OwnModelParams):
             )
         if "dtype" in self.overrides:
             raise ValueError("overrides: dtype is chosen by precisions; leave it out")
-        check_own(self, *self.reads)
-        if not self.model and any(
-            recipe.startswith("fp8_") or recipe in fp8.CONTROLS for recipe in self.parity_recipes
-        ):
+        if self.model:
+            return self
+        if any(one.startswith("fp8_") or one in fp8.CONTROLS for one in self.parity_recipes):
             small = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
-            where = " (in the small decoder)"
-            self._check_kept(create_model(small, "meta"), where)
-        casts = any(precision.startswith("fp8_") for precision in self.precisions)
-        for preset in [] if self.model else self.presets:
-            longest = ("seq_len", self.seq_len)
-            config = fitting_config(preset, self.overrides, longest=longest, reads_text=True)
-            if casts:
-                self._check_kept(create_model(config, "meta"))
+            self._check_kept(small, " (in the small decoder)")
+        if any(precision.startswith("fp8_") for precision in self.precisions):
+            for preset in self.presets:
+                self._check_kept(NanoConfig.from_preset(preset, **self.overrides))
         return self
 
 
@@ -161,7 +147,7 @@ def cases(params: Params) -> list[Case]:
             params.batch_size,
             keep,
         )
-        for preset, overrides in params.models(params.presets)
+        for preset, overrides in params.models()
         for mode in params.modes
         for compiled in params.compiled
         for precision in params.precisions

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from nanolib.config import PRESETS
-from nanolib.experiments.model.case import ModelCase, text_batch
-from nanolib.experiments.model.steps import Inferring, Training
+from nanolib.experiments.model.case import ModelCase, ModelWorkCase
+from nanolib.experiments.model.look import text_batch
 from nanolib.measurement import Measurement, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
-from nanolib.run.case import Case, Measuring, Plan, timed_call_ms
+from nanolib.run.case import Measuring, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
 
@@ -29,8 +27,8 @@ MODES = ("forward", "training_step")
 
 
 @dataclass(frozen=True)
-class SpeedCase(Case):
-    """One model in one precision."""
+class SpeedCase(ModelWorkCase):
+    """One model in one precision. The plan leaves the memory of casts out."""
 
     name: str
     preset: str
@@ -58,17 +56,12 @@ class SpeedCase(Case):
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
-    def runs_code(self) -> bool:
-        """See `Case.runs_code`."""
-        return self.model_case.runs_code
-
-    @property
     def model_case(self) -> ModelCase:
         """The same work as a case of the model notebook."""
         mode = "inference" if self.mode == "forward" else "training"
         shape = (self.seq_len, self.batch_size, DTYPES[self.precision])
-        kind = "dense" if self.preset in PRESETS else "own"
-        return ModelCase(self.device, self.name, self.preset, self.overrides, kind, *shape, mode)
+        named = (self.device, self.name, self.preset, self.overrides, self.attention)
+        return ModelCase(*named, *shape, mode)
 
     def __str__(self) -> str:
         """Return the model, the precision and the shape."""
@@ -77,16 +70,11 @@ class SpeedCase(Case):
 
     def unsupported(self) -> str:
         """Return why this machine cannot run it."""
-        return no_product(product_of(self.precision), self.device) or self.model_case.unsupported()
-
-    def plan(self) -> Plan:
-        """Plan the same work as the model notebook, without the memory of casts."""
-        return self.model_case.plan()
+        return no_product(product_of(self.precision), self.device) or super().unsupported()
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
-        predicted = self.model_case.predict()  # empty if the user's model is missing
-        found = {name: predicted[name] for name in ("parameters", "flops")} if predicted else {}
+        found = self.work_of(self.model_case)  # empty if the user's model is missing
         if self.recipe and found and not self.runs_code:
             built = dataclasses.replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
@@ -100,9 +88,7 @@ class SpeedCase(Case):
     @property
     def group(self) -> str:
         """See `Case.group`: all precisions of one model and mode."""
-        overrides = json.dumps(self.overrides, sort_keys=True)
-        model = (self.device, self.preset, overrides, self.mode, self.compiled)
-        return " ".join(map(str, (*model, self.seq_len, self.batch_size)))
+        return f"{self.model_case.group} {self.compiled}"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
         """Measure time, rates and memory by part, and for FP8 the converted share."""
@@ -112,25 +98,21 @@ class SpeedCase(Case):
             yield self.converted_share(model)
         ids = text_batch(self, params.corpus, params.seed)
         optimization = "compile" if self.compiled else "eager"
-        step = (
-            Inferring(model, ids[:, :-1], optimization)
-            if self.mode == "forward"
-            else Training(model, ids, optimization, 1e-4)
-        )
+        case = dataclasses.replace(self.model_case, optimization=optimization)
+        step, counted = case.step(model, ids, 1e-4), case.counted
         (work,) = step.workloads()
         if self.precision == "tf32":
             # the setting belongs to the process, which times other cases too
             work = dataclasses.replace(work, call=tf32_products(True)(work.call))
         timed_call_ms(work.call)
         timed = yield params.timed(self.device, {self.mode: work.call})
-        latency, flops = timed[self.mode], int(self.model_case.counted.flops)
-        yield dataclasses.replace(
-            latency, details={**latency.details, "parameters": self.model_case.counted.parameters}
-        )
+        latency, flops = timed[self.mode], int(counted.flops)
+        details = latency.details | {"parameters": counted.parameters}
+        yield dataclasses.replace(latency, details=details)
         yield exact("flops", flops, scope=self.mode)
         # the share is of the peak rate of the same products
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
-        yield rate("tokens_per_second", self.batch_size * self.seq_len, latency)
+        yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
         yield from self._memory(model, work)
 

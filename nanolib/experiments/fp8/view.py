@@ -1,31 +1,67 @@
-"""Charts and findings of FP8: speed, loss next to bf16, and the error of emulated products.
-
-Charts show emulated numbers hollow.
-"""
+"""Tables, charts and findings of FP8: speed, loss next to bf16, error of emulated products."""
 
 from __future__ import annotations
 
 import altair as alt
 import pandas as pd
 
-from nanolib.experiments.fp8.tables import (
-    PARITY_COLUMNS,
-    SPEED_COLUMNS,
-    numerics_table,
-    parity_table,
-    speed_table,
-)
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import point_columns
+from nanolib.report.filters import links, point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import gains
-from nanolib.report.overview import cached, join_words, of_experiment, why_empty
+from nanolib.report.in_turns import gains, with_speed_ups
+from nanolib.report.overview import (
+    cached,
+    join_words,
+    pick,
+    rows_with_factor,
+    why_empty,
+)
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, times, with_ends
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    drop_missing,
+    times,
+    titles,
+    with_ends,
+    with_state,
+)
 from nanolib.report.theme import empty_chart
 
+_PARITY_METRIC = "loss_difference_from_bf16"
+_SPEED = (
+    Column("what", "Model"),
+    Column("precision", "Precision"),
+    Column("latency", "Step, ms [95 %]", "latency", interval=True),
+    Column("parameters", "", "latency", detail="parameters"),
+    Column("speed_up", "Speed-up over bf16, × [95 %]"),
+    Column("bound", "", "converted_share", detail="amdahl_bound"),
+    Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
+    Column("mfu", "Share of the peak", "mfu"),
+    Column("weights", "Weights, MiB", "memory_part", "weights"),
+    Column("gradients", "", "memory_part", "gradients"),
+    Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
+    Column("activations", "Activations, MiB", "memory_part", "activations"),
+    Column("state", "State"),
+)
+SPEED_COLUMNS = titles(_SPEED)
+_PARITY = (
+    Column("recipe", "Recipe"),
+    Column("verdict", "Against bf16", _PARITY_METRIC, detail="verdict"),
+    Column("difference", "Loss above bf16, nats/byte [95 %]", _PARITY_METRIC, interval=True),
+    Column("margin_nats", "Margin, nats", _PARITY_METRIC, detail="margin_nats"),
+    Column("control", "", _PARITY_METRIC, detail="control"),
+    Column("loss", "Loss, nats/byte [95 %]", "loss", interval=True),
+    Column("seeds", "Seeds"),
+    Column("steps", "Steps"),
+    Column("provenance", "Products"),
+    Column("state", "State"),
+)
+PARITY_COLUMNS = titles(_PARITY)
 _SPEEDS = {
     Order.ABOVE: "FP8 is faster than bf16",
     Order.NO_DIFFERENCE: "No clear difference between FP8 and bf16",
@@ -37,6 +73,47 @@ _LOSSES = {
     "better": "is better than bf16",
     "inconclusive": "shows no clear difference from bf16",
 }
+
+
+@cached
+def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per model, precision and mode; `bound` is the speed-up's, by Amdahl's law."""
+    rows = rows_with_factor(rows, "fp8", "precision")
+    factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
+    table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
+    if table.empty:
+        return table
+    model = table["name"] + ", " + table["mode"].str.replace("_", " ")
+    compiled = table["compiled"].map({True: ", compiled"}).fillna("")
+    table = table.assign(what=model + compiled)
+    return with_state(with_speed_ups(table, rows, table["mode"]))
+
+
+@cached
+def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per recipe that was trained; `not_finite` is why it has no difference."""
+    rows = rows_with_factor(rows, "fp8", "recipe")
+    if rows.empty:
+        return pd.DataFrame()
+    rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
+    table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
+    table = add_metric_columns(table, rows, _PARITY)
+    pairs = rows[rows["metric"] == _PARITY_METRIC].rename(columns={"message": "not_finite"})
+    pairs = pairs[[*CASE, "provenance", "not_finite"]]
+    table = table.merge(pairs, on=list(CASE), how="left").fillna({"not_finite": ""})
+    smoke = (table["steps"] < LEARNING_STEPS) & table["verdict"].notna()
+    return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
+
+
+def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per cast, layer and product, with `sqnr`, its signal to noise (dB)."""
+    found = pick(rows_with_factor(rows, "fp8", "variant"), "sqnr")
+    if found.empty:
+        return pd.DataFrame()
+    columns = {"factor.variant": "variant", "estimate": "sqnr"}
+    table = found.rename(columns=columns)[[*columns.values()]]
+    note = found["scope"].str.replace(" ", ", ").str.replace("_", " ")
+    return table.assign(note=note, **links(found))
 
 
 def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -54,13 +131,8 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
             **point_columns(table, "latency"),
         }
     )
-    return plot(
-        data,
-        "Time by precision",
-        "rows",
-        subtitle=["With 95 % intervals."],
-        unit="Latency (ms)",
-    )
+    look = {"subtitle": ["With 95 % intervals."], "unit": "Latency (ms)"}
+    return plot(data, "Time by precision", "rows", **look)
 
 
 def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -110,10 +182,9 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
         sure=False,
         hue="c1",
         text=medians.map("{:.1f} dB".format).mask(again, ""),
-        note=table["layer"] + ", " + table["product"].str.replace("_", " "),
     )
     return plot(
-        data.drop(columns=["layer", "product"]),
+        data,
         title,
         "rows",
         subtitle=[
@@ -127,13 +198,12 @@ def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return at which sizes FP8 is faster, and its effect on the loss and on products."""
-    if of_experiment(rows, "fp8").empty:
-        return [Finding("FP8 was not measured", next_step="nano run quick fp8")]
-    return [
+    findings = [
         *_compare_speed(speed_table(rows)),
         *_compare_losses(parity_table(rows)),
         *_compare_numerics(numerics_table(rows)),
     ]
+    return findings or [Finding("FP8 was not measured", next_step="nano run quick fp8")]
 
 
 def _compare_speed(table: pd.DataFrame) -> list[Finding]:
@@ -142,19 +212,18 @@ def _compare_speed(table: pd.DataFrame) -> list[Finding]:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
     timed = drop_missing(fp8, "speed_up")
-    if len(timed):
-        return [
-            _compare_sizes(str(mode), group) for mode, group in timed.groupby("mode", sort=False)
-        ]
-    why = next(filter(None, fp8["message"]), "no FP8 case ran to its end")
-    return [Finding("FP8 speed was not measured", why)]
+    if timed.empty:
+        why = next(filter(None, fp8["message"]), "no FP8 case ran to its end")
+        return [Finding("FP8 speed was not measured", why)]
+    groups = timed.groupby("mode", sort=False)
+    return [_compare_sizes(str(mode), group) for mode, group in groups]
 
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     """Return at which sizes FP8 is faster, slower or shows no clear difference."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     group = group.assign(order=[order for _, order, _ in pairs])
-    sizes: dict[Order, list[str]] = {order: [] for order in _SPEEDS}
+    sizes = {order: [] for order in _SPEEDS}
     for (_, name), orders in group.groupby(["parameters", "name"])["order"]:
         alike = orders.iloc[0] if orders.nunique() == 1 else Order.NO_DIFFERENCE
         sizes[Order.ABOVE if orders.eq(Order.ABOVE).any() else alike].append(name)

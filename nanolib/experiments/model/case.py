@@ -1,12 +1,13 @@
-"""The model notebook's timed cases: a model at one shape that runs, trains or generates."""
+"""The cases of the model notebook: a model that runs, trains or generates, and its loss."""
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -15,24 +16,24 @@ from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.determinism import determinism_rows
 from nanolib.experiments.model.look import (
     Counted,
-    Look,
+    ShapedCase,
+    count_by_formula,
     count_by_running,
-    elements_moved,
     look_at,
+    text_batch,
+    text_batches,
 )
-from nanolib.experiments.model.shaped_case import ShapedCase
-from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
+from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.ceilings import rate
-from nanolib.meters.flops import BACKWARD_FACTOR, count_flops, model_flops
+from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import MIB
-from nanolib.models import attention, text
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
-from nanolib.models.user import context_length, hugging_face_config, missing
+from nanolib.models.training import train
+from nanolib.models.user import missing
 from nanolib.run.case import Case, Measuring, Plan
 from nanolib.run.memory_plan import (
-    UNCOUNTED,
     Workload,
     breakdown_rows,
     memory_rows,
@@ -41,19 +42,19 @@ from nanolib.run.memory_plan import (
 )
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
-Mode = Literal["inference", "training", "generation"]
-
 
 @dataclass(frozen=True)
 class ModelCase(ShapedCase):
     """A model that runs, trains or generates."""
 
-    mode: Mode
+    mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
+
+    position: ClassVar[int] = 0  # tokens in the cache before those whose work is counted
 
     @property
     def model_case(self) -> ModelCase:
-        """Itself."""
+        """Itself; see `ModelWorkCase`."""
         return self
 
     @property
@@ -63,75 +64,25 @@ class ModelCase(ShapedCase):
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
     @property
-    def _look(self) -> Look:
-        return look_at(self.planned_as)
-
-    @property
-    def context_length(self) -> int | None:
-        """The longest sequence, tokens; None if it is not known."""
-        if self.runs_code:
-            return None
-        if self.own:
-            return context_length(hugging_face_config(self.preset, self.overrides))
-        return self.config.context_length
-
-    @property
-    def position(self) -> int:
-        """Tokens in the cache before those whose work is counted."""
-        return 0
-
-    @property
     def counted(self) -> Counted | None:
-        """Weights, work and traffic by formula; None if only a run can count them."""
-        if self.own:
-            return self._look.counted
-        config, length = self.config, 1 if self.position else self.seq_len
-        parts = model_flops(config, self.batch_size, length, self._kept, position=self.position)
-        moved = elements_moved(self.mode, config.parameter_count, config.parameter_count)
-        if self.position:  # a token attends to itself too, which is not in the cache yet
-            keys = round((self._kept(1, self.position + 1) - 1) * config.kv_heads)
-            cached = 2 * config.num_layers * self.batch_size * keys * config.head_dim
-            moved = config.decoded_parameters(self.batch_size) + cached
-        backward = BACKWARD_FACTOR if self.mode == "training" else 0
-        flops = parts["total"] * (1 + backward)
-        return Counted(config.parameter_count, flops, moved * self.item)
-
-    def _kept(self, q_len: int, kv_len: int) -> float:
-        """Query-key pairs that its attention keeps per head; all of them if the input decides."""
-        config = self.config
-        options = attention.shared_options(config.attention_type, config.attention_options)
-        found = attention.work(config.attention_type, q_len, kv_len, causal=True, options=options)
-        return (found or attention.work("dense", q_len, kv_len, causal=True)).kept
-
-    @property
-    def item(self) -> int:
-        """Bytes of a weight."""
-        return getattr(torch, self.dtype).itemsize
+        """Weights, work and traffic; None if only a run can count them."""
+        return look_at(self.planned_as).counted if self.own else count_by_formula(self)
 
     def __str__(self) -> str:
-        """Preset, shape and mode."""
-        return f"{self.name} {self.mode} n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
+        """Return the preset, the shape and the mode."""
+        shape = f"n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
+        return f"{self.name} {self.mode} {shape}"
 
     def unsupported(self) -> str:
-        """Why this machine cannot run it, as far as is known without running your code."""
+        """Return why this machine cannot run it, as far as is known without running your code."""
         reason = ""
         if self.own and not self.runs_code:
             reason = missing(self.preset) or self.plan().unsupported
         return reason or unsupported_on(self.optimization, self.device)
 
     def plan(self) -> Plan:
-        """The peak memory, counted without running the case."""
-        return self._look.plan
-
-    def not_planned(self) -> str:
-        """Why its memory cannot be planned; empty if it can."""
-        if self.own:
-            return ""
-        options = attention.shared_options(self.attention_type, self.config.attention_options)
-        if self.attention_type == "flex":
-            return UNCOUNTED
-        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
-        return "" if known else "what is kept depends on the input"
+        """Return the peak memory, counted without running the case."""
+        return look_at(self.planned_as).plan
 
     def at_depth(
         self, depth: int, optimizer: str = "adamw", layers: str = "num_layers"
@@ -147,15 +98,8 @@ class ModelCase(ShapedCase):
         model = replace(self, overrides=overrides).build()
         return model, self.step(model, self.no_ids(), 1e-3, optimizer).workloads()
 
-    def no_ids(self) -> torch.Tensor:
-        """Return ids of the case's shape, all 0: int64 [batch, length + 1]."""
-        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
-
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Predict by formula, without planning memory.
-
-        Args:
-            ceilings: As `roofline_ms` takes them.
 
         Returns:
             `parameters`, `weight_memory` (MiB of weights), `flops` and `bytes` (see `Counted`), and
@@ -163,7 +107,7 @@ class ModelCase(ShapedCase):
         """
         if (counted := self.counted) is None:
             return {}
-        predicted: dict[str, float | str] = {
+        predicted = {
             "parameters": counted.parameters,
             "weight_memory": counted.parameters * self.item / MIB,
             "flops": counted.flops,
@@ -173,7 +117,7 @@ class ModelCase(ShapedCase):
         return predicted if latency is None else predicted | {"latency": latency}
 
     def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
-        """What is predicted; if it takes data, its FLOPs are counted by a run first."""
+        """Predict, and count FLOPs that take data by a run first."""
         counted = self.counted
         if counted is None or (counted.count and counted.count.unread_masks):
             count_by_running(self.planned_as)
@@ -209,11 +153,11 @@ class ModelCase(ShapedCase):
         predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())
-        count, weight_memory = (
-            sum(p.numel() for p in weights),
-            sum(p.nbytes for p in weights) / MIB,
-        )
-        for metric, size in (("parameters", count), ("weight_memory", weight_memory)):
+        sizes = {
+            "parameters": sum(weight.numel() for weight in weights),
+            "weight_memory": sum(weight.nbytes for weight in weights) / MIB,
+        }
+        for metric, size in sizes.items():
             yield exact(metric, size, method="count", predicted=predicted[metric])
         ids = text_batch(self, params.corpus, params.seed)
         step = self.step(model, ids, params.learning_rate)
@@ -222,13 +166,11 @@ class ModelCase(ShapedCase):
         count = self.counted.count
         if count is None and isinstance(step, Inferring):
             count = count_flops(step.eager_result)
-        message = count.message if count else ""
-        yield exact("flops", flops, method="kept", message=message, **scope)
+        yield exact("flops", flops, method="kept", message=count.message if count else "", **scope)
         if count:
             yield exact("flops", count.full, predicted=flops, method="flop_counter", **scope)
         if self.optimization == "checkpoint" and isinstance(step, Training):
-            computed = count_flops(step.result)
-            yield exact("flops", computed.kept, method="computed", **scope)
+            yield exact("flops", count_flops(step.result).kept, method="computed", **scope)
         yield exact("bytes", predicted["bytes"], **scope)
         if isinstance(step, Generating):
             yield from step.measure_prompt(params, self.device)
@@ -247,11 +189,12 @@ class ModelCase(ShapedCase):
 
     def _memory_rows(self, work: Workload, model: nn.Module) -> list[Measurement]:
         """Measure the peak of a call, by kind if a counter sees its tensors."""
+        look = look_at(self.planned_as)
         if self.planned_as.optimization == self.optimization:
-            planned = self._look.breakdowns.get(work.scope)
-            return breakdown_rows(work, model, self.device, self.plan(), planned)
+            planned = look.breakdowns.get(work.scope)
+            return breakdown_rows(work, model, self.device, look.plan, planned)
         rows = memory_rows if self.device.startswith("cuda") else unattributed_rows
-        return rows(work, self.device, self.plan())
+        return rows(work, self.device, look.plan)
 
 
 @dataclass(frozen=True)
@@ -276,31 +219,87 @@ class GenerationCase(ModelCase):
         length = self.context_length
         if length is not None and self.seq_len + self.new_tokens > length:
             return (
-                f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed the context_length {length}; "
-                "shorten seq_lens or lower new_tokens"
+                f"a prompt of {self.seq_len} and {self.new_tokens} new tokens exceed "
+                f"the context_length {length}; shorten seq_lens or lower new_tokens"
             )
         return super().unsupported()
 
 
-def planned_training(case: Case, config: NanoConfig, batch_size: int, seq_len: int) -> Plan:
-    """Plan the peak memory of a training step of a config's model, on a case's device."""
-    fields = config.model_dump()
-    shape = (config.attention_type, seq_len, batch_size, config.dtype)
-    return ModelCase(case.device, "", min(PRESETS), fields, *shape, "training").plan()
+class ModelWorkCase(Case):
+    """A case that does the work of a `ModelCase`, its `model_case`, and is planned as that one."""
+
+    @property
+    def attention(self) -> str:
+        """The attention of its model."""
+        is_own = self.preset not in PRESETS
+        return "own" if is_own else self.overrides.get("attention_type", "dense")
+
+    @property
+    def runs_code(self) -> bool:
+        """See `Case.runs_code`."""
+        return self.model_case.runs_code
+
+    def unsupported(self) -> str:
+        """See `ModelCase.unsupported`."""
+        return self.model_case.unsupported()
+
+    def plan(self) -> Plan:
+        """See `ModelCase.plan`."""
+        return self.model_case.plan()
+
+    def work_of(self, case: ModelCase) -> dict[str, float]:
+        """Return `parameters` and `flops` of a call; empty if only a run can count them."""
+        counted = case.counted
+        return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
 
 
-def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
-    """Return the name of a model in charts and tables; a changed model has its changes in it."""
-    changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
-    if len(changed) > 60:
-        digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
-        changed = f"{changed[:50]} … {digest[:4]}"
-    name = f"{preset} with {changed}" if changed else preset
-    return name if optimization == "eager" else f"{name} ({optimization.replace('_', ' ')})"
+@dataclass(frozen=True)
+class LossCase(ModelWorkCase, ShapedCase):
+    """A model trained on real text for some steps."""
+
+    supports_ab: ClassVar[bool] = False  # nothing is timed
+
+    steps: int
+    learning_rate: float
+    corpus: str
+
+    def __str__(self) -> str:
+        """Return the preset and the steps."""
+        return f"{self.name} loss over {self.steps} steps"
+
+    @property
+    def model_case(self) -> ModelCase:
+        """The training step of the same model at the same shape."""
+        shape = (getattr(self, field.name) for field in fields(ShapedCase))
+        return ModelCase(*shape, "training")
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Measure the loss before each step; the estimate is the mean of the last tenth of them."""
+        model = self.build(params.seed)
+        check_loss(model)
+        batches = text_batches(self, self.corpus, params.seed, self.steps)
+        losses = train(model, batches, self.learning_rate).tolist()
+        finite = [*itertools.takewhile(math.isfinite, losses)]
+        if finite:
+            last = finite[-max(1, len(finite) // 10) :]
+            yield Measurement(
+                "loss",
+                sum(last) / len(last),
+                n=len(last),
+                samples=tuple(finite),
+                method="byte text, AdamW",
+                scope="training",
+                message=f"mean over the last {len(last)} of {len(finite)} steps; one seed, so no interval",
+            )
+        if len(finite) < self.steps:
+            raise ArithmeticError(
+                f"the loss is not finite from step {len(finite) + 1} of {self.steps} on; "
+                "lower learning_rate, or take float32"
+            )
 
 
-def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
-    """Return ids of real text for a case: int64 [batch_size, seq_len + 1], on its device."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = text.batch(text.load(corpus), case.batch_size, case.seq_len + 1, generator)
-    return ids.to(case.device)
+def planned_training(case: Case, config: NanoConfig, batch_size: int) -> Plan:
+    """Plan the peak memory of a training step of a config's model, at a case's length."""
+    shape = (config.attention_type, case.seq_len, batch_size, config.dtype)
+    named = ("", min(PRESETS), config.model_dump())
+    return ModelCase(case.device, *named, *shape, "training").plan()

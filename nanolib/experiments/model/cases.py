@@ -1,30 +1,163 @@
-"""The model notebook's parameters and grid: inference, training, generation and the loss."""
+"""The model notebook's parameters and grid, and what all notebooks on whole models share."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import inspect
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pydantic
 
-from nanolib.experiments.model.case import GenerationCase, Mode, ModelCase, model_name
-from nanolib.experiments.model.loss_case import LossCase
-from nanolib.experiments.model.own_model import OwnModelParams, check_own
+from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
+from nanolib.experiments.model.look import look_at_code
+from nanolib.measurement import BadInput, Unsupported
 from nanolib.meters.machine import resolve_device
+from nanolib.models import text
 from nanolib.models.optimize import OPTIMIZATIONS, applies
+from nanolib.models.user import (
+    check_name,
+    context_length,
+    hugging_face_config,
+    layers_field,
+    resolve,
+    runs_code,
+)
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import (
-    distinct,
-    fitting_config,
-    known,
-    known_corpus,
-    known_dtypes,
-    known_kinds,
-    known_presets,
-)
 from nanolib.run.peaks_case import ceiling_cases
+
+
+def valid_model(name: str) -> str:
+    """Check that a name has the form of your own model's, without running code.
+
+    Raises:
+        ValueError: The name has another form.
+    """
+    try:
+        check_name(name)
+    except BadInput as error:
+        raise ValueError(error.lines[0].removeprefix("model: ")) from None
+    return name
+
+
+class OwnModelParams(shared.Params):
+    """Parameters of a notebook on whole models: presets, or a model of your own.
+
+    Subclasses have `presets`, and describe the parameters for their notebook.
+    """
+
+    LENGTHS: ClassVar[str] = "seq_lens"  # the parameter with the sequence lengths
+    READS_TEXT: ClassVar[bool] = True  # the input of a preset is bytes, not ids of its vocabulary
+
+    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
+    model: str = pydantic.Field("", max_length=500)
+    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
+
+    _model = pydantic.field_validator("model")(valid_model)
+    _presets = pydantic.field_validator("presets", check_fields=False)(shared.known_presets)
+    _corpus = pydantic.field_validator("corpus", check_fields=False)(shared.known_corpus)
+
+    @property
+    def reads(self) -> tuple[str, int]:
+        """The parameter with the longest sequence that the model reads, and its tokens."""
+        return self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
+
+    def models(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return your own model with its options, or each preset with the overrides."""
+        if self.model:
+            return [(self.model, self.model_options)]
+        return [(preset, self.overrides) for preset in self.presets]
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Return the fields of each configuration of a preset that differ from it."""
+        return [self.overrides]
+
+    @pydantic.model_validator(mode="after")
+    def _models_fit(self) -> OwnModelParams:
+        """Check the models and their lengths, without running your code."""
+        if self.model_options and not self.model:
+            raise ValueError(
+                "model_options: there is no model to take them; "
+                "set model, or use overrides for presets"
+            )
+        if not self.model:
+            for preset, changes in itertools.product(self.presets, self.changes()):
+                reads = {"longest": self.reads, "reads_text": self.READS_TEXT}
+                shared.fitting_config(preset, changes, **reads)
+        elif not runs_code(self.model):
+            with contextlib.suppress(Unsupported):  # its cases report it
+                config = check_hugging_face(self.model, self.model_options, *self.reads)
+                vocabulary = getattr(config.get_text_config(), "vocab_size", text.VOCAB_SIZE)
+                if vocabulary < text.VOCAB_SIZE:
+                    raise BadInput(
+                        f"model_options: vocab_size {vocabulary} cannot hold "
+                        f"the {text.VOCAB_SIZE} bytes of the text; raise it"
+                    )
+        return self
+
+    def look(self, cases: Sequence[Case]) -> None:
+        """Look once at a model that is your code, for all cases that will be measured.
+
+        Raises:
+            BadInput: There is no such model.
+        """
+        if runs_code(self.model):
+            known = [case.model_case.planned_as for case in cases if hasattr(case, "model_case")]
+            look_at_code(self.model, known)
+
+
+def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> Any:
+    """Check the configuration of a model of transformers.
+
+    Args:
+        name: `hf:` and a class.
+        options: Fields of its configuration.
+        field: The parameter with the longest sequence.
+        longest: The longest sequence that the model reads, tokens.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        BadInput: There is no such class, it reads two sequences, or its context is too small.
+        Unsupported: transformers is not installed.
+    """
+    config = hugging_face_config(name, options)
+    context, layers = context_length(config), layers_field(config)
+    if context is not None and longest > context:
+        raise BadInput(
+            f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "
+            f"shorten it or raise max_position_embeddings to {longest}"
+        )
+    if layers and getattr(config, layers) < 1:
+        raise BadInput(
+            f"model_options: {layers} {getattr(config, layers)} makes no model; give 1 or more"
+        )
+    read = inspect.signature(resolve(name).args[0].forward).parameters
+    refused = "" if "input_ids" in read else "no ids of tokens"
+    if "decoder_input_ids" in read:
+        refused = "two sequences"
+    if refused:
+        raise BadInput(
+            f"model: {name} reads {refused}; "
+            "use a class that reads ids of one sequence, such as LlamaForCausalLM"
+        )
+    return config
+
+
+def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
+    """Return the name of a model in charts and tables; a changed model has its changes in it."""
+    changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
+    if len(changed) > 60:
+        digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
+        changed = f"{changed[:50]} … {digest[:4]}"
+    name = f"{preset} with {changed}" if changed else preset
+    return name if optimization == "eager" else f"{name} ({optimization.replace('_', ' ')})"
 
 
 class Params(OwnModelParams):
@@ -66,15 +199,15 @@ class Params(OwnModelParams):
         "budget_s",
         "label",
     )
+    grids: ClassVar = (
+        ("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimizations"),
+    )
 
     presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
-    model: str = pydantic.Field("", max_length=500)
-    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_lens: list[shared.Length] = pydantic.Field([128, 256, 512], min_length=1, max_length=64)
     batch_sizes: list[shared.Batch] = pydantic.Field([1], min_length=1, max_length=64)
     dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     optimizations: list[str] = pydantic.Field(["eager"], min_length=1)
     train: bool = True
     new_tokens: int = pydantic.Field(16, ge=0, le=1_000_000)
@@ -83,46 +216,26 @@ class Params(OwnModelParams):
     loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
-    grids: ClassVar = (
-        ("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimizations"),
-    )
 
-    _presets = pydantic.field_validator("presets")(known_presets)
-    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
-    _kinds = pydantic.field_validator("attention_types")(known_kinds)
-    _distinct = pydantic.field_validator(
-        "presets",
-        "seq_lens",
-        "batch_sizes",
-        "dtypes",
-        "attention_types",
-        "optimizations",
-        "generation_batch_sizes",
-    )(distinct)
-
+    _dtypes = pydantic.field_validator("dtypes")(shared.known_dtypes)
+    _kinds = pydantic.field_validator("attention_types")(shared.known_kinds)
     _optimizations = pydantic.field_validator("optimizations")(
-        lambda names: known(names, OPTIMIZATIONS, "optimization")
+        lambda names: shared.known(names, OPTIMIZATIONS, "optimization")
     )
-    _corpus = pydantic.field_validator("corpus")(known_corpus)
 
-    @pydantic.model_validator(mode="after")
-    def _configs_fit(self) -> Params:
-        check_own(self, *self.reads)
-        for preset in [] if self.model else self.presets:
-            for kind in self.attention_types:
-                longest = ("seq_lens", max(self.seq_lens))
-                asked = self.overrides | {"attention_type": kind}
-                fitting_config(preset, asked, longest=longest, reads_text=True)
-        return self
+    def changes(self) -> list[dict[str, Any]]:
+        """See `OwnModelParams.changes`; one for each attention."""
+        return [self.overrides | {"attention_type": kind} for kind in self.attention_types]
 
 
 def cases(params: Params) -> list[Case]:
     """List the ceilings, then each model's shapes in each mode and its loss at the shortest length."""
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
-    models = params.models(params.presets)
     kinds = ["own"] if params.model else params.attention_types
-    for (preset, overrides), kind, dtype in itertools.product(models, kinds, params.dtypes):
+    for (preset, overrides), kind, dtype in itertools.product(
+        params.models(), kinds, params.dtypes
+    ):
         found += _model_cases(params, device, preset, overrides, kind, dtype)
         if params.loss_steps:
             model = (device, model_name(preset, overrides), preset, overrides, kind)
@@ -137,7 +250,7 @@ def _model_cases(
 ) -> Iterator[ModelCase]:
     shapes = [*itertools.product(params.seq_lens, params.batch_sizes)]
     batches = [size for size in params.generation_batch_sizes if size not in params.batch_sizes]
-    uses: dict[Mode, list[tuple[int, int]]] = {"inference": shapes}
+    uses = {"inference": shapes}
     if params.train:
         uses["training"] = shapes
     if params.new_tokens:

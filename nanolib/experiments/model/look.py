@@ -1,24 +1,113 @@
-"""What tensors without data show of a case before it runs: memory, weights, work and traffic."""
+"""A model at one shape, and what tensors without data show of it: memory, work and traffic."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import Unsupported
-from nanolib.meters.flops import FlopCount, count_flops
+from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown
 from nanolib.meters.tensor_bytes import BytesRead
-from nanolib.models.user import resolve, silent
-from nanolib.run.case import Plan
-from nanolib.run.memory_plan import breakdowns_by_depth
+from nanolib.models import attention, create_model, text
+from nanolib.models.user import (
+    build_model,
+    context_length,
+    hugging_face_config,
+    resolve,
+    runs_code,
+    silent,
+)
+from nanolib.run.case import Case, Plan
+from nanolib.run.memory_plan import UNCOUNTED, breakdowns_by_depth
 from nanolib.run.timeout import answers_of, one_line, planning_time_limit
 
 # of one case in the helper, s; if Python can be interrupted, `planning_time_limit` ends it before
 _LIMIT_S = 90.0
+
+
+@dataclass(frozen=True)
+class ShapedCase(Case):
+    """A model at one shape. Charts show `name`."""
+
+    name: str
+    preset: str
+    overrides: dict[str, Any]
+    attention_type: str
+    seq_len: int
+    batch_size: int
+    dtype: str
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the user's own model: `preset` names it, and `overrides` are its options."""
+        return self.preset not in PRESETS
+
+    @property
+    def runs_code(self) -> bool:
+        """See `Case.runs_code`."""
+        return self.own and runs_code(self.preset)
+
+    @property
+    def config(self) -> NanoConfig:
+        """The configuration of a preset's model."""
+        changes = {"attention_type": self.attention_type, "dtype": self.dtype}
+        return NanoConfig.from_preset(self.preset, **self.overrides | changes)
+
+    @property
+    def context_length(self) -> int | None:
+        """The longest sequence, tokens; None if it is not known."""
+        if self.runs_code:
+            return None
+        if self.own:
+            return context_length(hugging_face_config(self.preset, self.overrides))
+        return self.config.context_length
+
+    @property
+    def item(self) -> int:
+        """Bytes of a weight."""
+        return getattr(torch, self.dtype).itemsize
+
+    def build(self, seed: int | None = None) -> nn.Module:
+        """Build the model, in training mode."""
+        if self.own:
+            return build_model(self.preset, self.overrides, self.device, self.dtype, seed)
+        return create_model(self.config, self.device, seed)
+
+    def not_planned(self) -> str:
+        """Return why its memory cannot be planned; empty if it can."""
+        if self.own:
+            return ""
+        options = attention.shared_options(self.attention_type, self.config.attention_options)
+        if self.attention_type == "flex":
+            return UNCOUNTED
+        known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
+        return "" if known else "what is kept depends on the input"
+
+    def no_ids(self) -> torch.Tensor:
+        """Return ids of the case's shape, all 0: int64 [batch, length + 1]."""
+        return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
+
+
+def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[torch.Tensor]:
+    """Draw batches of real text for a case: int64 [batch_size, seq_len + 1], on its device."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, case.batch_size, case.seq_len + 1)
+    return text.batches(text.load(corpus), *shape, generator, case.device)
+
+
+def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
+    """Draw the first of these batches."""
+    return next(text_batches(case, corpus, seed, 1))
 
 
 @dataclass(frozen=True)
@@ -39,33 +128,38 @@ class Counted:
     count: FlopCount | None = None
 
 
-def elements_moved(mode: str, parameters: int, learning: int) -> int:
-    """Count the elements that a call must move at least once.
-
-    A forward pass reads the weights. A training step reads them twice, writes gradients, and fused
-    AdamW reads those, the weights and both states, and writes all but the gradients.
-
-    Args:
-        mode: Of the call.
-        parameters: Weights.
-        learning: Those of them that get a gradient.
-    """
-    return 2 * parameters + (1 + 4 + 3) * learning if mode == "training" else parameters
-
-
 @dataclass(frozen=True)
 class Look:
     """What tensors without data show of a case.
 
     Attributes:
         plan: Its peaks, or why they are not planned.
-        breakdowns: Scope → what is alive at its peak.
+        breakdowns: Scope → memory use at its peak.
         counted: Of your own model; None if it does not run without data.
     """
 
     plan: Plan
     breakdowns: dict[str, MemoryBreakdown] = dataclasses.field(default_factory=dict)
     counted: Counted | None = None
+
+
+class _ProductsOfExperts(TorchDispatchMode):
+    """Gives the products of a mixture's experts a shape in each dtype; torch does so in bfloat16."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make the empty result that torch's kernel makes, or run another operation."""
+        if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
+            return func(*args, **kwargs or {})
+        from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
+
+        return empty_product(*args[:3], args[0].dtype)
+
+
+@contextlib.contextmanager
+def without_data() -> Iterator[None]:
+    """Make tensors without data in the block, and drop what the model's code prints."""
+    with fake_tensors(), silent(), _ProductsOfExperts():
+        yield
 
 
 _LOOKS: dict[str, Look] = {}
@@ -111,12 +205,11 @@ def _looks(name: str, cases: Sequence[Any]) -> Iterator[Look]:
 def _look(case: Any) -> Look:
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
-    breakdowns: dict[str, MemoryBreakdown] = {}
+    breakdowns = {}
+    depth = 0 if case.own else case.config.num_layers
     try:
-        with fake_tensors(), silent(), planning_time_limit():
-            breakdowns = breakdowns_by_depth(
-                0 if case.own else case.config.num_layers, case.at_depth
-            )
+        with without_data(), planning_time_limit():
+            breakdowns = breakdowns_by_depth(depth, case.at_depth)
         plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
         return Look(Plan(reason=one_line(error), unsupported=one_line(error)))
@@ -125,7 +218,7 @@ def _look(case: Any) -> Look:
     if not case.own:
         return Look(plan, breakdowns)
     try:
-        with fake_tensors(), silent(), planning_time_limit():
+        with without_data(), planning_time_limit():
             return Look(plan, breakdowns, _count(case))
     except (Exception, SystemExit) as error:
         reason = plan.reason or f"not counted: {why_not_planned(error)}"
@@ -145,9 +238,42 @@ def _count(case: Any) -> Counted:
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
         flops = count_flops(step)
-    count, learning = (
-        sum(weight.numel() for weight in some)
-        for some in (weights, (weight for weight in weights if weight.requires_grad))
-    )
-    moved = elements_moved(case.mode, count, learning) * case.item
+    count = sum(weight.numel() for weight in weights)
+    learning = sum(weight.numel() for weight in weights if weight.requires_grad)
+    moved = _elements_moved(case.mode, count, learning) * case.item
     return Counted(count, flops.kept, reads.bytes if case.position else moved, flops)
+
+
+def count_by_formula(case: Any) -> Counted:
+    """Return the work of one call of a preset's model, by formula."""
+    config, weights = case.config, case.config.parameter_count
+    options = attention.shared_options(config.attention_type, config.attention_options)
+
+    def kept(q_len: int, kv_len: int) -> float:
+        """Return the pairs that attention keeps per head; all of them if the input decides."""
+        found = attention.work(config.attention_type, q_len, kv_len, causal=True, options=options)
+        return (found or attention.work("dense", q_len, kv_len, causal=True)).kept
+
+    length = 1 if case.position else case.seq_len
+    parts = model_flops(config, case.batch_size, length, kept, position=case.position)
+    moved = _elements_moved(case.mode, weights, weights)
+    if case.position:  # a token attends to itself too, which is not in the cache yet
+        keys = round((kept(1, case.position + 1) - 1) * config.kv_heads)
+        cached = 2 * config.num_layers * case.batch_size * keys * config.head_dim
+        moved = config.decoded_parameters(case.batch_size) + cached
+    backward = BACKWARD_FACTOR if case.mode == "training" else 0
+    return Counted(weights, parts["total"] * (1 + backward), moved * case.item)
+
+
+def _elements_moved(mode: str, parameters: int, learning: int) -> int:
+    """Count the elements that a call must move at least once.
+
+    A forward pass reads the weights. A training step reads them twice, writes gradients, and fused
+    AdamW reads those, the weights and both states, and writes all but the gradients.
+
+    Args:
+        mode: Of the call.
+        parameters: Weights.
+        learning: Those of them that get a gradient.
+    """
+    return 2 * parameters + (1 + 4 + 3) * learning if mode == "training" else parameters

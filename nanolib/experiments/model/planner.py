@@ -6,20 +6,23 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
 
+from nanolib.config import PRESETS
 from nanolib.experiments.model.case import GenerationCase, ModelCase
-from nanolib.experiments.model.request import MAX_MASKED, Request, lengthened
+from nanolib.experiments.model.look import without_data
 from nanolib.measurement import BadInput, MemoryKind, Unsupported
-from nanolib.meters.memory import fake_tensors, why_not_planned
+from nanolib.meters.memory import why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
-from nanolib.models.user import hugging_face_config, layers_field, resolve, silent
+from nanolib.models.user import hugging_face_config, layers_field, resolve
 from nanolib.run.memory_plan import breakdowns_by_depth
 from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
+MAX_MASKED = 2**17  # tokens, if a mask is made: its tiles are real and grow with the square
 _BISECT_EVERY = 4  # guesses: a line may creep towards a bend
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
@@ -62,33 +65,34 @@ class Planner:
     """Plans uses of one model at one shape after the other; each is counted once.
 
     Args:
-        request: The model, its dtypes, its optimizer and its ranks.
+        request: A `planning.Request`: the model, its dtypes, its optimizer and its ranks.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Any) -> None:
         self.request, self.source, self.ranks = request, request.case, request.ranks
         self.breakdown, self._late = functools.cache(self._breakdown), ""
 
     def use(self, name: str) -> Use:
         """Plan a use, and find the largest batch that fits at each context length."""
-        memory, breakdown, batches = self.request.memory, None, {}
+        found = functools.partial(Use, name, self.request.memory)
         if self._late:
-            return Use(name, memory, refused=self._late)
+            return found(refused=self._late)
+        breakdown, batches = None, {}
         try:
             with planning_time_limit():
                 breakdown = self.breakdown(name, self.source.batch_size, self.source.seq_len)
             for length, batch in self._batches(name, breakdown):
                 batches[length] = batch
         except Unsupported as error:
-            return Use(name, memory, refused=str(error))
+            return found(refused=str(error))
         except TimeoutError as error:  # such as of a model that computes token by token
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
-                return Use(name, memory, refused=self._late)
+                return found(refused=self._late)
         # A model may read its data, which a plan does not have.
         except (Exception, SystemExit) as error:
-            return Use(name, memory, refused=why_not_planned(error))
-        return Use(name, memory, breakdown, batches)
+            return found(refused=why_not_planned(error))
+        return found(breakdown, batches)
 
     def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:
         """Find the largest batch at each context length; a longer one takes no larger batch."""
@@ -96,7 +100,8 @@ class Planner:
         most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
         for length in self.contexts:
             with planning_time_limit():
-                most = largest(self._need(name, length), self.request.memory, guess, most, fixed)
+                need = functools.partial(self._need, name, length)
+                most = largest(need, self.request.memory, guess, most, fixed)
             guess = max(1, most // 4)
             yield length, most * self.ranks
 
@@ -114,7 +119,7 @@ class Planner:
         layers, depth = self.stack
         at = functools.partial(case.at_depth, optimizer=self.request.optimizer, layers=layers)
         shared = functools.partial(self._shared, cache_share=self._cache_share(case))
-        with fake_tensors(), silent():
+        with without_data():
             scopes = breakdowns_by_depth(depth, at, shared)
         return max(scopes.values(), key=lambda found: found.peak)
 
@@ -124,7 +129,7 @@ class Planner:
             return 1.0
         layers, depth = self.stack
         case = replace(case, overrides=case.overrides | ({layers: 1} if depth else {}))
-        with fake_tensors(), silent():
+        with without_data():
             step = case.step(case.build(), case.no_ids(), 1e-3)
             step.first()
             size = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
@@ -132,16 +137,12 @@ class Planner:
         item = getattr(torch, self.request.kv_dtype).itemsize
         return 1 - sum(x.nbytes - x.numel() * item for x in cached) / size
 
-    def _need(self, name: str, length: int) -> Callable[[int], float]:
-        """Return a function: batch on a rank → bytes; infinite if the model does not accept it."""
-
-        def need(batch: int) -> float:
-            try:
-                return self.breakdown(name, batch * self.ranks, length).peak
-            except (Exception, SystemExit):
-                return math.inf
-
-        return need
+    def _need(self, name: str, length: int, batch: int) -> float:
+        """Return the bytes of a batch on a rank; infinite if the model does not accept it."""
+        try:
+            return self.breakdown(name, batch * self.ranks, length).peak
+        except (Exception, SystemExit):
+            return math.inf
 
     def _case(self, name: str, batch: int, length: int) -> ModelCase:
         mode, *optimizations = USES[name]
@@ -168,7 +169,7 @@ class Planner:
         if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
             return "", 0
         depth = getattr(config, field)
-        with fake_tensors():
+        with without_data():
             parts = source.build().modules()
         stacks = [part for part in parts if isinstance(part, nn.ModuleList) and len(part) == depth]
         equal = len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1
@@ -229,7 +230,7 @@ def largest(
     return fits
 
 
-def uses_of(request: Request) -> Iterator[Use]:
+def uses_of(request: Any) -> Iterator[Use]:
     """Plan each use of a model.
 
     Raises:
@@ -245,3 +246,9 @@ def uses_of(request: Request) -> Iterator[Use]:
         )
     for name in USES:
         yield planner.use(name)
+
+
+def lengthened(preset: str, options: Mapping[str, Any], seq_len: int) -> dict[str, int]:
+    """Return the option that makes a preset's context as long as the sequence."""
+    context = options.get("context_length") or PRESETS[preset].get("context_length", 0)
+    return {"context_length": seq_len} if context < seq_len else {}

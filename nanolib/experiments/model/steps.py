@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -17,11 +18,6 @@ from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Measuring, compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload
-
-
-def weights_of(model: nn.Module) -> tuple[torch.Tensor, ...]:
-    """Return a model's weights and tables, such as those of positions."""
-    return (*model.parameters(), *model.buffers())
 
 
 class Step:
@@ -50,7 +46,8 @@ class Step:
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
         """Return the tensors that exist before a call, by kind: weights, tables and ids."""
-        return {MemoryKind.WEIGHTS: weights_of(self.model), MemoryKind.INPUTS: [self.ids]}
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        return {MemoryKind.WEIGHTS: weights, MemoryKind.INPUTS: [self.ids]}
 
     def first(self) -> None:
         """Make the tensors that a first call makes and later calls reuse."""
@@ -125,13 +122,11 @@ def check_loss(model: nn.Module) -> None:
         raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")
 
 
-# Name → (weights, learning rate) → the optimizer. SGD's fused kernel takes no tensors without data.
-OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
-    "adamw": lambda weights, rate: torch.optim.AdamW(weights, lr=rate, fused=True),
-    "sgd": lambda weights, rate: torch.optim.SGD(weights, lr=rate, foreach=False),
-    "momentum": lambda weights, rate: torch.optim.SGD(
-        weights, lr=rate, momentum=0.9, foreach=False
-    ),
+# Name → what makes the optimizer. SGD's fused kernel takes no tensors without data.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": functools.partial(torch.optim.AdamW, fused=True),
+    "sgd": functools.partial(torch.optim.SGD, foreach=False),
+    "momentum": functools.partial(torch.optim.SGD, foreach=False, momentum=0.9),
 }
 
 
@@ -160,7 +155,7 @@ class Training(Step):
         self.model, self.ids = model.train(), ids
         self._eager = logits_of(model)
         self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
-        self._optimizer = OPTIMIZERS[optimizer](model.parameters(), learning_rate)
+        self._optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=learning_rate)
         # A scaler reads the values of its tensors, which a plan does not have.
         has_data = not isinstance(ids, torch._subclasses.FakeTensor)
         scaled = has_data and optimization == "autocast_float16"
@@ -267,11 +262,7 @@ class Generating(Step):
         """See `Step.kinds`; also the cache and the last token."""
         *cache, prompt, token = self.generation.tensors
         # the cache is not the last: a counter's loop would keep what a call replaces
-        return {
-            MemoryKind.WEIGHTS: weights_of(self.model),
-            MemoryKind.CACHE: cache,
-            MemoryKind.INPUTS: [prompt, token],
-        }
+        return {MemoryKind.CACHE: cache} | super().kinds() | {MemoryKind.INPUTS: [prompt, token]}
 
     def first(self) -> None:
         """Read the prompt and a token, if two fit: windows keep the prompt's tensors until then."""

@@ -16,7 +16,7 @@ import pydantic
 import torch
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.experiments.model.own_model import OwnModelParams, check_own
+from nanolib.experiments.model.cases import OwnModelParams
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Flag, Measurement
 from nanolib.meters.machine import resolve_device
@@ -27,7 +27,7 @@ from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Length, fitting_config, known_presets
+from nanolib.run.params import Batch, Length, known_presets
 from nanolib.stats.steady import steady_state, warm_up
 
 
@@ -66,11 +66,9 @@ class Params(OwnModelParams):
         "label",
     )
     LENGTHS: ClassVar[str] = "seq_len"
+    READS_TEXT: ClassVar[bool] = False
 
     preset: str = "decoder_nano"
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
-    model: str = pydantic.Field("", max_length=500)
-    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
     seq_len: Length = 64
     batch_size: Batch = 1
     warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
@@ -86,12 +84,10 @@ class Params(OwnModelParams):
 
     _preset = pydantic.field_validator("preset")(lambda name: known_presets([name])[0])
 
-    @pydantic.model_validator(mode="after")
-    def _config_fits(self) -> Params:
-        check_own(self, *self.reads)
-        if not self.model:
-            fitting_config(self.preset, self.overrides, longest=("seq_len", self.seq_len))
-        return self
+    @property
+    def presets(self) -> list[str]:
+        """The preset."""
+        return [self.preset]
 
 
 @dataclass(frozen=True)
@@ -168,19 +164,23 @@ class WarmupCase(Case):
         curve = samples[: self.curve_steps]
         yield summarize(curve, scope=self.direction, method=clock.method, details=details)
         yield _count_warmup(curve, self.direction)
+        rest = {"method": clock.method, "steady": steady_state([])}  # no sample is discarded
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
-            yield _summarize_all(counted, scope, clock.method, spent)
+            row = summarize(counted, scope=scope, details=spent, **rest)
+            # `steps` sets the number of samples, not a time limit
+            flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
+            yield replace(row, flags=flags, message="no samples are discarded")
 
 
 def cases(params: Params) -> list[Case]:
     """List the processes of all directions in random order."""
     device = resolve_device(params.device)
-    ((preset, overrides),) = params.models([params.preset])
+    ((preset, overrides),) = params.models()
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
     asked = (tuple(params.warmup_steps), params.steps, params.curve_steps)
-    found: list[Case] = [
+    found = [
         WarmupCase(*shape, direction, process, *asked)
         for direction in params.directions
         for process in range(1, params.processes + 1)
@@ -189,26 +189,13 @@ def cases(params: Params) -> list[Case]:
     return found
 
 
-def _summarize_all(
-    samples: list[float], scope: str, method: str, details: dict[str, Any]
-) -> Measurement:
-    """Return the latency over all samples, without discarding any."""
-    whole = steady_state([])
-    row = summarize(samples, scope=scope, method=method, details=details, steady=whole)
-    # `steps` sets the number of samples, not a time limit
-    flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
-    return replace(row, flags=flags, message="no samples are discarded")
-
-
 def _count_warmup(samples: list[float], scope: str) -> Measurement:
     """Return the number of slow first steps, or no number if the curve is unclear."""
     found, reason = warm_up(samples)
-    steps = steady = None
-    if found is not None:
-        steps, steady = float(found), float(np.median(samples[found:]))
+    steady = None if found is None else float(np.median(samples[found:]))
     return Measurement(
         "warmup_needed",
-        steps,
+        None if found is None else float(found),
         n=1,
         method="smoothed curve and PELT on medians of 5, and Tukey's severe fence",
         scope=scope,

@@ -2,46 +2,12 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
+from nanolib.measurement import MemoryKind
 from nanolib.meters.tensor_bytes import BytesRead
 from tests.experiments.own import TINY
-
-
-class _Moved(TorchDispatchMode):
-    """Bytes of weights that operations take, and of what fused AdamW reads and changes."""
-
-    def __init__(self, model):
-        super().__init__()
-        self._weights = {
-            weight.untyped_storage().data_ptr(): weight.nbytes for weight in model.parameters()
-        }
-        self.phases = {}
-
-    def begin(self, phase):
-        self._taken = self.phases[phase] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.overloadpacket is torch.ops.aten._fused_adamw_:
-            weights, gradients, means, squares = args[:4]
-            before = [(x, x.clone()) for part in args[:4] for x in part]
-            out = func(*args, **kwargs)
-            changed = sum(x.nbytes for x, was in before if not torch.equal(x, was))
-            self.phases["optimizer_step"]["read"] = sum(x.nbytes for part in args[:4] for x in part)
-            self.phases["optimizer_step"]["written"] = changed
-            assert len(weights) == len(gradients) == len(means) == len(squares)
-            return out
-        for x in tree_leaves((args, kwargs)):
-            if (
-                isinstance(x, torch.Tensor)
-                and (at := x.untyped_storage().data_ptr()) in self._weights
-            ):
-                self._taken[at] = self._weights[at]
-        return func(*args, **kwargs)
 
 
 @pytest.mark.parametrize("preset", ["decoder_tiny", "gpt_125M"])
@@ -49,15 +15,17 @@ def test_the_bytes_of_a_training_step_are_those_that_its_operations_take_and_cha
     case = ModelCase("cpu", "x", preset, TINY, "dense", 16, 2, "float32", "training")
     step = Training(case.build(0), torch.randint(300, (2, 17)), "eager", 1e-2)
     step()  # the states are there then
-    with _Moved(step.model) as moved:
-        for phase, call in step.phases.items():
-            moved.begin(phase)
-            call()
-            if phase == "backward":
-                gradients = sum(weight.grad.nbytes for weight in step.model.parameters())
-    taken = sum(sum(parts.values()) for parts in moved.phases.values())
-    assert case.formulas()["bytes"] == taken + gradients
-    assert moved.phases["optimizer_step"]["read"] == 4 * gradients
+    weights, moved = [*step.model.parameters()], 0
+    for phase in ("forward", "backward"):
+        with BytesRead(weights) as read:
+            step.phases[phase]()
+        moved += read.bytes
+    gradients = [weight.grad for weight in weights]
+    states = [state for state in step.kinds()[MemoryKind.STATES] if state.dim()]
+    taken = {x: x.clone() for x in (*weights, *gradients, *states)}
+    step.phases["optimizer_step"]()
+    changed = [x for x, before in taken.items() if not torch.equal(x, before)]
+    assert case.formulas()["bytes"] == moved + sum(x.nbytes for x in (*gradients, *taken, *changed))
 
 
 def test_a_step_over_few_tokens_is_bound_by_memory():
@@ -72,10 +40,9 @@ def test_a_step_over_few_tokens_is_bound_by_memory():
 @pytest.mark.parametrize(("n", "keys"), [(40, 15), (10, 10)])
 def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
     options = {"attention_options": {"pattern": "window", "window": 16, "block_size": 8}}
+    shape = (n, 3, "float32", "generation")
     dense, window = (
-        GenerationCase(
-            "cpu", "x", "decoder_tiny", TINY | options, name, n, 3, "float32", "generation"
-        )
+        GenerationCase("cpu", "x", "decoder_tiny", TINY | options, name, *shape)
         for name in ("dense", kind)
     )
     a_key = 2 * TINY["num_layers"] * 3 * TINY["d_model"] * 4
@@ -94,9 +61,8 @@ def test_a_token_of_a_window_reads_the_windows_keys(kind, n, keys):
 def test_its_bytes_are_those_of_the_weights_it_reads_and_of_the_cache(tied, more):
     kind = "sparse" if "attention_options" in more else "dense"
     overrides = TINY | {"tie_embeddings": tied} | more
-    case = GenerationCase(
-        "cpu", "x", "decoder_tiny", overrides, kind, 32, 2, "float32", "generation", new_tokens=2
-    )
+    shape = (kind, 32, 2, "float32", "generation")
+    case = GenerationCase("cpu", "x", "decoder_tiny", overrides, *shape, new_tokens=2)
     model = case.build(0)
     prompt = torch.arange(64).view(2, 32)
     with torch.inference_mode():

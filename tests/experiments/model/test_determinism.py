@@ -10,6 +10,10 @@ from tests.experiments.own import TINY
 from tests.measuring import timed_alone
 
 
+def _case(n):
+    return ModelCase("cpu", "m", "decoder_tiny", TINY, "dense", n, 1, "float32", "inference")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_difference_is_counted_in_units_of_the_largest_logit(dtype):
     logits = torch.tensor([[[1.5, -6.0, 0.001], [0.25, 0.5, 0.0]]], dtype=dtype)
@@ -21,9 +25,7 @@ def test_a_difference_is_counted_in_units_of_the_largest_logit(dtype):
 
 
 def test_each_way_is_compared_and_a_cache_that_forgets_is_found(monkeypatch):
-    built = ModelCase(
-        "cpu", "m", "decoder_tiny", TINY, "dense", 32, 1, "float32", "inference"
-    ).build(0)
+    built = _case(32).build(0)
     ids = torch.randint(300, (1, 32), generator=torch.Generator().manual_seed(0))
     rows = {(row.metric, row.scope): row for row in determinism_rows(built.eval(), ids)}
     assert {scope for _, scope in rows} == {"run_to_run", "batch", "decode"}
@@ -44,6 +46,5 @@ def test_it_is_measured_at_the_shortest_length_unless_a_setting_turns_it_off(
     seq_len, determinism, count
 ):
     params = model.Params(device="cpu", seq_lens=[8, 16], determinism=determinism, budget_s=0.01)
-    case = ModelCase("cpu", "m", "decoder_tiny", TINY, "dense", seq_len, 1, "float32", "inference")
-    metrics = [row.metric for row in timed_alone(case.measure(params, {}))]
+    metrics = [row.metric for row in timed_alone(_case(seq_len).measure(params, {}))]
     assert metrics.count("ulp_difference") == metrics.count("greedy_agreement") == count

@@ -12,6 +12,7 @@ from nanolib.store import Store
 from tests.experiments.own import LLAMA
 
 QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "generation_batch_sizes": []}
+QUICK |= {"seq_lens": [16]}
 SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
 MIXTRAL = LLAMA | {"num_hidden_layers": 1}
 BART = {
@@ -51,9 +52,6 @@ class Small(torch.nn.Module):
         self.embed, self.out = torch.nn.Embedding(vocabulary, 8), torch.nn.Linear(8, 300)
     def forward(self, ids):
         return self.out(self.embed(ids))
-class Masked(Small):
-    def forward(self, ids, attention_mask):
-        return super().forward(ids)
 class Hungry(Small):
     def forward(self, ids):
         if ids.shape[1] > 16:
@@ -76,14 +74,17 @@ def store(tmp_path, monkeypatch, small_ceilings):
         yield store
 
 
-def _measured(store, experiment, params):
-    run = sweep.measure(experiment, params, store=store, progress=False)
-    run.finish()
+def _params(name, **changes):
+    return model.Params(model=name, device="cpu", **QUICK | changes)
+
+
+def _measured(store, name, **changes):
+    sweep.measure(model, _params(name, **changes), store=store, progress=False).finish()
     return store.measurements(samples=True)
 
 
 def _ends(rows):
-    return rows[rows["metric"] == "case_duration"].set_index("case_id")["status"]
+    return rows[(rows["metric"] == "case_duration") & rows["factor.preset"].notna()]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +97,10 @@ def _ends(rows):
     ],
 )
 def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
-    params = model.Params(model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK)
-    plans.prediction_table(model, params)  # which must not fail where nothing can be foreseen
-    rows = _measured(store, model, params)
-    assert set(_ends(rows)) == {"ok"}
+    # which must not fail where nothing can be foreseen
+    plans.prediction_table(model, _params(name, model_options=options))
+    rows = _measured(store, name, model_options=options)
+    assert set(_ends(rows)["status"]) == {"ok"}
     flops = rows[(rows["metric"] == "flops") & (rows["scope"] == "inference")]
     counted = flops.groupby("method")["estimate"].agg(["nunique", "max"])
     assert set(counted.index) == {"kept", "flop_counter"} and (counted["nunique"] == 1).all()
@@ -107,89 +108,49 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "asked", "modes", "said"),
+    ("name", "said"),
     [
         (
-            "odd_models:Last",
-            {},
-            {"loss_steps": 2},
-            {"training", "loss"},
+            "Last",
             r"logits of shape \[1, 1, 300\], and a loss takes logits of shape \[1, 16, 'vocab'\]",
         ),
-        (
-            "odd_models:Hidden",
-            {},
-            {},
-            {"training"},
-            "the model returns dict, and a loss takes logits of shape",
-        ),
-        (
-            "odd_models:frozen",
-            {},
-            {},
-            {"training"},
-            "has no weight that learns; leave the loss out: train: false",
-        ),
+        ("Hidden", "the model returns dict, and a loss takes logits of shape"),
+        ("frozen", "has no weight that learns; leave the loss out: train: false"),
     ],
 )
 def test_what_a_model_cannot_do_is_unsupported_with_a_reason_and_the_rest_measured(
-    store, name, options, asked, modes, said
+    store, name, said
 ):
-    params = model.Params(
-        model=name, model_options=options, seq_lens=[16], device="cpu", **QUICK | asked
-    )
-    rows = _measured(store, model, params)
-    ends = rows[rows["metric"] == "case_duration"]
+    ends = _ends(_measured(store, f"odd_models:{name}", loss_steps=2))
     refused = ends[ends["status"] != "ok"]
     assert set(refused["status"]) == {"unsupported"}
     assert refused["message"].str.contains(said).all()
-    assert (
-        set(refused["factor.mode"].fillna("loss")) == modes
-        and (ends["factor.mode"] == "inference").any()
-    )
+    assert set(refused["factor.mode"].fillna("loss")) == {"training", "loss"}
+    assert (ends["factor.mode"] == "inference").any()
 
 
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
         ("Small", {"vocabulary": 65}, "index out of range"),
-        ("Masked", {}, "Masked.forward() missing 1 required positional"),
-        ("Small", {"wdth": 3}, "unexpected keyword argument 'wdth'"),
         ("missing", {}, "RuntimeError: no checkpoint here"),
     ],
 )
 def test_what_fails_to_build_or_run_is_an_error_row_with_its_reason(store, name, options, said):
-    given = {
-        "model": f"odd_models:{name}",
-        "model_options": options,
-        "device": "cpu",
-        "seq_lens": [24],
-    }
-    rows = _measured(store, model, model.Params(**given, **QUICK | {"train": False}))
-    ends = rows[(rows["metric"] == "case_duration") & rows["factor.preset"].notna()]
-    assert (
-        set(ends["status"]) == {"error"} and ends["message"].str.contains(said, regex=False).all()
-    )
+    ends = _ends(_measured(store, f"odd_models:{name}", model_options=options, train=False))
+    assert set(ends["status"]) == {"error"}
+    assert ends["message"].str.contains(said, regex=False).all()
 
 
 def test_a_length_for_which_there_is_too_little_memory_leaves_the_shorter_theirs(store):
-    params = model.Params(
-        model="odd_models:Hungry", seq_lens=[8, 24], device="cpu", **QUICK | {"train": False}
-    )
-    rows = _measured(store, model, params)
-    ends = rows[(rows["metric"] == "case_duration") & rows["factor.preset"].notna()]
-    assert list(zip(ends["factor.seq_len"], ends["status"], strict=True)) == [
-        (8, "ok"),
-        (24, "oom"),
-    ]
+    ends = _ends(_measured(store, "odd_models:Hungry", seq_lens=[8, 24], train=False))
+    assert dict(zip(ends["factor.seq_len"], ends["status"], strict=True)) == {8: "ok", 24: "oom"}
 
 
 def test_one_that_ends_itself_ends_its_case_alone(store):
-    params = model.Params(
-        model="odd_models:Ends", seq_lens=[16], train=False, device="cpu", **QUICK
-    )
-    ends = _ends(_measured(store, model, params))
-    assert "error" in set(ends) and len(ends) > 1
+    rows = _measured(store, "odd_models:Ends", train=False)
+    assert set(_ends(rows)["status"]) == {"error"}
+    assert "ok" in set(rows.loc[rows["metric"] == "case_duration", "status"])  # the peaks
     with pytest.raises(BadInput, match="cannot be planned: SystemExit: 3"):
         plan("odd_models:Ends", "1GiB")
 
@@ -198,33 +159,19 @@ def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predic
     store, monkeypatch
 ):
     monkeypatch.setattr(look, "_LIMIT_S", 0.5)
-    params = model.Params(
-        model="odd_models:Hangs",
-        seq_lens=[16],
-        train=False,
-        device="cpu",
-        **QUICK | {"case_timeout_s": 1.5},
-    )
+    given = {"train": False, "case_timeout_s": 1.5}
+    params = _params("odd_models:Hangs", **given)
     plans.prediction_table(model, params)
     (own,) = (case for case in model.cases(params) if case.runs_code)
     assert own.plan().reason == "not planned: it takes over 0.5 s"
-    ends = _measured(store, model, params)
-    ends = ends[(ends["metric"] == "case_duration") & (ends["factor.preset"] == "odd_models:Hangs")]
+    ends = _ends(_measured(store, "odd_models:Hangs", **given))
     assert set(ends["status"]) == {"timeout"} and (ends["estimate"] >= 1.4).all()
 
 
 def test_a_loss_that_diverges_keeps_what_was_finite_and_says_from_where_on_it_is_not(store):
-    asked = QUICK | {"loss_steps": 12, "learning_rate": 10, "dtypes": ["float16"]}
-    rows = _measured(
-        store,
-        model,
-        model.Params(seq_lens=[32], overrides=SMALL, train=False, device="cpu", **asked),
-    )
+    asked = {"loss_steps": 12, "learning_rate": 10, "dtypes": ["float16"], "train": False}
+    rows = _measured(store, "", seq_lens=[32], overrides=SMALL, **asked)
     (loss,) = rows[rows["metric"] == "loss"].to_dict("records")
-    (ended,) = rows[
-        (rows["metric"] == "case_duration") & (rows["case_id"] == loss["case_id"])
-    ].to_dict("records")
-    assert (
-        ended["status"] == "error"
-        and f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]
-    )
+    (ended,) = _ends(rows[rows["case_id"] == loss["case_id"]]).to_dict("records")
+    assert ended["status"] == "error"
+    assert f"not finite from step {len(loss['samples']) + 1} of 12 on" in ended["message"]

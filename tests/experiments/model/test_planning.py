@@ -1,16 +1,19 @@
+"""What `nanolib.plan` and `nano plan` count, find, print and refuse."""
+
 import json
 
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import nanolib
+from nanolib.cli import main
 from nanolib.experiments.model.planner import USES, Planner, largest
-from nanolib.experiments.model.planning import plan
-from nanolib.experiments.model.request import memory_bytes
-from nanolib.measurement import BadInput, MemoryKind
-from nanolib.meters.tensor_bytes import LiveBytes
+from nanolib.experiments.model.planning import Request, plan
+from nanolib.measurement import MemoryKind
+from nanolib.meters.memory import LiveBytes
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import logits_of
 from tests.experiments import own
@@ -18,30 +21,13 @@ from tests.experiments.own import checked
 
 SMALL = {"num_layers": 4, "d_model": 64, "num_heads": 4, "vocab_size": 128}
 LLAMA = own.LLAMA | {"num_hidden_layers": 6, "vocab_size": 256}
+MODELS = [("decoder_tiny", SMALL), ("hf:LlamaForCausalLM", LLAMA)]
 
 
-def test_amounts_of_memory_are_read():
-    assert (
-        memory_bytes("80GiB") == 80 * 2**30
-        and memory_bytes("24 GB") == 24 * 10**9
-        and memory_bytes(5) == 5
-    )
-    assert memory_bytes("1.5MiB") == 3 * 2**19
-    for wrong in ("80gib", "many", "-3GiB", "0GiB", "1e9", "GiB", ""):
-        with pytest.raises(BadInput, match=r"memory: .* is not an amount; use one such as 80GiB"):
-            memory_bytes(wrong)
+_ENDS = ((0, 1000), (1, 50), (0, 3), (1, 5000), (1, 40), (0, 60), (0, 500))
 
 
-@given(
-    *(
-        st.integers(0, 1000),
-        st.integers(1, 50),
-        st.integers(0, 3),
-        st.integers(1, 5000),
-        st.integers(1, 40),
-    ),
-    *(st.integers(0, 60), st.integers(0, 500)),
-)
+@given(*(st.integers(*ends) for ends in _ENDS))
 def test_the_largest_that_fits_fits_and_the_next_does_not(
     fixed, slope, bend, memory, start, kink, more
 ):
@@ -90,16 +76,9 @@ def test_a_stack_of_equal_blocks_is_planned_from_two_low_ones_as_it_would_be_who
         assert low.breakdown(name, 2, 16).parts == whole.breakdown(name, 2, 16).parts
 
 
-def test_blocks_that_differ_are_planned_one_by_one():
-    request = checked("hf:Gemma2ForCausalLM", 16, 2, LLAMA | {"head_dim": 16})
-    assert Planner(request).stack[1] == 0  # every second one sees a window alone
-
-
 def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
-    requests = [
-        checked("decoder_tiny", 32, 4, SMALL | {"context_length": 32}, ranks=ranks)
-        for ranks in (1, 4)
-    ]
+    options = SMALL | {"context_length": 32}
+    requests = [checked("decoder_tiny", 32, 4, options, ranks=ranks) for ranks in (1, 4)]
     alone, shared = (Planner(request).breakdown("training", 4, 32) for request in requests)
     for kind in (MemoryKind.WEIGHTS, MemoryKind.STATES):
         assert shared.by_kind[kind] == pytest.approx(alone.by_kind[kind] / 4, rel=0.02)
@@ -113,24 +92,19 @@ def test_ranks_share_weights_gradients_and_states_out_and_gather_two_blocks():
     assert all(most % 4 == 0 for use in found.uses for most in use.batches.values())
 
 
-@pytest.mark.parametrize("model", ["decoder_tiny", "hf:LlamaForCausalLM"])
-def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_it(model):
-    options = (LLAMA if ":" in model else SMALL) | {"vocab_size": 65}
-    assert Planner(checked(model, 16, 2, options)).use("inference").fits
+@pytest.mark.parametrize(("model", "options"), MODELS)
+def test_a_vocabulary_of_characters_is_planned_though_no_bytes_of_text_fit_into_it(model, options):
+    assert Planner(checked(model, 16, 2, options | {"vocab_size": 65})).use("inference").fits
 
 
 def test_checkpointing_keeps_less_and_sgd_has_no_states():
     planner = Planner(checked("decoder_tiny", 64, 8, SMALL, optimizer="sgd"))
     training, checkpointed = (planner.breakdown(name, 8, 64).by_kind for name in list(USES)[2:])
-    assert (
-        checkpointed[MemoryKind.SAVED] < training[MemoryKind.SAVED]
-        and MemoryKind.STATES not in training
-    )
+    assert checkpointed[MemoryKind.SAVED] < training[MemoryKind.SAVED]
+    assert MemoryKind.STATES not in training
 
 
-@pytest.mark.parametrize(
-    ("model", "options"), [("decoder_tiny", SMALL), ("hf:LlamaForCausalLM", LLAMA)]
-)
+@pytest.mark.parametrize(("model", "options"), MODELS)
 def test_a_mixed_plan_is_the_peak_of_a_real_step_under_autocast(model, options):
     request = checked(model, 64, 4, options, precision=None)
     planned = Planner(request).breakdown("training", 4, 64)
@@ -171,10 +145,10 @@ def test_a_model_that_takes_too_long_is_not_planned_and_its_other_uses_are_not_t
 
 
 def test_it_is_public_and_says_what_is_missing():
-    found = nanolib.plan("decoder_tiny", "1MiB", seq_len=32, options=SMALL)
-    assert "nothing fits as it is" in str(
-        found
-    ) and "a smaller model, or more ranks, each with a sequence" in str(found)
+    found = nanolib.plan("decoder_tiny", "0.75MiB", seq_len=32, options=SMALL)
+    assert found.uses[0].memory == 3 * 2**18
+    assert "nothing fits as it is" in str(found)
+    assert "a smaller model, or more ranks, each with a sequence" in str(found)
     assert json.dumps(found.to_dict())
 
 
@@ -186,9 +160,8 @@ def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path):
     more = {"num_hidden_layers": 2}
     found = plan(str(path), **shape, options=more)
     wanted = plan("hf:LlamaForCausalLM", **shape, options=options | more)
-    assert [use.breakdown for use in found.uses] == [use.breakdown for use in wanted.uses] and str(
-        path
-    ) in found.title
+    assert [use.breakdown for use in found.uses] == [use.breakdown for use in wanted.uses]
+    assert str(path) in found.title
 
 
 OWN = """
@@ -213,11 +186,92 @@ def test_where_a_model_of_ones_own_ends_the_search_ends(tmp_path, monkeypatch):
 
 @pytest.mark.thorough
 def test_what_was_not_tried_is_said():
-    found = plan(
-        "decoder_tiny",
-        "640GiB",
-        seq_len=64,
-        attention_type="sparse",
-        options=SMALL | {"num_layers": 1},
-    )
+    options = SMALL | {"num_layers": 1}
+    found = plan("decoder_tiny", "640GiB", seq_len=64, attention_type="sparse", options=options)
     assert found.batches().set_index("context").loc[64, "inference"] == "65536+"
+
+
+SMALL_WORDS = "-p num_layers=4 -p d_model=64 -p num_heads=4 -p vocab_size=128"
+HF, TINY = "hf:LlamaForCausalLM", "decoder_tiny"
+FAILS = """
+import torch
+class fails(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+    def forward(self, ids):
+        assert not self.weight.numel(), "never"
+"""
+BAD = {
+    "nope": "model: 'nope' is not a known preset",
+    "hf:Nope": "transformers has no model class 'Nope'",
+    "mymodule:build": "there is no module 'mymodule'",
+    "failing:fails": "model: 'failing:fails' cannot be planned: AssertionError: never",
+    "nowhere.json": "model: 'nowhere.json' is not a config file of transformers (FileNotFound",
+    f"{TINY} --memory 5parsec": "memory: '5parsec' is not an amount",
+    f"{TINY} --memory {'9' * 400}GiB": "is not an amount; use one such as 80GiB",
+    f"{TINY} --ranks 3 --batch-size 4": "ranks: 3 does not divide batch_size 4",
+    f"{TINY} --dtype int3": "dtype: 'int3' is not a known dtype",
+    f"{TINY} --kv-dtype int3": "kv_dtype: Input should be 'float32', 'bfloat16', 'float16' or",
+    f"{TINY} --seq-len 0": "seq_len: Input should be greater than 0, got 0",
+    f"{TINY} --seq-len {'9' * 20}": "nano: seq_len: ",
+    f"{TINY} --seq-len 200000 --attention-type sparse": "200000 is planned with dense",
+    f"{TINY} -p context_length=64 --seq-len 128": "seq_len: 128 exceeds the context_length 64",
+    f"{TINY} --optimizer lion": "Input should be 'adamw', 'sgd' or 'momentum', got 'lion'",
+    f"{TINY} --attention-type flex": "cannot be planned: a compiled kernel allocates out of",
+    f"{TINY} --attention-type odd": "attention_type: 'odd' is not a known attention kind",
+    f"{TINY} -p d_model=x": "d_model: Input should be a valid integer",
+    f"{TINY} -p dtype=bfloat16": "options: dtype is not one of them; use --dtype",
+    f"{TINY} --json nowhere/f.json": "nowhere is not a folder",
+    f"{HF} -p attention_type=x": "attention_type is not one of them; use --attention-type",
+    f"{HF} --attention-type sparse": f"attention_type: {HF} has its own; leave it out",
+    f"{HF} --seq-len 9999": "shorten it or raise max_position_embeddings to 9999",
+    f"{HF} -p num_hidden_layers=-1": "makes no model; give 1 or more",
+    f"{HF} -p attn_implementation=flex_attention": "cannot be planned; use sdpa or eager",
+    f"{HF} -p foo=1": "'foo' is not a field of LlamaConfig",
+    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "equal blocks, which hf:Gemma2ForCausalLM",
+}
+
+
+def _plan(words):
+    given_memory = "" if "--memory" in words else " --memory 1GiB"
+    return CliRunner().invoke(main, f"plan {words}{given_memory}")
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_line(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing.py").write_text(FAILS)
+    ended = _plan(words)
+    assert ended.exit_code == 2 and BAD[words] in ended.output, ended.output
+    assert len(ended.output.strip().splitlines()) == 1
+
+
+def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_path):
+    asked = f"{TINY} --memory 3MiB --seq-len 64 {SMALL_WORDS} --precision pure"
+    ended = _plan(f"{asked} --json {tmp_path / 'f.json'}")
+    assert ended.exit_code == 0, ended.output
+    assert "fits: inference; decoding" in ended.output and "training needs " in ended.output
+    assert "training: the largest parts of the peak" in ended.output and "blocks.*" in ended.output
+    _, _, batches = ended.output.partition("The largest batch that fits")
+    rows = {line.split()[0]: line.split()[1:] for line in batches.splitlines()[2:5]}
+    assert list(rows) == ["64", "256", "1024"] and rows["1024"][2:] == ["—", "—"]
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert [use["use"] for use in found["uses"]] == list(USES)
+    for use in found["uses"]:
+        assert sum(use["kinds"].values()) == sum(p["bytes"] for p in use["parts"]) == use["bytes"]
+    ended = _plan(f"{TINY} --memory 1KiB {SMALL_WORDS}")
+    assert ended.exit_code == 1 and "nothing fits as it is" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ({}, "float32, training in mixed precision"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"precision": "pure"}, "float32"),
+        ({"precision": "pure", "kv_dtype": "float16"}, "float32, keys and values in float16"),
+    ],
+)
+def test_training_is_mixed_unless_a_dtype_is_given(given, title):
+    request = Request(model=TINY, memory="1GiB", **given)
+    assert request.title.partition(", 1 × ")[0] == title

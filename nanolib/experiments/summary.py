@@ -66,7 +66,7 @@ def select_runs(store: Store, names: list[str]) -> list[str]:
     Raises:
         BadInput: A name matches no run.
     """
-    ids: list[str] = []
+    ids = []
     for name in names:
         ids += store.newest_runs() if name == "newest" else store.resolve(name)
     return list(dict.fromkeys(ids))

@@ -1,4 +1,7 @@
-"""Compare the training loss of recipes with bf16, in pairs with one seed, weights and text."""
+"""What reduced precision does to a small decoder: to its loss next to bf16, and to its products.
+
+Losses are compared in pairs: both models of a pair have one seed, its weights and its text.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from torch import nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import planned_training
-from nanolib.measurement import Measurement, Provenance
+from nanolib.experiments.model.look import text_batches
+from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.models import create_model, fp8, text
+from nanolib.models.attention.reference import relative_error
 from nanolib.models.training import train
 from nanolib.run.case import Case, Plan, over_seeds
 from nanolib.stats.intervals import mean_interval
@@ -44,16 +49,11 @@ class SmallDecoderCase(Case):
 
     def plan(self) -> Plan:
         """Plan a training step in float32, without the memory of casts."""
-        shape = (self.seq_len, self.batch_size, self.d_model, self.num_layers)
-        # all cases of this shape share the plan of bf16
-        like = ParityCase(self.device, BASE, 1, 0, 1, *shape, 0.0, ())
-        return planned_training(like, self.config, self.batch_size, self.seq_len)
+        return planned_training(self, self.config, self.batch_size)
 
     def batches(self, corpus: str, seed: int) -> Iterator[torch.Tensor]:
         """Return the batches of training, in order."""
-        generator = torch.Generator().manual_seed(seed)
-        shape = (self.steps, self.batch_size, self.seq_len + 1)
-        return text.batches(text.load(corpus), *shape, generator, self.device)
+        return text_batches(self, corpus, seed, self.steps)
 
 
 @dataclass(frozen=True)
@@ -104,35 +104,31 @@ class ParityCase(SmallDecoderCase):
             of both recipes. A loss that is not finite makes the recipe worse, without a number.
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
-        case_rows = [_last_loss(replace(self, recipe=BASE), seed, params.corpus) for seed in seeds]
-        recipe = [_last_loss(self, seed, params.corpus) for seed in seeds]
-        provenance = Provenance.EMULATED if self.emulated else Provenance.MEASURED
+        base, recipe = (
+            [_last_loss(case, seed, params.corpus) for seed in seeds]
+            for case in (replace(self, recipe=BASE), self)
+        )
         details = {
             "recipe": self.recipe,
             "margin": self.margin,
             "control": self.recipe in fp8.CONTROLS,
         }
-        common = {"provenance": provenance}
-        yield over_seeds("loss", case_rows, BASE, **common)
+        common = {"provenance": Provenance.EMULATED if self.emulated else Provenance.MEASURED}
+        yield over_seeds("loss", base, BASE, **common)
         if lost := sum(not math.isfinite(loss) for loss in recipe):
             message = f"the loss became infinite or NaN in {lost} of {self.seeds} seeds"
             common |= {"scope": self.recipe, "details": details | {"verdict": "worse"}}
             yield Measurement("loss_difference_from_bf16", message=message, **common)
             return
         yield over_seeds("loss", recipe, self.recipe, **common)
-        differences = [a - b for a, b in zip(recipe, case_rows, strict=True)]
-        base_loss = sum(case_rows) / len(case_rows)
+        differences = [a - b for a, b in zip(recipe, base, strict=True)]
+        base_loss = sum(base) / len(base)
         margin = self.margin * base_loss
         verdict = parity_verdict(differences, margin)
         details |= {"base_loss": base_loss, "margin_nats": margin, "verdict": verdict}
-        yield over_seeds(
-            "loss_difference_from_bf16",
-            differences,
-            self.recipe,
-            paired=True,
-            details=details,
-            **common,
-        )
+        common["details"] = details
+        metric = "loss_difference_from_bf16"
+        yield over_seeds(metric, differences, self.recipe, paired=True, **common)
 
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
@@ -170,20 +166,15 @@ def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
     """Train once and return the mean loss of the last tenth of the steps, cached."""
     dtype = _TYPES.get(case.recipe, torch.bfloat16)
     cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
-    losses = train(
-        _model(case, seed),
-        case.batches(corpus, seed),
-        lambda step: _RATE * rate_share(step, case.steps),
-        autocast=dtype if cast else None,
-        clip=1.0,
-    )
+    warm = max(1, case.steps // TENTHS)
+
+    def rate(step: int) -> float:
+        """Return the learning rate of a step: it rises, and then falls to zero."""
+        return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
+
+    how = {"autocast": dtype if cast else None, "clip": 1.0}
+    losses = train(_model(case, seed), case.batches(corpus, seed), rate, **how)
     return float(losses.double().cpu().tensor_split(TENTHS)[-1].mean())
-
-
-def rate_share(step: int, steps: int) -> float:
-    """Return the learning rate of a step as a share of the highest, with warm-up and decay."""
-    warm = max(1, steps // TENTHS)
-    return min((step + 1) / warm, (steps - step) / (steps - warm))
 
 
 def _model(case: ParityCase, seed: int) -> nn.Module:
@@ -194,11 +185,101 @@ def _model(case: ParityCase, seed: int) -> nn.Module:
                 weight.copy_(torch.nextafter(weight, torch.full_like(weight, math.inf)))
     if case.recipe not in _TYPES or case.emulated:
         recipe = fp8.BF16 if case.recipe in (BASE, AGAIN) else case.recipe.removeprefix("fp8_")
-        fp8.convert(
-            model,
-            recipe,
-            excluded_modules=case.keep,
-            emulate=case.emulated,
-            rounded=case.on_cpu,
-        )
+        how = {"excluded_modules": case.keep, "emulate": case.emulated, "rounded": case.on_cpu}
+        fp8.convert(model, recipe, **how)
     return model
+
+
+VARIANTS = {
+    f"{format} per {granularity}": fp8.Cast(format, granularity)
+    for format in fp8.FORMATS
+    for granularity in ("tensor", "row")
+}
+
+
+@dataclass(frozen=True)
+class NumericsCase(SmallDecoderCase):
+    """One cast of the operands of a small decoder after some training.
+
+    Attributes:
+        variant: A key of `VARIANTS`.
+        steps: Training steps, in bf16.
+    """
+
+    variant: str
+    steps: int
+    seq_len: int
+    batch_size: int
+    d_model: int
+    num_layers: int
+    seed: int
+
+    def __str__(self) -> str:
+        """Return the name of the cast."""
+        return f"numerics {self.variant}"
+
+    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+        """Measure the error of each product against float32, and the loss of each operand.
+
+        Yields:
+            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`, `underflow` and `overflow`
+            with scope `LAYER OPERAND`.
+        """
+        for name, seen in _trained(replace(self, variant=""), params.corpus).items():
+            yield from _error_rows(name, seen, VARIANTS[self.variant])
+
+
+def _error_rows(name: str, seen: dict[str, torch.Tensor], cast: fp8.Cast) -> Iterator[Measurement]:
+    x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
+    # operands with the dimension that the product sums over. Each product is a @ b
+    products = {
+        "output": ((x, -1), (weight.t(), 0)),
+        "input_gradient": ((gradient, -1), (weight, 0)),
+        "weight_gradient": ((gradient.t(), -1), (x, 0)),
+    }
+    for product, pair in products.items():
+        rounded = [fp8.round_trip(x, cast, dim) for x, dim in pair]
+        error = relative_error(rounded[0] @ rounded[1], pair[0][0] @ pair[1][0])
+        common = {"scope": f"{name} {product}", "method": "emulated product against float32"}
+        yield _emulated("relative_error", error, **common)
+        yield _emulated("sqnr", -20 * math.log10(error) if error else 200.0, **common)
+    for operand, values in seen.items():
+        underflow, overflow = fp8.lost_shares(values, cast)
+        common = {"scope": f"{name} {operand}", "method": "counted"}
+        yield _emulated("underflow", underflow, **common)
+        yield _emulated("overflow", overflow, **common)
+
+
+_emulated = functools.partial(exact, provenance=Provenance.EMULATED)
+
+
+@functools.lru_cache(maxsize=4)
+def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Train a decoder in bf16 and return the operands of its linear layers at the last step.
+
+    The result is cached, since all variants share it.
+    """
+    model = create_model(case.config, case.device, seed=case.seed)
+    seen = {}
+    for name, layer in fp8.linear_layers(model).items():
+        if name != "head":
+            seen[name] = {}
+            layer.register_forward_hook(functools.partial(_note_operands, seen[name]))
+    train(model, case.batches(corpus, case.seed), 1e-3, autocast=torch.bfloat16)
+    return seen
+
+
+def _note_operands(
+    seen: dict[str, torch.Tensor],
+    layer: nn.Module,
+    args: tuple[torch.Tensor, ...],
+    out: torch.Tensor,
+) -> None:
+    """Store the operands of a linear layer in a step, float32 [tokens, features]."""
+
+    def note(operand: str, x: torch.Tensor) -> None:
+        seen[operand] = x.detach().flatten(0, -2).float()
+
+    note("input", args[0])
+    note("weight", layer.weight)
+    out.register_hook(lambda gradient: note("gradient", gradient))

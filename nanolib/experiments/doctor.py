@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import platform
+import sys
+from typing import ClassVar
 
 import psutil
+import pydantic
 import torch
 
 from nanolib.config import ATTENTION_KINDS
-from nanolib.experiments.doctor import cases as doctor
 from nanolib.measurement import FLAG_TEXT, Flag, Unsupported
+from nanolib.meters.ceilings import PRODUCTS
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import (
     Machine,
@@ -24,8 +27,38 @@ from nanolib.models import attention
 from nanolib.models.attention import flash_attn
 from nanolib.numbers import format_with_interval
 from nanolib.paths import make_folder, output_folder
+from nanolib.run import params as shared
 from nanolib.run import sweep
+from nanolib.run.case import Case
+from nanolib.run.peaks_case import SustainedCase, ceiling_cases, no_product
 from nanolib.run.timeout import one_line
+
+
+class Params(shared.Params):
+    """Parameters of `nano doctor`.
+
+    Attributes:
+        dtypes: Dtypes of the matrix products. tf32 and FP8 are added if the device has them.
+        sustained_s: Length of a sustained measurement of each product, s. 0 means none.
+    """
+
+    NAME: ClassVar[str] = "doctor"
+
+    dtypes: list[str] = pydantic.Field(["float32", "bfloat16", "float16"], min_length=1)
+
+    sustained_s: float = pydantic.Field(0.0, ge=0, le=3600)
+
+    _dtypes = pydantic.field_validator("dtypes")(shared.known_dtypes)
+
+
+def cases(params: Params) -> list[Case]:
+    """List the peaks of each product and of the copy, and the sustained rates if requested."""
+    device = resolve_device(params.device)
+    kinds = [*params.dtypes, *(kind for kind in PRODUCTS if not no_product(kind, device))]
+    found = ceiling_cases(device, kinds, params.budget_s)
+    if params.sustained_s:
+        found += [SustainedCase(device, kind, params.sustained_s) for kind in kinds]
+    return found
 
 
 def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
@@ -41,7 +74,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
     Raises:
         BadInput: A budget is not positive, or the output folder cannot be created.
     """
-    params = doctor.Params(budget_s=budget_s, sustained_s=sustained_s)
+    params = Params(budget_s=budget_s, sustained_s=sustained_s)
     make_folder(output_folder())  # fail before the measurements
     with limit_threads():  # the same threads as in a run
         machine, device = this_machine(), resolve_device("auto")
@@ -100,8 +133,8 @@ def _attention_support(kind: str, device: str) -> str:
     return "runs"
 
 
-def _ceilings(params: doctor.Params) -> dict[str, str]:
-    run = sweep.measure(doctor, params, progress=False)
+def _ceilings(params: Params) -> dict[str, str]:
+    run = sweep.measure(sys.modules[__name__], params, progress=False)
     rows = run.measurements()
     run.finish()
     found = {}
@@ -112,10 +145,7 @@ def _ceilings(params: doctor.Params) -> dict[str, str]:
             continue
         unit = "GFLOP/s" if row.metric == "ceiling_flops" else "GB/s, read and written"
         rate = format_with_interval(row.estimate / 1e9, row.low / 1e9, row.high / 1e9)
-        notes = [
-            FLAG_TEXT[flag]
-            for flag in (Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE)
-            if flag in row.flags
-        ]
+        doubts = [Flag.BUSY_MACHINE, Flag.NO_STEADY_STATE]
+        notes = [FLAG_TEXT[flag] for flag in doubts if flag in row.flags]
         found[row.scope] = "; ".join([f"{rate} {unit}", row.message, *notes])
     return found

@@ -1,1 +1,0 @@
-"""What this machine can measure, and its peak rates."""

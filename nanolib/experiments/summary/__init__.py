@@ -1,1 +1,0 @@
-"""Summary of all results in a database."""
