@@ -127,7 +127,7 @@ def show_comparison(
     found: Any, everything: bool, json_file: Path | None, markdown_file: Path | None
 ) -> None:
     """Print a comparison, and write it to the files that the user named."""
-    from nanolib.report.page import markdown_table
+    from nanolib.report.export import markdown_table
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     notes = list(found.noise)

@@ -6,7 +6,9 @@ import html
 import re
 from collections.abc import Iterable
 
+import anywidget
 import pandas as pd
+import traitlets
 
 from nanolib.report.finding import Finding, grouped
 from nanolib.report.section import Section
@@ -154,3 +156,35 @@ def _finding_html(finding: Finding) -> str:
     answer = finding.text.rstrip(".")
     rest = finding.sentence.removeprefix(answer)
     return f"<b>{html.escape(answer)}</b>{html.escape(rest)}"
+
+
+class CommandLine(anywidget.AnyWidget):
+    """Text of a command with a button that copies it; if the browser forbids that, the text is selected instead.
+
+    Attributes:
+        text: The command.
+    """
+
+    _esm = """
+    export default { render({ model, el }) {
+      const button = document.createElement("button"), code = document.createElement("code");
+      button.className = "jupyter-button jupyter-widgets";
+      button.style.cssText = "flex: none; width: auto; padding: 0 10px";
+      code.style.cssText = "white-space: pre-wrap; overflow-wrap: anywhere";
+      el.style.cssText = "display: flex; gap: 8px; align-items: center; margin: 4px 2px";
+      const show = () => { code.textContent = model.get("text"); button.textContent = "Copy as nano run …"; };
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(model.get("text"));
+          button.textContent = "Copied";
+        } catch {
+          getSelection().selectAllChildren(code);
+          button.textContent = "Selected: press Ctrl+C";
+        }
+      });
+      model.on("change:text", show);
+      show();
+      el.append(button, code);
+    } };
+    """
+    text = traitlets.Unicode().tag(sync=True)

@@ -41,7 +41,7 @@ def with_speed_ups(
     for row in pick(rows, "speed_up").to_dict("records"):
         of, _, baseline = row["scope"].partition(OVER)
         ends, busy = (row["low"], row["estimate"], row["high"]), Flag.BUSY_MACHINE in row["flags"]
-        figure = Estimate(*ends, "speed_up", row["scope"], baseline, busy)
+        figure = Estimate(*ends, "speed_up", baseline, busy)
         found.setdefault((*(row[part] for part in key), of), []).append(figure)
     scopes = table.assign(of=scope)[[*key, "of"]].itertuples(index=False, name=None)
     lines = [tuple(found.get(line, ())) for line in scopes]

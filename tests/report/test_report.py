@@ -4,7 +4,8 @@ import re
 import pandas as pd
 import pytest
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import FLAG_TEXT, BadInput, Flag
+from nanolib.paths import checkout
 from nanolib.report import export, page
 from nanolib.store import Run, Store
 from tests.features import results
@@ -76,3 +77,8 @@ def test_bad_exports_are_refused_and_nothing_is_written(store, tmp_path):
     with pytest.raises(BadInput, match="there are no runs"):
         export.write(store, [], tmp_path / "x.json")
     assert not list(tmp_path.glob("x.*"))
+
+
+def test_the_glossary_explains_every_flag_as_the_report_does():
+    written = (checkout() / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert all(f"| `{flag}` | {FLAG_TEXT[flag]} |" in written for flag in Flag)

@@ -7,7 +7,7 @@ from nanolib.experiments.distributed import tables as decode_tables
 from nanolib.experiments.fp8 import view as fp8
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.report import overview, tables
-from nanolib.report.roofline import roofline_table, roofline_words
+from nanolib.report.charts import roofline_table, roofline_words
 from tests.report.cases import CEILINGS, fp8_case, inference, rated
 from tests.report.rows import SIZES, ended, interval
 from tests.shown import CHARTS

@@ -18,10 +18,9 @@ from nanolib.experiments.energy.tables import (
 )
 from nanolib.measurement import Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import followed, link_columns, point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, join_words, of_experiment, pick, why_empty
-from nanolib.report.plot import plot
+from nanolib.report.plot import followed, link_columns, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, with_ends
 from nanolib.report.theme import empty_chart, hues

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS
-from nanolib.report.filters import links
 from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, pick, rows_with_factor
+from nanolib.report.plot import links
 from nanolib.report.tables import CASE, Column, add_metric_columns, case_rows, titles, with_state
 
 _PARITY_METRIC = "loss_difference_from_bf16"

@@ -17,11 +17,10 @@ from nanolib.experiments.fp8.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import gains
 from nanolib.report.overview import cached, join_words, of_experiment, why_empty
-from nanolib.report.plot import plot
+from nanolib.report.plot import plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, times, with_ends
 from nanolib.report.theme import empty_chart
