@@ -37,7 +37,7 @@ class Table:
     def _repr_html_(self) -> str:
         if self.frame.empty:
             return "<p>Nothing was measured.</p>"
-        sides = ["left" if words else "right" for _, words in aligned(self.frame)]
+        sides = [_side(self.frame[name].astype(str)) for name in self.frame]
         rows = [_row("th", sides, self.frame.columns)]
         for line, length in zip(self.frame.to_numpy(), self.lengths, strict=True):
             rows.append(_row("td", sides, line, f" data-n={length}" if length else ""))
@@ -66,17 +66,9 @@ def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = ""
 _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
-def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Return the title of each column, and whether it has words, which are aligned left; numbers are aligned right.
-
-    Example:
-        >>> aligned(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))
-        [('case', True), ('ms', False)]
-    """
-    return [
-        (str(title), not all(_NUMBER.match(str(cell)) for cell in frame.iloc[:, at] if str(cell)))
-        for at, title in enumerate(frame)
-    ]
+def _side(cells: Iterable[str]) -> str:
+    """Return the side to which the cells of a column are aligned: the right if all are numbers."""
+    return "right" if all(_NUMBER.match(cell) for cell in cells if cell) else "left"
 
 
 class Lines:

@@ -27,7 +27,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         target: `.sqlite`, `.json`, `.csv` or `.md`.
 
     Raises:
-        BadInput: Another ending, no runs, a file that is there already, or one that cannot be written.
+        BadInput: Another ending, no runs, or a file that is there already.
     """
     if target.suffix not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
@@ -36,8 +36,6 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
-    if not target.absolute().parent.is_dir():
-        raise BadInput(f"export: {target.parent} is not a folder; make it or name another")
     if target.suffix == ".sqlite":
         export_database(store, run_ids, target)
         return

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
-from nanolib.ab.result import lines_of
+from nanolib.ab.run import lines_of
 from nanolib.ab.schedule import _judge
 from nanolib.cli.compare import show_comparison
 from nanolib.compare.findings import Comparison

@@ -50,7 +50,7 @@ from nanolib.ab.schedule import (
     next_look,
     precise_enough,
 )
-from nanolib.ab.worktree import Version, checked_out
+from nanolib.ab.versions import Version, checked_out
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict, compare_processes
 from nanolib.stats.signed_ranks import hodges_lehmann
 

@@ -71,9 +71,8 @@ def test_an_export_holds_every_row(store, tmp_path, ending):
 
 
 def test_bad_exports_are_refused_and_nothing_is_written(store, tmp_path):
-    for name, said in (("x.exe", "no known ending"), ("no/x.json", "is not a folder")):
-        with pytest.raises(BadInput, match=said):
-            export.write(store, ["evil"], tmp_path / name)
+    with pytest.raises(BadInput, match="no known ending"):
+        export.write(store, ["evil"], tmp_path / "x.exe")
     with pytest.raises(BadInput, match="there are no runs"):
         export.write(store, [], tmp_path / "x.json")
     assert not list(tmp_path.glob("x.*"))

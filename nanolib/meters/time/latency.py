@@ -23,10 +23,8 @@ from nanolib.meters.time.sampler import (
     interval_of,
 )
 from nanolib.meters.time.turns import Round, Timing, take_turns
-from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
-from nanolib.stats.outliers import count_outliers, remove_outliers
-from nanolib.stats.steady import SteadyState
+from nanolib.stats.steady import SteadyState, count_outliers, ljung_box_p, remove_outliers
 
 HOST_AND_DEVICE = ("host_ms", "device_ms")
 

@@ -16,7 +16,7 @@ from nanolib.ab.children import VersionProcess
 from nanolib.ab.pairs import Settings
 from nanolib.ab.processes import Processes
 from nanolib.ab.schedule import PROCESS_PAIRS, TIMED, block_calls
-from nanolib.ab.worktree import Version
+from nanolib.ab.versions import Version
 from parts.neighbors import busy_neighbors
 from tests.ab.conftest import Repository
 
