@@ -3,15 +3,16 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.runs import block_medians, compare_rows
+from nanolib.compare.spread import repeats
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.store import Run, Store
-from tests.compare.earlier import earlier_runs
 
 
 def _machine(machine_id="m1"):
@@ -222,3 +223,23 @@ def test_the_worst_comes_first(found):
         ("missing", "d"),
         ("new", "e"),
     ]
+
+
+KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
+
+
+def earlier_runs(rows, sd=0.001, runs=6, seed=0):
+    """Of each timing in `rows` so many runs of one revision that differ by `sd`."""
+    rng = np.random.default_rng(seed)
+    timings = rows.loc[rows["metric"] == "latency", KEY]
+    figures = [
+        timings.assign(
+            run_id=f"earlier{at}",
+            git_revision="rev",
+            estimate=10 * np.exp(rng.normal(0, sd, len(timings))),
+        )
+        for at in range(runs)
+    ]
+    return repeats(
+        [pd.concat([timings.assign(run_id="", git_revision="", estimate=1.0), *figures])]
+    )

@@ -7,7 +7,7 @@ import pytest
 from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import UNKNOWN, repeats, spread_between_runs
 from nanolib.stats.compare import Kind, Spread, compare
-from tests.compare.earlier import KEY
+from tests.compare.test_compare import KEY
 
 CASES, BLOCKS, WITHIN = 20, 40, 0.01
 GATES = 40

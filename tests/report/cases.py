@@ -28,6 +28,17 @@ def attention_case(name, low, ms, high, tiles=0.0, **shape):
     return SHAPE | {"name": name} | shape, found
 
 
+def quality_case(target, losses, steps=400):
+    """The loss of a trained decoder above dense, by scope; some intervals."""
+    found = [
+        exact("sparsity", target, method="mask"),
+        interval("loss", 1.9, 2.0, 2.1, scope="dense"),
+    ]
+    found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
+    factors = {"name": f"w {target}", "pattern": "window", "target": target}
+    return SHAPE | factors | {"seeds": 5, "steps": steps}, found
+
+
 MODEL = {
     "attention_type": "dense",
     "seq_len": 64,
@@ -110,7 +121,7 @@ def fp8_case(size, precision, low, ms, high, **changes):
     return factors | {"seq_len": 64, "batch_size": 3} | changes, [row, bound]
 
 
-def parity_case(recipe, verdict, difference=None, control=False, **rest):
+def parity_case(recipe, verdict, difference=None, control=False, steps=400, **rest):
     low, high = (None, None) if difference is None else (difference - 0.002, difference + 0.001)
     details = {"verdict": verdict, "control": control, "margin_nats": 0.0025}
     row = Measurement(
@@ -124,7 +135,7 @@ def parity_case(recipe, verdict, difference=None, control=False, **rest):
         details=details,
         **rest,
     )
-    return {"recipe": recipe, "seeds": 3, "steps": 400}, [row]
+    return {"recipe": recipe, "seeds": 3, "steps": steps}, [row]
 
 
 def rated(name, low, achieved, high, flops=4e6, moved=1e5, **shape):
@@ -145,6 +156,12 @@ CEILINGS = [
     ),
     ({"ceiling": "copy", "device": "cpu"}, [Measurement("ceiling_bytes", 1e10, scope="copy")]),
 ]
+
+
+def overhead_case(mode, low, value, high, **factors):
+    details = {"threads": 0.1, "cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
+    row = interval("overhead", low, value, high, scope=f"decode {mode}", details=details)
+    return {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3} | factors, [row]
 
 
 def layer_case(layer, operations):

@@ -4,13 +4,15 @@ import re
 import pandas as pd
 import pytest
 
-from nanolib.measurement import FLAG_TEXT, BadInput, Flag
+from nanolib.experiments import ALL
+from nanolib.measurement import FLAG_TEXT, BadInput, Flag, Measurement, Status
 from nanolib.paths import checkout
 from nanolib.report import export, page
+from nanolib.report.page import build
+from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
 from tests.features import results
-from tests.report.rounds import in_turns
-from tests.report.rows import ATTENTION, EVIL, MACHINE
+from tests.report.rows import ATTENTION, EVIL, MACHINE, in_turns
 from tests.shown import CHARTS, SECTIONS
 
 
@@ -81,3 +83,20 @@ def test_bad_exports_are_refused_and_nothing_is_written(store, tmp_path):
 def test_the_glossary_explains_every_flag_as_the_report_does():
     written = (checkout() / "docs" / "glossary.md").read_text(encoding="utf-8")
     assert all(f"| `{flag}` | {FLAG_TEXT[flag]} |" in written for flag in Flag)
+
+
+@pytest.mark.parametrize("status", [Status.ERROR, Status.UNSUPPORTED, Status.STARTED])
+def test_a_page_says_what_became_of_the_cases(tmp_path, status):
+    names = [name for name in ALL if name != "summary"]
+    ended = Measurement(
+        "case_duration", None, status=status, message="out of luck", details={"attempts": 1}
+    )
+    with Store(tmp_path / "results.sqlite") as store:
+        for job in plan(ALL, names, {}, {}):
+            rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
+            store.add(Run(job.name, MACHINE, rows=rows))
+        page = build(store, store.resolve("all"), tmp_path / "report", SECTIONS, pictures=False)
+    text = page.read_text(encoding="utf-8")
+    assert "out of luck" in text or status is Status.STARTED
+    assert "no case gave a number" in text
+    assert "gains no time" not in text or status is Status.UNSUPPORTED
