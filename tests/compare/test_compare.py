@@ -3,13 +3,12 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.runs import block_medians, compare_rows
-from nanolib.compare.spread import repeats
+from nanolib.compare.spread import _KEY, repeats
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.store import Run, Store
@@ -41,6 +40,18 @@ def _run(cases, run_id, machine_id="m1", **rest):
     return Run("attention", _machine(machine_id), rows=rows, run_id=run_id, **rest)
 
 
+def _earlier_runs(rows):
+    """Of each timing in `rows` six runs of one revision that lie close together."""
+    rng = np.random.default_rng(0)
+    timings = rows.loc[rows["metric"] == "latency", _KEY]
+    figures = []
+    for at in range(6):
+        estimate = 10 * np.exp(rng.normal(0, 0.001, len(timings)))
+        named = {"run_id": f"earlier{at}", "git_revision": "rev"}
+        figures.append(timings.assign(estimate=estimate, **named))
+    return repeats(figures)
+
+
 @pytest.fixture
 def found(tmp_path):
     numbers = itertools.count()
@@ -55,7 +66,7 @@ def found(tmp_path):
                 for run_id, cases in zip(ids, runs, strict=True):
                     store.add(_run(cases, run_id, machine))
                 rows.append(store.measurements(ids, samples=True))
-        return compare_rows(*rows, **{"repeats": earlier_runs(rows[1])} | options)
+        return compare_rows(*rows, **{"repeats": _earlier_runs(rows[1])} | options)
 
     return compare
 
@@ -223,23 +234,3 @@ def test_the_worst_comes_first(found):
         ("missing", "d"),
         ("new", "e"),
     ]
-
-
-KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
-
-
-def earlier_runs(rows, sd=0.001, runs=6, seed=0):
-    """Of each timing in `rows` so many runs of one revision that differ by `sd`."""
-    rng = np.random.default_rng(seed)
-    timings = rows.loc[rows["metric"] == "latency", KEY]
-    figures = [
-        timings.assign(
-            run_id=f"earlier{at}",
-            git_revision="rev",
-            estimate=10 * np.exp(rng.normal(0, sd, len(timings))),
-        )
-        for at in range(runs)
-    ]
-    return repeats(
-        [pd.concat([timings.assign(run_id="", git_revision="", estimate=1.0), *figures])]
-    )

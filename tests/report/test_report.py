@@ -12,7 +12,8 @@ from nanolib.report.page import build
 from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
 from tests.features import results
-from tests.report.rows import ATTENTION, EVIL, MACHINE, in_turns
+from tests.report.cases import attention_rows
+from tests.report.rows import EVIL, MACHINE, in_turns
 from tests.shown import CHARTS, SECTIONS
 
 
@@ -20,7 +21,9 @@ from tests.shown import CHARTS, SECTIONS
 def store(tmp_path):
     """Stored runs of each notebook, and a newer one whose texts try to break out."""
     with Store(results(tmp_path)) as opened:
-        rows = in_turns("attention", ATTENTION)
+        times = {("dense (flash)", 256): 1.0, ("window 64", 256): 2.0}
+        failed = [("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)]
+        rows = in_turns("attention", attention_rows(times, failed))
         opened.add(Run("attention", MACHINE, label=EVIL, rows=rows, run_id="evil"))
         yield opened
 

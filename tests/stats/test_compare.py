@@ -126,6 +126,11 @@ def test_the_interval_of_the_center_is_what_wilcoxons_test_does_not_reject(n):
             assert rejected - 0.003 <= 1 - confidence < accepted + 0.003
 
 
+def _verdict(low, ratio, high, p, effect=0.05):
+    interval = Interval(low, ratio, high)
+    return Verdict(Kind.INCONCLUSIVE, ratio, interval, p, effect, interval, p)
+
+
 @pytest.mark.parametrize(
     ("ratio", "p", "raw_p", "kind"),
     [
@@ -143,18 +148,14 @@ def test_the_interval_of_the_center_is_what_wilcoxons_test_does_not_reject(n):
     ],
 )
 def test_the_kind_changes_at_its_bounds(ratio, p, raw_p, kind):
-    interval = Interval(0.9 * ratio, ratio, 1.1 * ratio)
-    verdict = Verdict(Kind.INCONCLUSIVE, ratio, interval, raw_p, 0.05, interval, raw_p)
-    assert _kind(verdict, p) is kind
+    assert _kind(_verdict(0.9 * ratio, ratio, 1.1 * ratio, raw_p), p) is kind
 
 
 @pytest.mark.parametrize("ends", [(0.971, 1.029), (0.970, 1.029), (0.971, 1.030)])
 def test_what_is_equivalent_lies_within_the_margin(ends):
     low, high = ends
-    interval = Interval(low, 1.0, high)
-    verdict = Verdict(Kind.INCONCLUSIVE, 1.0, interval, 0.5, 0.05, interval, 0.5)
     is_within = ends == (0.971, 1.029)
-    assert (_kind(verdict, 0.5) is Kind.EQUIVALENT) == is_within
+    assert (_kind(_verdict(low, 1.0, high, 0.5), 0.5) is Kind.EQUIVALENT) == is_within
 
 
 def test_many_are_adjusted_as_statsmodels_does():
@@ -238,9 +239,8 @@ def test_wilcoxons_own_test_fails_where_a_third_of_the_processes_is_far_off():
     ],
 )
 def test_what_the_word_leaves_open_is_said_with_its_side(ends, text):
-    interval = Interval(*ends)
-    p = 0.5 if interval.low <= 1 <= interval.high else 0.01
-    verdict = Verdict(Kind.INCONCLUSIVE, interval.estimate, interval, p, 0.02, interval, p)
+    p = 0.5 if ends[0] <= 1 <= ends[2] else 0.01
+    verdict = _verdict(*ends, p, effect=0.02)
     assert replace(verdict, kind=_kind(verdict, p)).open == text
 
 
