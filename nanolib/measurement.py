@@ -236,10 +236,10 @@ class Measurement:
 
     def __str__(self) -> str:
         """The number with its interval, in as many digits as the interval supports."""
-        name, low = f"{self.metric} {self.scope}".strip(), self.low
+        name = f"{self.metric} {self.scope}".strip()
         if self.estimate is None:
             return f"{name}: {self.status} {self.message}".rstrip()
-        number = format_with_interval(self.estimate, None if low == self.high else low, self.high)
+        number = format_with_interval(self.estimate, self.low, self.high)
         value, *interval = number.split(" ", 1)
         words = [value, *([] if self.unit == "1" else [self.unit]), *interval]
         notes = "".join(f"; {FLAG_TEXT[flag]}" for flag in self.flags)

@@ -38,8 +38,8 @@ def scaled(value: float, unit: str) -> str:
 
 
 def format_with_interval(value: float, low: float | None, high: float | None) -> str:
-    """Format `12.3 [12.1 … 12.5]`; only the value if an end is missing (None or NaN)."""
-    if low is None or high is None or math.isnan(low) or math.isnan(high):
+    """Format `12.3 [12.1 … 12.5]`; only the value if it is exact, or if an end is missing (None or NaN)."""
+    if low is None or high is None or low == high or math.isnan(low) or math.isnan(high):
         return format_number(value)
     ends = " … ".join(format_number(end, low, high) for end in (low, high))
     return f"{format_number(value, low, high)} [{ends}]"

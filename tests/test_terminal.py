@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from nanolib.cli import main
 from nanolib.measurement import Measurement, printable
 from nanolib.report import renderer
-from nanolib.report.page import csv_text, markdown_table
+from nanolib.report.export import csv_text, markdown_table
 from nanolib.store import Store
 from tests.store.rows import LATENCY, make_run
 

@@ -15,7 +15,7 @@ from multiprocessing import Pipe, reduction
 from pathlib import Path
 from typing import Any, Self
 
-from nanolib.ab.worktree import Version, named_folders
+from nanolib.ab.versions import Version, named_folders
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.process import describe_exit, kill_tree, start

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from nanolib.ab.children import ForkServer, VersionDied, VersionProcess
-from nanolib.ab.worktree import Version
+from nanolib.ab.versions import Version
 
 # How many pairs of processes are forked from one. The position of that one in memory is an effect of its own on all of them, and
 # to start another one takes seconds.

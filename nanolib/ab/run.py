@@ -1,18 +1,39 @@
-"""Compare two versions of the code from start to end."""
+"""Compare two versions of the code from start to end: findings in the words of `nano compare`, and rows for the database."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from nanolib.ab.pairs import Settings
-from nanolib.ab.result import AbResult, lines_of
+import numpy as np
+
+from nanolib.ab.pairs import Settings, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
-from nanolib.ab.worktree import checked_out
-from nanolib.compare.findings import Comparison
-from nanolib.measurement import BadInput
+from nanolib.ab.versions import Version, checked_out
+from nanolib.compare.findings import CHANGED, FAILED, NEW, Comparison, Line
+from nanolib.compare.history import TIMED
+from nanolib.compare.runs import exact_lines
+from nanolib.measurement import BadInput, Direction, Measurement, Status
 from nanolib.run.lock import device_lock
+from nanolib.stats.compare import Kind, paired_levels
+from nanolib.store.schema import Run
+
+
+@dataclass(frozen=True)
+class AbResult:
+    """The result of a comparison.
+
+    Attributes:
+        comparison: The findings.
+        versions: A and B.
+        results: The block times behind the findings.
+    """
+
+    comparison: Comparison
+    versions: tuple[Version, Version]
+    results: tuple[TaskResult, ...]
 
 
 def run_ab(
@@ -64,3 +85,115 @@ def duration(seconds: float) -> str:
         ('50 s', '10 min')
     """
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
+    """Return the findings of one task.
+
+    Args:
+        result: The task with its block times and verdicts.
+        metric: What is compared.
+        settings: How it was compared.
+    """
+    task = result.task
+
+    def line(finding: str, name: str = "", message: str = "", **values: Any) -> Line:
+        return Line(task.experiment, task.case, name, finding, message=message, **values)
+
+    if result.failures:
+        a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
+        finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
+        return [line(finding, message=result.failures)]
+    shared = {"experiment": task.experiment, "factors": task.factors}
+    of_a, of_b = (
+        {
+            (row["metric"], row["scope"], row["method"]): row | shared
+            for row in rows
+            if row["estimate"] is not None
+        }
+        for rows in result.rows
+    )
+    lines = [
+        each
+        for each in exact_lines(of_a, of_b, settings.threshold)
+        if each.finding == CHANGED or each.metric.split()[0] == metric
+    ]
+    if metric not in TIMED:
+        return lines or [line(Kind.INCONCLUSIVE, metric, "the case does not measure this")]
+    for scope, pairs in result.blocks.items():
+        verdict = result.verdicts.get(scope)
+        levels = {}
+        if metric == "latency":  # the rate of a version depends on its work, which only it knows
+            ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
+            base, current = paired_levels(pairs.a, pairs.b, ratio)
+            levels = {"base": base, "current": current}
+        kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
+        if verdict:
+            kind = verdict.kind
+            message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs)]))
+        lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
+    return lines or [line(Kind.INCONCLUSIVE, message="the case times nothing")]
+
+
+def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
+    """Return a run with one `ratio` row per case and timing, for the database and the report.
+
+    Args:
+        result: What was measured.
+        spec: What was compared.
+        label: The user's name for it.
+    """
+    from nanolib.meters.machine import this_machine, versions
+
+    titles = dict(zip("ab", spec.titles_of(result.versions), strict=True))
+    rows = {}
+    for one in result.results:
+        measured = list(_ratio_rows(one, spec.metric, titles))
+        status = Status.OK if measured and not one.failures else Status.ERROR
+        ending = Measurement("case_duration", status=status, message=one.failures)
+        factors = {"experiment": one.task.experiment, **one.task.factors}
+        rows[one.task.case_id] = factors, [ending, *measured]
+    params = {"differ": spec.differences, "metric": spec.metric, "functions": [*spec.functions]}
+    return Run(
+        "ab",
+        this_machine().to_dict(),
+        titles | params,
+        label=label,
+        device=result.results[0].task.device,
+        versions=versions(),
+        git_revision=result.versions[1].revision,
+        rows=rows,
+    )
+
+
+def _ratio_rows(
+    result: TaskResult, metric: str, titles: Mapping[str, str]
+) -> Iterator[Measurement]:
+    """Yield time of B over time of A, for each scope that has a verdict."""
+    for scope, verdict in result.verdicts.items():
+        pairs = result.blocks[scope]
+        low, ratio, high = verdict.interval
+        if verdict.direction is Direction.HIGHER:  # the ratio of a rate is the other way round
+            low, ratio, high = 1 / high, 1 / ratio, 1 / low
+        details = {
+            "metric": metric,
+            "kind": verdict.kind,
+            "p": verdict.p,
+            "threshold": verdict.threshold,
+            "minimum_detectable_effect": verdict.minimum_detectable_effect,
+            "generations": pairs.generations,
+            "base_ms": pairs.a,
+            "current_ms": pairs.b,
+        }
+        yield Measurement(
+            "ratio",
+            ratio,
+            low,
+            high,
+            0.95,
+            len(pairs.a),
+            samples=tuple(np.divide(pairs.b, pairs.a).tolist()),
+            method="interleaved pairs",
+            scope=scope,
+            details=titles | details,
+        )

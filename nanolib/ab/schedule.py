@@ -21,7 +21,7 @@ import numpy as np
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.processes import Processes
-from nanolib.ab.worktree import Version
+from nanolib.ab.versions import Version
 from nanolib.measurement import Direction, Status
 from nanolib.stats.compare import Verdict, compare_paired, compare_processes, judge_together
 from nanolib.stats.intervals import TooFewSamples

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.ab.children import VersionDied, VersionProcess
-from nanolib.ab.interpreter import Interpreter, differences, titles
 from nanolib.ab.pairs import CALL, Task
-from nanolib.ab.worktree import Version
+from nanolib.ab.versions import Interpreter, Version, differences, titles
 from nanolib.compare.findings import MISSING, NEW, Line
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import COUNTED

@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 import nanolib
-from nanolib.cli import ab, compare, init, listing, plan, results, run
+from nanolib.cli import ab, compare, prepare, results, run
 from nanolib.cli.common import Commands
 
 
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 for command in (
-    *(init.init, run.run, listing.list_names, run.doctor, plan.plan),
+    *(prepare.init, run.run, prepare.list_names, run.doctor, prepare.plan),
     *(compare.compare, ab.ab, compare.history),
     *(results.runs, results.report, results.export, results.merge, results.clean),
 ):

@@ -92,8 +92,7 @@ def ab(
     regression half of the time; with --threshold 2.5% always.
     """
     from nanolib.ab.pairs import Settings
-    from nanolib.ab.result import to_run
-    from nanolib.ab.run import run_ab
+    from nanolib.ab.run import run_ab, to_run
     from nanolib.compare.history import TIMED
     from nanolib.measurement import METRICS
     from nanolib.run.params import Params
@@ -158,8 +157,8 @@ def _spec(
     metric: str,
     pythons: tuple[str, ...],
 ) -> Any:
-    from nanolib.ab.interpreter import inspect_interpreter
     from nanolib.ab.spec import Spec
+    from nanolib.ab.versions import inspect_interpreter
     from nanolib.experiments import ALL
     from nanolib.paths import checkout
     from nanolib.run.jobs import plan, read_job

@@ -151,6 +151,7 @@ output_option = click.option(
     callback=_use_output,
     expose_value=False,
 )
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 pairs_option = click.option(
     "-p",
     "--param",
@@ -160,6 +161,11 @@ pairs_option = click.option(
     callback=_pairs_of,
     help="Parameter of the notebook, or field of the model's config; repeatable.",
 )
+
+
+def file_option(name: str, text: str) -> Callable[[Any], Any]:
+    """Declare an option that names a file to write; the parameter is `NAME_file`."""
+    return click.option(f"--{name}", f"{name}_file", type=NewFile(), metavar="FILE", help=text)
 
 
 def command(

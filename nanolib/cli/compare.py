@@ -14,21 +14,19 @@ from nanolib.cli.common import (
     EXIT_FAILED,
     EXIT_OK,
     SHARE,
-    NewFile,
     command,
     echo,
     echo_json,
     echo_table,
+    file_option,
+    json_option,
     output_option,
     terminal_width,
 )
 from nanolib.measurement import BadInput
 from nanolib.paths import DATABASE
 
-
-def file_option(name: str, text: str) -> Callable[[Any], Any]:
-    """Declare an option that names a file to write; the parameter is `NAME_file`."""
-    return click.option(f"--{name}", f"{name}_file", type=NewFile(), metavar="FILE", help=text)
+_everything = click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +50,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.argument("base")
 @click.argument("current")
-@click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
+@_everything
 @click.option(
     "--strict",
     is_flag=True,
@@ -85,8 +83,7 @@ def compare(
     the spread between three or more earlier runs of one committed revision on this machine. With
     fewer runs it is suspect at most, and nano ab decides.
     """
-    from nanolib.compare.across import overall_shift, scale_by_peaks
-    from nanolib.compare.runs import compare_rows
+    from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
     from nanolib.compare.spread import repeats
 
     then, noise, runs = _rows_of("base", base)
@@ -127,7 +124,7 @@ def show_comparison(
     found: Any, everything: bool, json_file: Path | None, markdown_file: Path | None
 ) -> None:
     """Print a comparison, and write it to the files that the user named."""
-    from nanolib.report.page import markdown_table
+    from nanolib.report.export import markdown_table
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
     notes = list(found.noise)
@@ -165,8 +162,8 @@ def _echo_findings(table: Any) -> None:
 )
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
 @click.option("--metric", default="latency", show_default=True, help="Metric to show.")
-@click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_everything
+@json_option
 @output_option
 def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
     """Show when and by how much the results of each case changed.

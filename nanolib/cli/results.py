@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from nanolib.cli.common import DAYS, command, echo, echo_table, output_option
+from nanolib.cli.common import DAYS, NewFile, command, echo, echo_table, json_option, output_option
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, expanded, output_folder
 
@@ -17,7 +17,7 @@ _RUN = ["run", "experiment", "suite", "label", "started"]
 
 
 @command("nano runs", "nano runs --json")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @output_option
 def runs(as_json: bool) -> None:
     """List the stored runs."""
@@ -77,7 +77,7 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     "nano export share.sqlite",
     "nano export table.csv --run latest",
 )
-@click.argument("target", metavar="FILE")
+@click.argument("target", metavar="FILE", type=NewFile())
 @click.option(
     "--run",
     "names",
@@ -86,14 +86,14 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     help="Run to write; repeatable. Default: the newest of each experiment.",
 )
 @output_option
-def export(target: str, names: tuple[str, ...]) -> None:
+def export(target: Path, names: tuple[str, ...]) -> None:
     """Write runs to FILE (.sqlite, .json, .csv or .md) without user, host and folder names."""
     from nanolib.experiments.summary import select_runs
     from nanolib.report.export import write
     from nanolib.store import Store
 
     with Store(create=False) as store:
-        write(store, select_runs(store, [*names] or NEWEST), Path(target))
+        write(store, select_runs(store, [*names] or NEWEST), target)
     echo(target)
 
 

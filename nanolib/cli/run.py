@@ -19,10 +19,11 @@ from nanolib.cli.common import (
     echo,
     echo_json,
     echo_table,
+    json_option,
     output_option,
     pairs_option,
 )
-from nanolib.cli.listing import NotebookCommand
+from nanolib.cli.prepare import NotebookCommand
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, output_folder
@@ -223,7 +224,7 @@ def _write_report(run_ids: list[str], folder: Path) -> Path:
 
 
 @command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.option("--budget", default=2.0, show_default=True, help="Seconds to measure each peak rate.")
 @click.option(
     "--sustained",

@@ -63,7 +63,7 @@ class Explore:
     ) -> None:
         import ipywidgets as widgets
 
-        from nanolib.report.command_line import CommandLine
+        from nanolib.report.display import CommandLine
 
         def button(text: str, icon: str, act: Callable[[Any], None], **rest: Any) -> Any:
             made = widgets.Button(description=text, icon=icon, **rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -13,10 +14,11 @@ import pandas as pd
 _MOST_NAMED = 4  # series that are named when a logarithmic axis cannot show a point
 
 
+@dataclass(frozen=True)
 class Axis:
     """The axis of values, the same in every layer.
 
-    Args:
+    Attributes:
         title: Its title.
         channel: `x` or `y`.
         log: Whether it is logarithmic.
@@ -24,16 +26,19 @@ class Axis:
         fmt: How it writes numbers, as d3 takes it.
     """
 
-    def __init__(self, title: str, channel: str, log: bool, domain: list[float], fmt: str) -> None:
-        self.title, self.channel, self.log, self.domain = title, channel, log, domain
-        ticks: dict[str, Any] = {"values": log_ticks(*domain)} if log else {"tickCount": 5}
-        scale = alt.Scale(type="log" if log else "linear", domain=domain, nice=False)
-        self._options = {"title": title, "scale": scale, "axis": alt.Axis(format=fmt, **ticks)}
+    title: str
+    channel: str
+    log: bool
+    domain: list[float]
+    fmt: str
 
     def encode(self, column: str, end: str = "") -> dict[str, Any]:
         """Return the encoding that puts a column's values along the axis, or the ranges from it to another column."""
+        ticks = {"values": log_ticks(*self.domain)} if self.log else {"tickCount": 5}
+        scale = alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False)
         channel = alt.Y if self.channel == "y" else alt.X
-        found = {self.channel: channel(f"{column}:Q", **self._options)}
+        look = {"title": self.title, "scale": scale, "axis": alt.Axis(format=self.fmt, **ticks)}
+        found = {self.channel: channel(f"{column}:Q", **look)}
         return found | ({f"{self.channel}2": f"{end}:Q"} if end else {})
 
 

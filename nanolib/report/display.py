@@ -6,7 +6,9 @@ import html
 import re
 from collections.abc import Iterable
 
+import anywidget
 import pandas as pd
+import traitlets
 
 from nanolib.report.finding import Finding, grouped
 from nanolib.report.section import Section
@@ -35,7 +37,7 @@ class Table:
     def _repr_html_(self) -> str:
         if self.frame.empty:
             return "<p>Nothing was measured.</p>"
-        sides = ["left" if words else "right" for _, words in aligned(self.frame)]
+        sides = [_side(self.frame[name].astype(str)) for name in self.frame]
         rows = [_row("th", sides, self.frame.columns)]
         for line, length in zip(self.frame.to_numpy(), self.lengths, strict=True):
             rows.append(_row("td", sides, line, f" data-n={length}" if length else ""))
@@ -64,17 +66,9 @@ def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = ""
 _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
-def aligned(frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Return the title of each column, and whether it has words, which are aligned left; numbers are aligned right.
-
-    Example:
-        >>> aligned(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))
-        [('case', True), ('ms', False)]
-    """
-    return [
-        (str(title), not all(_NUMBER.match(str(cell)) for cell in frame.iloc[:, at] if str(cell)))
-        for at, title in enumerate(frame)
-    ]
+def _side(cells: Iterable[str]) -> str:
+    """Return the side to which the cells of a column are aligned: the right if all are numbers."""
+    return "right" if all(_NUMBER.match(cell) for cell in cells if cell) else "left"
 
 
 class Lines:
@@ -154,3 +148,35 @@ def _finding_html(finding: Finding) -> str:
     answer = finding.text.rstrip(".")
     rest = finding.sentence.removeprefix(answer)
     return f"<b>{html.escape(answer)}</b>{html.escape(rest)}"
+
+
+class CommandLine(anywidget.AnyWidget):
+    """Text of a command with a button that copies it; if the browser forbids that, the text is selected instead.
+
+    Attributes:
+        text: The command.
+    """
+
+    _esm = """
+    export default { render({ model, el }) {
+      const button = document.createElement("button"), code = document.createElement("code");
+      button.className = "jupyter-button jupyter-widgets";
+      button.style.cssText = "flex: none; width: auto; padding: 0 10px";
+      code.style.cssText = "white-space: pre-wrap; overflow-wrap: anywhere";
+      el.style.cssText = "display: flex; gap: 8px; align-items: center; margin: 4px 2px";
+      const show = () => { code.textContent = model.get("text"); button.textContent = "Copy as nano run …"; };
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(model.get("text"));
+          button.textContent = "Copied";
+        } catch {
+          getSelection().selectAllChildren(code);
+          button.textContent = "Selected: press Ctrl+C";
+        }
+      });
+      model.on("change:text", show);
+      show();
+      el.append(button, code);
+    } };
+    """
+    text = traitlets.Unicode().tag(sync=True)

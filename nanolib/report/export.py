@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import BadInput
-from nanolib.report.page import csv_text, markdown_table, measurement_records, public_runs, records
+from nanolib.measurement import BadInput, printable
 from nanolib.store import Store
 from nanolib.store.export import PUBLIC, export_database, new_file, public_rows
 
@@ -24,7 +27,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         target: `.sqlite`, `.json`, `.csv` or `.md`.
 
     Raises:
-        BadInput: Another ending, no runs, a file that is there already, or one that cannot be written.
+        BadInput: Another ending, no runs, or a file that is there already.
     """
     if target.suffix not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
@@ -33,8 +36,6 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
-    if not target.absolute().parent.is_dir():
-        raise BadInput(f"export: {target.parent} is not a folder; make it or name another")
     if target.suffix == ".sqlite":
         export_database(store, run_ids, target)
         return
@@ -51,15 +52,15 @@ def _json(store: Store, run_ids: list[str]) -> str:
     runs, machines = store.runs_of(run_ids), store.machines()
     machines = machines[machines["machine_id"].isin(runs["machine_id"])]
     content = {
-        "runs": public_runs(runs),
-        "machines": list(public_rows("machines", records(machines))),
-        "measurements": measurement_records(store.measurements(run_ids)),
+        "runs": public_records("runs", runs),
+        "machines": public_records("machines", machines),
+        "measurements": public_records("measurements", store.measurements(run_ids)),
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
 
 
 def _table(store: Store, run_ids: list[str]) -> pd.DataFrame:
-    rows = measurement_records(store.measurements(run_ids))
+    rows = public_records("measurements", store.measurements(run_ids))
     table = pd.DataFrame(rows, columns=PUBLIC["measurements"].split())
     for column in ("factors", "details"):
         table[column] = [json.dumps(value) for value in table[column]]
@@ -72,3 +73,42 @@ def _markdown(table: pd.DataFrame) -> str:
     table = table.drop(columns=["details", *single])
     table["flags"] = table["flags"].map(", ".join)
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"
+
+
+def public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows of a table of the database as JSON records without what is private: all digits, and null for NaN."""
+    records = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    return list(public_rows(name, records))
+
+
+def csv_text(table: pd.DataFrame) -> str:
+    """Return a table as CSV in which a spreadsheet finds only text and numbers, in the header too."""
+    return table.map(safe_cell).rename(columns=safe_cell).to_csv(index=False)
+
+
+def safe_cell(value: Any) -> Any:
+    """Return a cell that a spreadsheet does not take for a formula: text that begins like one gets a quote in front."""
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    if not isinstance(value, str):
+        return value
+    # some spreadsheets take a full-width = for one
+    begins = unicodedata.normalize("NFKC", value.lstrip())[:1]
+    acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
+    return ("'" if acts and begins else "") + printable(value)
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """Return a GitHub table; text cannot break out of its cell."""
+    if table.empty:
+        return "(nothing was measured)"
+    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
+    return "\n".join(
+        "| " + " | ".join(markdown_text(str(cell)) for cell in line) + " |" for line in lines
+    )
+
+
+def markdown_text(text: str) -> str:
+    """Return text that GitHub shows as it is, on one line."""
+    escaped = html.escape(printable(" ".join(text.split())), quote=False)
+    return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanolib.measurement import METRICS
-from nanolib.numbers import format_number, format_with_interval
+from nanolib.numbers import format_with_interval
 
 _MOST_ESTIMATES = 4
 MOST_FINDINGS = 5  # per section: a reader takes in no more, and the tables have the rest
@@ -31,7 +31,6 @@ class Estimate:
         estimate: The value, in the metric's unit.
         high: Upper end, in the metric's unit; nan if it is not known.
         metric: Key of `METRICS`; empty for a value derived from several rows, or declared.
-        scope: The row's scope.
         name: The case's name for people.
         busy: Whether other processes used the machine during the timing.
     """
@@ -40,17 +39,14 @@ class Estimate:
     estimate: float
     high: float
     metric: str = ""
-    scope: str = ""
     name: str = ""
     busy: bool = False
 
     @classmethod
-    def of(
-        cls, line: Mapping[str, Any], column: str, metric: str = "", scope: str = "", name: str = ""
-    ) -> Estimate:
+    def of(cls, line: Mapping[str, Any], column: str, metric: str = "", name: str = "") -> Estimate:
         """Read a column of a table's line, with its ends `_low` and `_high` and its label `_busy`."""
         ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
-        return cls(*ends, metric, scope, name, bool(line.get(f"{column}_busy") == 1))
+        return cls(*ends, metric, name, bool(line.get(f"{column}_busy") == 1))
 
     @classmethod
     def exact(cls, value: float, name: str = "") -> Estimate:
@@ -66,12 +62,7 @@ class Estimate:
     def __str__(self) -> str:
         """Format the name, the value with its interval, and the unit."""
         unit = METRICS[self.metric].unit if self.metric else "1"
-        exact = self.low == self.estimate == self.high
-        number = (
-            format_number(self.estimate)
-            if exact
-            else format_with_interval(self.estimate, self.low, self.high)
-        )
+        number = format_with_interval(self.estimate, self.low, self.high)
         return f"{self.name} {number}{'' if unit == '1' else f' {unit}'}".strip()
 
 

@@ -41,20 +41,16 @@ def with_speed_ups(
     for row in pick(rows, "speed_up").to_dict("records"):
         of, _, baseline = row["scope"].partition(OVER)
         ends, busy = (row["low"], row["estimate"], row["high"]), Flag.BUSY_MACHINE in row["flags"]
-        figure = Estimate(*ends, "speed_up", row["scope"], baseline, busy)
+        figure = Estimate(*ends, "speed_up", baseline, busy)
         found.setdefault((*(row[part] for part in key), of), []).append(figure)
     scopes = table.assign(of=scope)[[*key, "of"]].itertuples(index=False, name=None)
     lines = [tuple(found.get(line, ())) for line in scopes]
     nothing = Estimate(*(float("nan"),) * 3)
     least = [min(figures, key=lambda figure: figure.estimate, default=nothing) for figures in lines]
-    columns = {"": "estimate", "_low": "low", "_high": "high", "_busy": "busy", "_baseline": "name"}
-    return table.assign(
-        **{
-            f"{name}{end}": [getattr(figure, field) for figure in least]
-            for end, field in columns.items()
-        },
-        **{f"{name}_over": pd.Series(lines, index=table.index, dtype=object)},
-    )
+    ends = {"estimate": "", "low": "_low", "high": "_high", "busy": "_busy", "name": "_baseline"}
+    columns = pd.DataFrame(map(vars, least), table.index, [*ends])
+    columns[f"{name}_over"] = pd.Series(lines, index=table.index, dtype=object)
+    return table.join(columns.rename(columns={field: name + end for field, end in ends.items()}))
 
 
 def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from nanolib.measurement import FLAG_TEXT, case_name
+from nanolib.numbers import format_number
 from nanolib.report.finding import MOST_FINDINGS, Finding
 
 _Made = TypeVar("_Made", pd.DataFrame, list[Finding])
@@ -53,7 +54,7 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """
     ordered = runs.sort_values("started", kind="stable")
     newest = ordered.groupby("experiment")["machine_id"].last()
-    return rows[rows["machine_id"] == rows["experiment"].map(newest)] if len(rows) else rows
+    return rows[rows["machine_id"] == rows["experiment"].map(newest)]
 
 
 def machine_name(machine_id: str) -> str:
@@ -72,7 +73,7 @@ def strip_shared_words(names: list[str]) -> list[str]:
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     """Return the rows of one experiment, without the factor columns that none of them uses."""
-    chosen = rows[rows["experiment"] == experiment] if len(rows) else rows
+    chosen = rows[rows["experiment"] == experiment]
     used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
     return chosen.loc[:, used]
 
@@ -91,8 +92,6 @@ def pick(
     rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
 ) -> pd.DataFrame:
     """Return the rows of one metric (and scope, and method) that have a number."""
-    if rows.empty:
-        return rows
     mask = (rows["metric"] == metric) & rows["estimate"].notna()
     if scope is not None:
         mask &= rows["scope"] == scope
@@ -147,8 +146,6 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the cases that failed: columns `experiment`, `case` (with its machine if there are several), `status`, `message`."""
-    if rows.empty:
-        return pd.DataFrame(columns=["experiment", "case", "status", "message"])
     bad = _failed(rows)
     case = bad["factors"].map(case_name)
     if bad["machine_id"].nunique() > 1:
@@ -163,7 +160,7 @@ def _failed(rows: pd.DataFrame) -> pd.DataFrame:
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
     """Count the timings with each flag, and say what the flag means."""
     timed = pick(rows, "latency")
-    counts = timed["flags"].explode().value_counts() if len(timed) else {}
+    counts = timed["flags"].explode().value_counts()
     return [
         Finding(f"{flag} ({count} of {len(timed)} timings)", FLAG_TEXT.get(flag, ""))
         for flag, count in counts.items()
@@ -178,3 +175,42 @@ def why_empty(rows: pd.DataFrame, experiment: str) -> str:
     counts = _failed(rows)["status"].value_counts().items()
     counts = ", ".join(f"{count} {status}" for status, count in counts)
     return f"no case gave a number ({counts or 'none has ended'})"
+
+
+_PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}
+
+
+def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
+    """Return the hardware matrix: what each machine of the rows is and can do, and the rates that it reached.
+
+    Args:
+        rows: Measurements of any runs.
+        machines: From the store.
+
+    Returns:
+        One line per machine for people: the capability columns, then the measured peak rates.
+    """
+    lines = []
+    used = machines["machine_id"].isin(rows["machine_id"])
+    for machine in machines[used].to_dict("records"):
+        gpus = machine["gpus"]
+        gpu = gpus[0] if gpus else {}
+        line = {
+            "Machine": machine["machine_id"],
+            "CPU": machine["cpu"],
+            "Cores": machine["cores"],
+            "RAM (GiB)": machine["ram_gib"],
+            "GPU": gpu.get("name", "—") + (f" × {len(gpus)}" if len(gpus) > 1 else ""),
+            "GPU memory (GiB)": gpu.get("memory_gib", "—"),
+            "Compute capability": gpu.get("compute_capability", "—"),
+            "Native FP8": "yes" if gpu.get("fp8") else "no",
+            "torch": machine["torch"],
+            **machine["dtypes"],
+        }
+        own = rows[rows["machine_id"] == machine["machine_id"]]
+        for metric, unit in _PEAKS.items():
+            for row in pick(own, metric).to_dict("records"):  # the newest comes last
+                value = format_number(row["estimate"], row["low"], row["high"])
+                line[f"{row['scope']} ({unit})"] = value
+        lines.append(line)
+    return pd.DataFrame(lines).fillna("—")

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jinja2
 import pandas as pd
 
 from nanolib.compare.history import what_changed
-from nanolib.measurement import printable
 from nanolib.paths import make_folder
-from nanolib.report import hardware, overview, renderer
+from nanolib.report import overview, renderer
+from nanolib.report.display import Lines, Table
+from nanolib.report.export import csv_text, markdown_table, markdown_text, public_records
 from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
 from nanolib.report.section import Part, Section
-from nanolib.report.web import web_page
+from nanolib.report.theme import is_empty, variables, with_variables
 from nanolib.store import Store
-from nanolib.store.export import public_rows
+
+_PAGE = Path(__file__).parent / "page_files"
 
 
 def build(
@@ -70,7 +71,7 @@ def build(
         (made / "profiling_report.md").write_text(_markdown(parts), encoding="utf-8")
         cases = rows[["machine_id", "experiment", "case_id"]].drop_duplicates()
         left_out = store.count_cases(run_ids) - len(cases)
-        page = web_page(parts, specs, rows, runs, machines, left_out)
+        page = _web_page(parts, specs, rows, runs, machines, left_out)
         (made / "index.html").write_text(page, encoding="utf-8")
         for picture in pending:
             picture.result()
@@ -88,14 +89,13 @@ def _parts(
 ) -> Iterator[Part]:
     """Answer each question for each machine that ran it, the machine of its newest run first; then summarize all runs."""
     newest = runs.sort_values("started", kind="stable")[::-1]
-    # the numbers of two machines are never joined
-    own = dict(iter(rows.groupby("machine_id"))) if len(rows) else {}
     for section in sections:
         machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
         for at, machine in enumerate(machine_ids):
-            yield _answer(section, machine, at == 0, own.get(machine, rows))
+            # the numbers of two machines are never joined
+            yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
     yield changes(*what_changed(store, runs))
-    machines_used = {"Hardware": hardware.hardware_table(rows, machines)}
+    machines_used = {"Hardware": overview.hardware_table(rows, machines)}
     yield Part("hardware", "Which hardware?", tables=_with_lines(machines_used))
     tables = _with_lines({"What failed": overview.failures(rows)})
     flags = overview.flag_lines(rows)
@@ -146,60 +146,14 @@ def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
         name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
         for ending, text in (("csv", csv_text(table)), ("md", markdown_table(readable) + "\n")):
             (folder / f"{part.name}_{name}.{ending}").write_text(text, encoding="utf-8")
+    own = overview.of_experiment(part.rows, part.name)
     profile = {
-        "runs": public_runs(runs[runs["experiment"] == part.name]),
-        "measurements": measurement_records(overview.of_experiment(part.rows, part.name)),
+        "runs": public_records("runs", runs[runs["experiment"] == part.name]),
+        "measurements": public_records("measurements", own),
         "verdict": list(map(str, part.verdict)),
     }
     text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / f"{part.name}_profile.json").write_text(text, encoding="utf-8")
-
-
-def public_runs(runs: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return runs as JSON records without what is private."""
-    return list(public_rows("runs", records(runs)))
-
-
-def measurement_records(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as JSON records, as others may see them: without samples, the factors as one object."""
-    return list(public_rows("measurements", records(rows)))
-
-
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows as JSON types with all digits; null for NaN."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")
-
-
-def csv_text(table: pd.DataFrame) -> str:
-    """Return a table as CSV in which a spreadsheet finds only text and numbers, in the header too."""
-    return table.map(safe_cell).rename(columns=safe_cell).to_csv(index=False)
-
-
-def safe_cell(value: Any) -> Any:
-    """Return a cell that a spreadsheet does not take for a formula: text that begins like one gets a quote in front."""
-    if isinstance(value, list | tuple):
-        value = ", ".join(map(str, value))
-    if not isinstance(value, str):
-        return value
-    # some spreadsheets take a full-width = for one
-    begins = unicodedata.normalize("NFKC", value.lstrip())[:1]
-    acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
-    return ("'" if acts and begins else "") + printable(value)
-
-
-def markdown_table(table: pd.DataFrame) -> str:
-    """Return a GitHub table; text cannot break out of its cell."""
-    if table.empty:
-        return "(nothing was measured)"
-    lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-    return "\n".join(
-        "| " + " | ".join(_markdown_text(str(cell)) for cell in line) + " |" for line in lines
-    )
-
-
-def _markdown_text(text: str) -> str:
-    escaped = html.escape(printable(" ".join(text.split())), quote=False)
-    return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)
 
 
 def _markdown(parts: list[Part]) -> str:
@@ -207,10 +161,65 @@ def _markdown(parts: list[Part]) -> str:
     lines = ["# nanolib report"]
     for part in filter(lambda one: one.newest, parts):
         lines.append(f"## {part.title}")
-        lines.append("\n".join(f"- {_markdown_text(str(finding))}" for finding in part.verdict))
+        lines.append("\n".join(f"- {markdown_text(str(finding))}" for finding in part.verdict))
         lines += [f"![{name}]({name}.png)" for name in part.charts]
         for title, (_, readable) in part.tables.items():
             lines += [f"### {title}", markdown_table(readable)]
     if not any(part.machine for part in parts):
         lines.append("Nothing was measured yet. Run: nano run quick")
     return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
+    """Return a table for people, without empty columns; its lines have their sequence lengths."""
+    filled = [not set(readable[name]) <= {"", "—"} for name in readable]
+    lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
+    return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
+
+
+def _web_page(
+    parts: list[Part],
+    specs: dict[str, dict[str, Any]],
+    rows: pd.DataFrame,
+    runs: pd.DataFrame,
+    machines: pd.DataFrame,
+    left_out: int,
+) -> str:
+    """Return the web page, which requests nothing and escapes all that it shows.
+
+    Args:
+        parts: What it says, in order.
+        specs: Chart → its Vega-Lite.
+        rows: The measurements that it shows.
+        runs: Their runs.
+        machines: All machines of the store.
+        left_out: How many cases are not shown.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    drawn = [name for part in parts for name, chart in part.charts.items() if not is_empty(chart)]
+    used = machines[machines["machine_id"].isin(runs["machine_id"])]
+    named = {
+        one: f"{cpu}, {gpus[0]['name'] if gpus else 'no GPU'} ({one[:6]})"
+        for one, cpu, gpus in used[["machine_id", "cpu", "gpus"]].itertuples(index=False)
+    }
+    lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
+    data = json.dumps({name: specs[name] for name in drawn}, separators=(",", ":"))
+    return environment.get_template("page.html.jinja").render(
+        parts=parts,
+        specs=specs,
+        drawn=drawn,
+        runs=len(runs),
+        count=len(rows),
+        left_out=left_out,
+        machines=named,
+        measured={n: f"{n:,}" for n in lengths},
+        lines=Lines,
+        table=_table,
+        libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",
+        # `</script` and `<!--` act even inside a string of a script
+        data=with_variables(data).replace("<", "\\u003c"),
+        style=variables() + (_PAGE / "style.css").read_text(encoding="utf-8"),
+        script=(_PAGE / "script.js").read_text(encoding="utf-8"),
+    )

@@ -84,20 +84,15 @@ def ab_verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one line per timing that `nano ab` compared."""
-    return comparison_table(ab_comparison(rows))
+    """Return one line per timing that `nano ab` compared; columns as of `Line.to_dict`."""
+    table = pd.DataFrame([line.to_dict() for line in ab_comparison(rows).lines])
+    return table.rename(columns={"low": "ratio_low", "high": "ratio_high"})
 
 
 def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw the ratio of two versions with its interval, per case."""
     found = ab_comparison(rows)
     return comparison_chart(found, "Two versions side by side", f"{found.noise[0]}.")
-
-
-def comparison_table(found: Comparison) -> pd.DataFrame:
-    """Return a line per finding: columns as of `Line.to_dict`, the ends of the ratio as `ratio_low` and `ratio_high`."""
-    table = pd.DataFrame([line.to_dict() for line in found.lines])
-    return table.rename(columns={"low": "ratio_low", "high": "ratio_high"})
 
 
 def comparison_verdict(found: Comparison, what: str) -> list[Finding]:

@@ -10,9 +10,7 @@ import base64
 import contextlib
 import functools
 import io
-import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +24,16 @@ VEGALITE_VERSION = "5.20"  # compiles to Vega 5, which JupyterLab bundles
 PAGE_VERSION = "6.4"  # compiles to Vega 6, which vl-convert bundles for pages of our own
 _SCALE = 2  # pixels per point of pictures in a report
 _NOTEBOOK_SCALE = 1.3  # and in notebooks, which are committed with them
-_CONTROL = re.compile(r"\\u00(?:[01][0-9a-f]|7f|[89][0-9a-f])|\\[bfr]")  # as JSON writes them
 
 
 def compiled(spec: dict[str, Any], vl_version: str = PAGE_VERSION) -> dict[str, Any]:
     """Compile Vega-Lite to Vega. A control character in any text would make vl-convert abort the whole process."""
-    clean = _without_control(spec) if _CONTROL.search(json.dumps(spec)) else spec
-    return vl_convert.vegalite_to_vega(clean, vl_version=vl_version)
+    return vl_convert.vegalite_to_vega(_without_control(spec), vl_version=vl_version)
 
 
 def _without_control(value: Any) -> Any:
     if isinstance(value, str):
-        return "\n".join(map(printable, value.split("\n")))
+        return value if value.isprintable() else "\n".join(map(printable, value.split("\n")))
     if isinstance(value, dict):
         return {_without_control(key): _without_control(item) for key, item in value.items()}
     return [_without_control(item) for item in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from nanolib.measurement import Flag
-from nanolib.numbers import format_number, format_with_interval
+from nanolib.numbers import format_with_interval
 from nanolib.report.overview import drop_missing, pick
 
 
@@ -127,8 +127,6 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
         return str(value or "")
     if pd.isna(value):
         return "—"
-    if low == value == high:
-        return format_number(value)
     return format_with_interval(float(value), low, high)
 
 
@@ -210,7 +208,7 @@ def with_state(table: pd.DataFrame) -> pd.DataFrame:
     for status, message, own in zip(
         table["status"], table["message"].fillna(""), flags, strict=True
     ):
-        doubts = [words for flag, words in _STATES.items() if isinstance(own, list) and flag in own]
+        doubts = [words for flag, words in _STATES.items() if flag in own]
         failed = f"{status}: {message}" if message else str(status)
         found.append(", ".join(doubts) or "ok" if status == "ok" else failed)
     return table.assign(state=found)
@@ -250,14 +248,17 @@ def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
     return f"{share:.0%}{ends}"
 
 
-def short_names(
-    rows: pd.DataFrame, name: str = "factor.name", optimization: str = "factor.optimization"
-) -> tuple[pd.DataFrame, str]:
+def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFrame, str]:
     """Name rows by their optimization if they are of one model with several optimizations.
+
+    Args:
+        rows: Measurements or lines of a table.
+        prefix: Of the columns `name` and `optimization`.
 
     Returns:
         The rows, and the name that they share; the rows as they are and an empty name in other cases.
     """
+    name, optimization = f"{prefix}name", f"{prefix}optimization"
     if optimization not in rows or rows[optimization].nunique() < 2:
         return rows, ""
     used = rows[optimization].str.replace("_", " ")

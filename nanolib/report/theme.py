@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -73,18 +72,29 @@ def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     """Give a finished chart its fonts, grid and colors."""
-    axis = {"gridColor": COLOURS["line"], "domain": False, "ticks": False}
-    axis |= {"labelFlush": False, "labelPadding": 6, "titleFontWeight": "normal"}
-    title = {"fontSize": 14, "anchor": "start", "fontWeight": 600, "color": COLOURS["ink"]}
-    title |= {"subtitleFontSize": _TEXT, "subtitleColor": COLOURS["muted"], "subtitlePadding": 4}
     words = {"fill": COLOURS["muted"], "fontSize": _TEXT}
     # set, since each `configure_…` copies the whole chart
     chart.config = alt.Config.from_dict(
         {
             "style": {"guide-label": words, "guide-title": words},
-            "axis": axis,
+            "axis": {
+                "gridColor": COLOURS["line"],
+                "domain": False,
+                "ticks": False,
+                "labelFlush": False,
+                "labelPadding": 6,
+                "titleFontWeight": "normal",
+            },
             "axisY": {"labelLimit": 340},
-            "title": title,
+            "title": {
+                "fontSize": 14,
+                "anchor": "start",
+                "fontWeight": 600,
+                "color": COLOURS["ink"],
+                "subtitleFontSize": _TEXT,
+                "subtitleColor": COLOURS["muted"],
+                "subtitlePadding": 4,
+            },
             "legend": {"title": None, "orient": "top", "symbolLimit": 0},
             "background": COLOURS["paper"],
             "view": {"stroke": None},
@@ -101,9 +111,8 @@ def variables() -> str:
     return f":root {{ color-scheme: light dark; {colors}}}\n"
 
 
-def with_variables(specs: Any) -> Any:
-    """Replace the colors of charts by the page's `variables`: one drawing for light, dark and print."""
-    text = json.dumps(specs)
+def with_variables(text: str) -> str:
+    """Replace the colors in the JSON of charts by the page's `variables`: one drawing for light, dark and print."""
     for name, color in COLOURS.items():
         text = text.replace(f'"{color}"', f'"var(--{name})"')
-    return json.loads(text)
+    return text

@@ -142,9 +142,8 @@ def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[fl
     Returns:
         Levels of A and of B, whose geometric mean is that of the two medians.
     """
-    with np.errstate(all="ignore"):  # the row of another database may have any values
-        middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(np.float64(ratio))
-        return float(middle / half), float(middle * half)
+    middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(ratio)
+    return float(middle / half), float(middle * half)
 
 
 def compare(

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.ab.schedule import MIN_PAIRS, block_calls
-from nanolib.ab.worktree import checked_out
+from nanolib.ab.versions import checked_out
 from nanolib.cli import main
 from nanolib.cli.ab import _agree
 from nanolib.measurement import BadInput

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nanolib.ab.interpreter import Interpreter, differences, inspect_interpreter, titles
+from nanolib.ab.versions import Interpreter, differences, inspect_interpreter, titles
 from nanolib.cli import main
 from nanolib.store import Store
 

@@ -9,7 +9,7 @@ import pytest
 
 from nanolib.ab.children import ForkServer, VersionDied, VersionProcess
 from nanolib.ab.processes import Processes
-from nanolib.ab.worktree import Version
+from nanolib.ab.versions import Version
 from nanolib.measurement import BadInput
 
 pytestmark = [

@@ -8,8 +8,8 @@ from nanolib.measurement import Status
 from nanolib.report import page
 from nanolib.store import Run, Store
 from tests.browser.conftest import as_it_was, watching
-from tests.report.rounds import in_turns
-from tests.report.rows import EVIL, MACHINE, attention_rows
+from tests.report.cases import attention_rows
+from tests.report.rows import EVIL, MACHINE, in_turns
 from tests.shown import SECTIONS
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.runs import block_medians, compare_rows
+from nanolib.compare.spread import _KEY, repeats
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.store import Run, Store
-from tests.compare.earlier import earlier_runs
 
 
 def _machine(machine_id="m1"):
@@ -40,6 +40,18 @@ def _run(cases, run_id, machine_id="m1", **rest):
     return Run("attention", _machine(machine_id), rows=rows, run_id=run_id, **rest)
 
 
+def _earlier_runs(rows):
+    """Of each timing in `rows` six runs of one revision that lie close together."""
+    rng = np.random.default_rng(0)
+    timings = rows.loc[rows["metric"] == "latency", _KEY]
+    figures = []
+    for at in range(6):
+        estimate = 10 * np.exp(rng.normal(0, 0.001, len(timings)))
+        named = {"run_id": f"earlier{at}", "git_revision": "rev"}
+        figures.append(timings.assign(estimate=estimate, **named))
+    return repeats(figures)
+
+
 @pytest.fixture
 def found(tmp_path):
     numbers = itertools.count()
@@ -54,7 +66,7 @@ def found(tmp_path):
                 for run_id, cases in zip(ids, runs, strict=True):
                     store.add(_run(cases, run_id, machine))
                 rows.append(store.measurements(ids, samples=True))
-        return compare_rows(*rows, **{"repeats": earlier_runs(rows[1])} | options)
+        return compare_rows(*rows, **{"repeats": _earlier_runs(rows[1])} | options)
 
     return compare
 

@@ -9,8 +9,8 @@ import pytest
 from nanolib.meters.energy import power
 from nanolib.meters.energy.integration import count, integrate
 from nanolib.stats.intervals import median_interval
-from nanolib.stats.outliers import fences
 from nanolib.stats.signed_ranks import attained_level, hodges_lehmann
+from nanolib.stats.steady import fences
 
 # Source: critical values of Wilcoxon's signed-rank statistic, two-sided at 5 % (Wilcoxon 1945; Conover 1999, table A12).
 CRITICAL = {6: 0, 7: 2, 8: 3, 9: 5, 10: 8, 11: 10, 12: 13, 13: 17, 14: 21, 15: 25, 20: 52, 25: 89}
@@ -41,7 +41,7 @@ def test_the_medians_interval_lies_between_the_order_statistics_that_enclose_it(
 
 # Source: Tukey (1977): 1.5 and 3 interquartile ranges beyond the quartiles; quartiles as in Hyndman & Fan (1996), type 7.
 def test_fences_of_the_numbers_from_1_to_9():
-    assert fences(range(1, 10)) == (-9.0, -3.0, 13.0, 19.0)
+    assert [fences(range(1, 10), reach) for reach in (1.5, 3.0)] == [(-3.0, 13.0), (-9.0, 19.0)]
 
 
 # Source: Linux, Documentation/power/powercap: a zone's counter starts again at 0 beyond max_energy_range_uj.

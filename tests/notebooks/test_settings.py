@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from nanolib.cli import listing, main
+from nanolib.cli import main, prepare
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
 from nanolib.params import StrictModel
@@ -72,7 +72,7 @@ def test_a_notebook_that_declares_all_of_its_parameters_has_no_settings(tmp_path
     (tmp_path / "notebooks").mkdir()
     cell = {"metadata": {"tags": ["parameters"]}, "source": ["size: int = 1  # how large"]}
     (tmp_path / "notebooks" / "all.ipynb").write_text(json.dumps({"cells": [cell]}))
-    monkeypatch.setattr(listing, "find_checkout", lambda: tmp_path)
+    monkeypatch.setattr(prepare, "find_checkout", lambda: tmp_path)
     ended = CliRunner().invoke(main, ["run", "all", "--help"])
     assert ended.exit_code == 0 and "size: int = 1" in ended.output
     assert "settings" not in ended.output

@@ -1,7 +1,7 @@
 """Cases as the notebooks measure them, whose intervals need not be symmetric: what verdicts are tried on."""
 
 from nanolib.measurement import Flag, Measurement, exact
-from tests.report.rows import interval
+from tests.report.rows import ended, interval, with_endings
 
 
 def timed(scope, low, ms, high, **rest):
@@ -26,6 +26,28 @@ def attention_case(name, low, ms, high, tiles=0.0, **shape):
     found += [exact("sparsity", 0.7, method="mask"), exact("block_sparsity", tiles, method="mask")]
     found.append(interval("mfu", 0.3, 0.37, 0.5, scope="forward"))
     return SHAPE | {"name": name} | shape, found
+
+
+def quality_case(target, losses, steps=400):
+    """The loss of a trained decoder above dense, by scope; some intervals."""
+    found = [
+        exact("sparsity", target, method="mask"),
+        interval("loss", 1.9, 2.0, 2.1, scope="dense"),
+    ]
+    found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
+    factors = {"name": f"w {target}", "pattern": "window", "target": target}
+    return SHAPE | factors | {"seeds": 5, "steps": steps}, found
+
+
+def attention_rows(times, failed=()):
+    """Rows by (name, seq_len) → forward ms; `failed` adds cases without numbers."""
+    cases = []
+    for (name, seq_len), ms in times.items():
+        tiles = 0.4 if name.startswith("dense") else 0.8
+        cases.append(attention_case(name, 0.95 * ms, ms, 1.05 * ms, tiles, seq_len=seq_len))
+    for name, seq_len, *ending in failed:
+        cases.append((SHAPE | {"name": name, "seq_len": seq_len}, [ended(*ending)]))
+    return with_endings(cases)
 
 
 MODEL = {
@@ -110,7 +132,7 @@ def fp8_case(size, precision, low, ms, high, **changes):
     return factors | {"seq_len": 64, "batch_size": 3} | changes, [row, bound]
 
 
-def parity_case(recipe, verdict, difference=None, control=False, **rest):
+def parity_case(recipe, verdict, difference=None, control=False, steps=400, **rest):
     low, high = (None, None) if difference is None else (difference - 0.002, difference + 0.001)
     details = {"verdict": verdict, "control": control, "margin_nats": 0.0025}
     row = Measurement(
@@ -124,7 +146,7 @@ def parity_case(recipe, verdict, difference=None, control=False, **rest):
         details=details,
         **rest,
     )
-    return {"recipe": recipe, "seeds": 3, "steps": 400}, [row]
+    return {"recipe": recipe, "seeds": 3, "steps": steps}, [row]
 
 
 def rated(name, low, achieved, high, flops=4e6, moved=1e5, **shape):
@@ -145,6 +167,12 @@ CEILINGS = [
     ),
     ({"ceiling": "copy", "device": "cpu"}, [Measurement("ceiling_bytes", 1e10, scope="copy")]),
 ]
+
+
+def overhead_case(mode, low, value, high, **factors):
+    details = {"threads": 0.1, "cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
+    row = interval("overhead", low, value, high, scope=f"decode {mode}", details=details)
+    return {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3} | factors, [row]
 
 
 def layer_case(layer, operations):

@@ -5,9 +5,16 @@ import itertools
 import pytest
 
 from nanolib.store import Run, Store
-from tests.report.rounds import in_turns
-from tests.report.rows import MACHINE, with_endings
+from tests.features import results
+from tests.report.rows import MACHINE, in_turns, with_endings
 from tests.shown import VERDICTS
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory):
+    """The rows of the stored results."""
+    with Store(results(tmp_path_factory.mktemp("stored")), create=False) as store:
+        return store.shown(store.resolve("all"))[0]
 
 
 @pytest.fixture

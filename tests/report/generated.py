@@ -15,13 +15,14 @@ from tests.report.cases import (
     inference,
     layer_case,
     model_case,
+    overhead_case,
     parity_case,
+    quality_case,
     rated,
     timed,
     training,
 )
-from tests.report.rounds import in_turns
-from tests.report.rows import MACHINE, ended, warmup_process
+from tests.report.rows import MACHINE, in_turns, interval, warmup_process, with_endings
 from tests.shown import CLAIMS
 
 _LENGTHS = (64, 128, 256, 512, 1024)
@@ -61,22 +62,10 @@ def _attention(draw):
             *(rated(name, *(1e9 * end for end in draw(intervals()))) for name in ("a", "b")),
         ]
     for target in draw(st.lists(st.sampled_from((0.5, 0.9)), unique=True)):
-        rows = [
-            exact("sparsity", target, method="mask"),
-            Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense"),
-        ]
-        for scope in ("replaced", "fine_tuned"):
-            low, value, high = (end - 8 for end in draw(intervals()))
-            rows.append(Measurement("loss_difference", value, low, high, 0.95, 5, scope=scope))
-        factors = {
-            "name": "w",
-            "pattern": "window",
-            "target": target,
-            "seeds": 5,
-            "seq_len": 64,
-            "batch_size": 1,
+        losses = {
+            scope: [end - 8 for end in draw(intervals())] for scope in ("replaced", "fine_tuned")
         }
-        cases.append((factors | {"steps": draw(st.sampled_from((50, 400)))}, rows))
+        cases.append(quality_case(target, losses, draw(st.sampled_from((50, 400)))))
     return cases
 
 
@@ -98,13 +87,8 @@ def _model(draw):
                 rows = [timed("prefill", *draw(intervals())), timed("decode", *draw(intervals()))]
                 rows.append(Measurement("tokens_per_second", 9.0, scope="decode"))
                 cases.append(model_case("generation", rows, **shape))
-    ceiling = Measurement("ceiling_flops", *_reordered(draw(intervals())), scope="float32")
+    ceiling = interval("ceiling_flops", *draw(intervals()), scope="float32")
     return [*cases, ({"ceiling": "float32", "device": "cpu"}, [ceiling])]
-
-
-def _reordered(ends):
-    low, estimate, high = ends
-    return estimate, low, high, 0.95, 9
 
 
 @st.composite
@@ -127,16 +111,8 @@ def _energy(draw):
     operations = {name: float(draw(st.integers(1, 9))) for name in ("between", "gate", "up", "qk")}
     cases = [layer_case("blocks.0", operations)]
     for mode in ("minimal", "standard", "deep"):
-        low, value, high = ((end - 8) / 100 for end in draw(intervals()))
-        details = {"threads": 0.1, "cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
-        row = Measurement(
-            "overhead", value, low, high, 0.95, 17, scope=f"decode {mode}", details=details
-        )
         cases.append(
-            (
-                {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3, "look": mode},
-                [row],
-            )
+            overhead_case(mode, *((end - 8) / 100 for end in draw(intervals())), look=mode)
         )
     return cases
 
@@ -212,10 +188,7 @@ def contradictions(name, runs, path):
     """Store the runs of an experiment, and say of each claim of its verdict what the rows do not bear."""
     with Store(path) as store:
         for at, (machine, cases) in enumerate(runs):
-            rows = {
-                str(i): (factors, [ended(), *found]) for i, (factors, found) in enumerate(cases)
-            }
-            rows = in_turns(name, rows)
+            rows = in_turns(name, with_endings(cases))
             store.add(
                 Run(name, MACHINE | {"machine_id": machine}, rows=rows, run_id=f"{name}-{at}")
             )

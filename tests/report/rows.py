@@ -1,9 +1,9 @@
 """Rows as the notebooks store them, made by hand: what reports and pages are tried with."""
 
+import json
 import sqlite3
-from dataclasses import replace
 
-from nanolib.measurement import Measurement, Status, exact
+from nanolib.measurement import Flag, Measurement, Status
 from nanolib.store.schema import TRACE_TABLES
 
 MACHINE = {
@@ -23,11 +23,6 @@ def interval(metric, low, value, high, **rest):
     return Measurement(metric, value, low, high, 0.95, 20, **rest)
 
 
-def latency(scope, ms, **rest):
-    rest = {"details": {"mean": ms, "sd": 0.1, "cv": 0.1 / ms}, "samples": (ms,) * 3} | rest
-    return interval("latency", 0.95 * ms, ms, 1.05 * ms, method="perf_counter", scope=scope, **rest)
-
-
 def ended(status=Status.OK, message=""):
     return Measurement("case_duration", 1.0, status=status, message=message)
 
@@ -40,43 +35,6 @@ def with_endings(cases):
     }
 
 
-def attention_rows(times, failed=()):
-    """Rows by (name, seq_len) → forward ms; `failed` adds cases without numbers."""
-    rows = {}
-    shape = {"batch_size": 1, "dtype": "float32", "causal": True, "device": "cpu", "options": {}}
-    for (name, seq_len), ms in times.items():
-        tiles = 0.4 if name.startswith("dense") else 0.8
-        numbers = [
-            latency("forward", ms, predicted=ms / 2),
-            latency("backward", 2 * ms),
-            exact("sparsity", 0.0 if name.startswith("dense") else 0.75, method="mask"),
-            exact("block_sparsity", tiles, method="mask"),
-            exact("flops", 1e9, scope="forward"),
-            exact("peak_memory", 10.0, scope="forward", method="live_tensor_bytes"),
-            interval("mfu", 0.3, 0.4, 0.5, scope="forward"),
-            exact("relative_error", 1e-7, scope="forward", method="float64"),
-        ]
-        rows[name, seq_len] = [ended(), *numbers]
-    rows |= {(name, seq_len): [ended(*ending)] for name, seq_len, *ending in failed}
-    return {
-        f"{name}{seq_len}": ({"name": name, "seq_len": seq_len, **shape}, found)
-        for (name, seq_len), found in rows.items()
-    }
-
-
-ATTENTION = attention_rows(
-    {
-        ("dense (flash)", 256): 1.0,
-        ("window 64", 256): 2.0,
-        ("dense (flash)", 1024): 16.0,
-        ("window 64", 1024): 8.0,
-        ("dense (flash)", 4096): 250.0,
-        ("window 64", 4096): 100.0,
-    },
-    failed=[("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)],
-)
-
-
 def warmup_process(direction, process, steps, times, needed=2.0, message=""):
     """One fresh process: its curve, and of each setting (steps → low, ms, high, mean) what it would report."""
     factors = {
@@ -86,14 +44,18 @@ def warmup_process(direction, process, steps, times, needed=2.0, message=""):
         "steps": steps,
         "seq_len": 64,
     }
-    rows = [latency(direction, 10.0, samples=(30.0, 20.0, 10.0, 10.0))]
+    samples = (30.0, 20.0, 10.0, 10.0)
+    rows = [interval("latency", 9.5, 10.0, 10.5, scope=direction, samples=samples)]
     details = {"steady_median": None if needed is None else 10.25}
     rows.append(
         Measurement("warmup_needed", needed, scope=direction, message=message, details=details)
     )
     for count, (ms, mean) in times.items():
-        row = latency(f"{direction} after {count}", ms)
-        rows.append(replace(row, details={"mean": mean, "sd": 3.0, "cv": 0.33}))
+        rest = {
+            "scope": f"{direction} after {count}",
+            "details": {"mean": mean, "sd": 3.0, "cv": 0.33},
+        }
+        rows.append(interval("latency", 0.95 * ms, ms, 1.05 * ms, **rest))
     return factors, rows
 
 
@@ -115,3 +77,91 @@ def elsewhere(file):
         timed = "metric IN ('latency', 'component_time')"
         connection.execute(f"UPDATE measurements SET {slower} WHERE {timed}")
     connection.close()
+
+
+# Experiment → which cases are baselines, what they are called, and what tells groups apart.
+_GROUPS = {
+    "attention": (
+        lambda of: of["name"].startswith(("dense", "flash_attn")),
+        lambda of: of["name"],
+        ("seq_len", "batch_size", "dtype", "causal", "device"),
+    ),
+    "model": (
+        lambda of: of["optimization"] == "eager",
+        lambda of: f"eager {of['dtype']}",
+        ("attention_type", "seq_len", "batch_size", "mode", "new_tokens", "device"),
+    ),
+    "fp8": (
+        lambda of: of["precision"] == "bfloat16",
+        lambda of: "bfloat16",
+        ("name", "mode", "compiled", "seq_len", "batch_size", "m", "k", "n"),
+    ),
+}
+
+
+_OF = {
+    "attention": "name",
+    "model": "optimization",
+    "fp8": "precision",
+}  # a factor that cases of the group have
+
+
+def in_turns(experiment, rows):
+    """The cases with what each gains over each baseline of its group; rows are id → (factors, measurements)."""
+    if experiment == "distributed":
+        return {
+            case_id: (factors, [*found, *_across(found)])
+            for case_id, (factors, found) in rows.items()
+        }
+    if experiment not in _GROUPS:
+        return rows
+    is_baseline, title, shape = _GROUPS[experiment]
+    groups = {}
+    for case_id, (factors, _) in rows.items():
+        if factors.get(_OF[experiment]) is not None and "pattern" not in factors:
+            groups.setdefault(json.dumps([factors.get(name) for name in shape]), []).append(case_id)
+    found = dict(rows)
+    for ids in groups.values():
+        for own in ids:
+            factors, measured = rows[own]
+            gained = [
+                _gained(row, other, title(rows[base][0]))
+                for base in ids
+                if base != own and is_baseline(rows[base][0])
+                for row in measured
+                for other in rows[base][1]
+                if row.metric == other.metric == "latency"
+                and _phase(row) == _phase(other)
+                and row.estimate
+            ]
+            found[own] = factors, [*measured, *gained]
+    return found
+
+
+def _across(found):
+    """Of ranks: each call of a launch over each other of its direction."""
+    calls = [
+        row
+        for row in found
+        if row.metric == "latency" and not {"collective", "world_size"} & row.details.keys()
+    ]
+    for own in calls:
+        for base in calls:
+            if own is not base and own.scope.partition(" ")[2] == base.scope.partition(" ")[
+                2
+            ].removesuffix("rank"):
+                yield _gained(own, base, base.scope)
+
+
+def _phase(row):
+    return row.scope.removesuffix("_with_cast")
+
+
+def _gained(own, base, title):
+    ends = base.low / own.high, base.estimate / own.estimate, base.high / own.low
+    low, estimate, high = (None if end != end else end for end in ends)
+    flags = tuple(flag for flag in {*own.flags, *base.flags} if flag is Flag.BUSY_MACHINE)
+    scope = f"{own.scope} over {title}"
+    return Measurement(
+        "speed_up", estimate, low, high, 0.95, 20, method="rounds", scope=scope, flags=flags
+    )

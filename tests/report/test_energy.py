@@ -6,42 +6,20 @@ import pytest
 
 from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
-from nanolib.store import Run, Store
 from tests.report.cases import layer_case
-from tests.report.rows import MACHINE, ended
+from tests.report.rows import interval
 from tests.shown import CHARTS, VERDICTS
 
 
-def _rows(provenance, method, spread):
+def _case(provenance, method, spread):
     def row(metric, value, scope="decode"):
-        ends = (value / spread, value * spread)
-        return Measurement(
-            metric,
-            value,
-            *ends,
-            1.0,
-            1,
-            provenance=provenance,
-            method=method,
-            scope=scope,
-            details={"of": "x"},
-        )
+        rest = {"provenance": provenance, "method": method, "scope": scope, "details": {"of": "x"}}
+        return interval(metric, value / spread, value, value * spread, **rest)
 
     factors = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 1, "device": "cpu"}
-    found = [ended(), Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
-    found += [
-        row("energy", 50.0),
-        row("power", 25.0),
-        row("energy_per_token", 0.25),
-        row("net_energy", 30.0),
-    ]
-    return {"c": (factors, [*found, row("power", 10.0, "idle")])}
-
-
-def _store(tmp_path, rows):
-    store = Store(tmp_path / "results.sqlite")
-    store.add(Run("energy", MACHINE, rows=rows))
-    return store
+    found = [Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
+    found += [row("energy", 50.0), row("power", 25.0), row("energy_per_token", 0.25)]
+    return factors, [*found, row("net_energy", 30.0), row("power", 10.0, "idle")]
 
 
 def _sure(rows):
@@ -49,9 +27,8 @@ def _sure(rows):
     return {row["sure"] for data in spec["datasets"].values() for row in data if "sure" in row}
 
 
-def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
-    with _store(tmp_path, _rows(Provenance.MEASURED, "rapl", 1.1)) as store:
-        rows = store.measurements(samples=True)
+def test_a_reading_has_a_point_and_a_range_above_idle(measured):
+    rows = measured("energy", [_case(Provenance.MEASURED, "rapl", 1.1)])
     (line,) = energy_table(rows).to_dict("records")
     assert (line["power"], line["idle_power"], line["energy_per_token"]) == (25, 10, 0.25)
     text = "\n".join(VERDICTS["energy"](rows))
@@ -61,9 +38,8 @@ def test_a_reading_has_a_point_and_a_range_above_idle(tmp_path):
     assert "no energy run" in json.dumps(CHARTS["power_over_time"](rows[:0]).to_dict())
 
 
-def test_an_estimate_is_a_range_and_its_marks_are_hollow(tmp_path):
-    with _store(tmp_path, _rows(Provenance.ESTIMATED, "utilisation", 6)) as store:
-        rows = store.measurements(samples=True)
+def test_an_estimate_is_a_range_and_its_marks_are_hollow(measured):
+    rows = measured("energy", [_case(Provenance.ESTIMATED, "utilisation", 6)])
     text = "\n".join(VERDICTS["energy"](rows))
     assert "A token costs an estimated 41.7 to 1,500 mJ (decode) by utilisation." in text
     assert "This machine's power was not measured: no power sensor was found" in text
@@ -75,18 +51,10 @@ def test_an_estimate_is_a_range_and_its_marks_are_hollow(tmp_path):
     assert list(energy_table(rows)["provenance"]) == ["estimated"]
 
 
-def test_a_window_that_was_too_short_says_so(tmp_path):
-    rows = _rows(Provenance.MEASURED, "nvml_power", 1.1)
-    factors, found = rows["c"]
-    short = Measurement(
-        "energy",
-        status=Status.UNSUPPORTED,
-        message="repeat the work",
-        method="nvml_power",
-        scope="decode",
-    )
-    with _store(tmp_path, {"c": (factors, [found[0], short])}) as store:
-        rows = store.measurements(samples=True)
+def test_a_window_that_was_too_short_says_so(measured):
+    factors, _ = _case(Provenance.MEASURED, "nvml_power", 1.1)
+    short = {"status": Status.UNSUPPORTED, "message": "repeat the work", "method": "nvml_power"}
+    rows = measured("energy", [(factors, [Measurement("energy", scope="decode", **short)])])
     assert "repeat the work" in "\n".join(VERDICTS["energy"](rows))
     CHARTS["energy_per_token"](rows)
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from nanolib.measurement import Measurement, Provenance
+from nanolib.measurement import Provenance
 from tests.report.cases import (
     fp8_case,
     parity_case,
 )
+from tests.report.rows import ended
 
 
 @pytest.mark.parametrize(
@@ -60,16 +61,7 @@ def test_why_fp8_gives_no_time_is_said_with_the_first_reason(say, endings, said)
     cases = [fp8_case(1, "bfloat16", 7, 8, 9)]
     for size, (status, message) in enumerate(endings, 1):
         factors, _ = fp8_case(size, "fp8_rowwise", 1, 2, 3)
-        cases.append(
-            (
-                factors,
-                [
-                    Measurement(
-                        "case_duration", 1.0, n=1, status=status, message=message, method="last"
-                    )
-                ],
-            )
-        )
+        cases.append((factors, [ended(status, message)]))
     assert say("fp8", cases)[0].startswith(said)
 
 

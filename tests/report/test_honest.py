@@ -1,16 +1,28 @@
 """No sentence says more than its rows: advice, gains, losses and absences, each from both sides."""
 
+import itertools
+import re
+
 import pytest
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 
 from nanolib.experiments import ALL
 from nanolib.experiments.attention.findings import attention_table
-from nanolib.measurement import LEARNING_STEPS, Flag, Measurement, exact
+from nanolib.measurement import LEARNING_STEPS, METRICS, Flag, exact
 from nanolib.report.finding import Estimate
 from nanolib.run import sweep
 from nanolib.store import Store
-from tests.report.cases import COMPUTING, attention_case, decode_case
-from tests.report.rows import ended, warmup_process
-from tests.shown import CHARTS, VERDICTS
+from tests.report.cases import (
+    COMPUTING,
+    attention_case,
+    decode_case,
+    overhead_case,
+    parity_case,
+    quality_case,
+)
+from tests.report.generated import contradictions, databases
+from tests.report.rows import warmup_process
+from tests.shown import CHARTS, SECTIONS, VERDICTS
 
 
 @pytest.mark.parametrize("removed", [0.0, 0.001])
@@ -26,8 +38,7 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
         == (not removed)
         == ("Sparse attention is" not in text)
     )
-    stored = measured("attention", [(factors, [ended(), *found]) for factors, found in cases])
-    drawn = str(CHARTS["attention_speed_up"](stored).to_dict())
+    drawn = str(CHARTS["attention_speed_up"](measured("attention", cases)).to_dict())
     assert ("no sparse kind was measured" in drawn) == (not removed)
 
 
@@ -86,32 +97,10 @@ def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
 
 @pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
 def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
-    details = {"verdict": "equivalent", "control": False, "margin_nats": 0.0025}
-    parity = Measurement(
-        "loss_difference_from_bf16", 0.0, -1e-3, 1e-3, 0.95, 3, scope="a", details=details
-    )
-    text = "\n".join(
-        say("fp8", [({"recipe": "fp8_rowwise", "seeds": 3, "steps": steps}, [parity])])
-    )
+    text = "\n".join(say("fp8", [parity_case("fp8_rowwise", "equivalent", 0.0, steps=steps)]))
     assert ("a smoke test" in text) == (steps < LEARNING_STEPS) == ("matches bf16" not in text)
-    shape = {
-        "name": "w",
-        "pattern": "window",
-        "target": 0.5,
-        "seeds": 2,
-        "steps": steps,
-        "seq_len": 64,
-        "batch_size": 1,
-    }
-    rows = [
-        exact("sparsity", 0.5, method="mask"),
-        Measurement("loss", 2.0, 1.9, 2.1, 0.95, 5, scope="dense"),
-    ]
-    rows += [
-        Measurement("loss_difference", 0.2, 0.1, 0.3, 0.95, 5, scope=scope)
-        for scope in ("replaced", "fine_tuned")
-    ]
-    cases = [attention_case("dense", 9.9, 10, 10.1), (shape | {"dtype": "float32"}, rows)]
+    losses = {"replaced": (0.1, 0.2, 0.3), "fine_tuned": (0.1, 0.2, 0.3)}
+    cases = [attention_case("dense", 9.9, 10, 10.1), quality_case(0.5, losses, steps=steps)]
     text = "\n".join(say("attention", cases))
     assert (
         ("a smoke test" in text)
@@ -122,12 +111,8 @@ def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
 
 @pytest.mark.parametrize(("low", "nothing"), [(-0.5, True), (0.0, True), (0.5, False)])
 def test_an_overhead_that_may_be_zero_makes_no_clear_difference(say, low, nothing):
-    details = {"cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
-    row = Measurement(
-        "overhead", 0.02, low / 100, 0.04, 0.95, 9, scope="decode deep", details=details
-    )
-    case = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
-    (line,) = (line for line in say("energy", [(case, [row])]) if "overhead" in line)
+    case = overhead_case("deep", low / 100, 0.02, 0.04)
+    (line,) = (line for line in say("energy", [case]) if "overhead" in line)
     assert ("overhead: deep makes no clear difference (" in line) == nothing
 
 
@@ -142,3 +127,45 @@ def test_an_overhead_that_may_be_zero_makes_no_clear_difference(say, low, nothin
 )
 def test_an_order_is_what_two_intervals_allow(second, order):
     assert Estimate(1.0, 2.0, 3.0).compare_to(Estimate(*second)) == order
+
+
+_ORDER = re.compile(
+    r"faster than|slower than|fastest|slowest|as fast as|no clear difference|told apart|comes nearest|largest part|is beaten"
+    r"|hardly pays|more still pays|compute-bound(?! in \d)|communication-bound|limited by waiting"
+    r"|is higher|is lower|profiling overhead",
+    re.IGNORECASE,
+)
+
+
+def _busy(rows):
+    # stored rows may have metrics that nanolib no longer makes
+    timed = [name in METRICS and METRICS[name].is_timed for name in rows["metric"]]
+    flags = [
+        [*flags, Flag.BUSY_MACHINE.value] if one else flags
+        for flags, one in zip(rows["flags"], timed, strict=True)
+    ]
+    return rows.assign(flags=flags)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
+def test_no_section_orders_timings_that_others_disturbed(section, stored):
+    quiet, busy = (VERDICTS[section.experiment](rows) for rows in (stored, _busy(stored)))
+    assert len(busy) <= 5 and not [line for line in busy if _ORDER.search(line)]
+    orders = any(_ORDER.search(line) for line in quiet)
+    assert any("busy: no order drawn" in line for line in busy) == orders
+
+
+_numbers = itertools.count()
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=(Phase.generate,),
+    verbosity=Verbosity.quiet,
+    suppress_health_check=list(HealthCheck),
+)
+@given(drawn=databases())
+def test_no_claim_contradicts_its_rows(tmp_path_factory, drawn):
+    wrong = contradictions(*drawn, tmp_path_factory.mktemp("drawn") / f"{next(_numbers)}.sqlite")
+    assert not wrong, "\n".join(wrong)

@@ -11,7 +11,7 @@ from nanolib.compare.runs import compare_rows
 from nanolib.measurement import BadInput
 from nanolib.report import overview
 from nanolib.report.page import build
-from nanolib.report.regressions import comparison_table, comparison_verdict
+from nanolib.report.regressions import comparison_verdict
 from nanolib.stats.compare import Kind
 from nanolib.store import Store
 from tests.features import results
@@ -66,7 +66,7 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(shown):
     assert found.same_machine and not found.regressed
     assert {line.finding for line in found.lines} == {Kind.EQUIVALENT}
     names = {machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)}
-    assert set(comparison_table(found)["machine"]) == names
+    assert {line.machine for line in found.lines} == names
     worse = replace(found, lines=[replace(line, finding=Kind.REGRESSED) for line in found.lines])
     changed = [one for one in comparison_verdict(worse, "x") if one.text.startswith("regressed")]
     assert changed and all(finding.about for finding in changed)

@@ -6,7 +6,6 @@ from nanolib.experiments.distributed.launch import Launch
 from nanolib.experiments.distributed.tables import decode_table
 from nanolib.measurement import exact
 from tests.report.cases import COMPUTING, CORES, decode_case, timed
-from tests.report.rows import ended
 from tests.shown import CHARTS
 
 
@@ -62,20 +61,6 @@ def test_whether_ranks_help_is_the_first_finding(say, one, said):
     assert say("distributed", cases)[0].startswith(f"float32: {said}")
 
 
-def test_scaling_is_against_one_rank_of_the_same_rounds(say, measured):
-    crowd = {"gather": ((9.5, 10, 10.5), 1, COMPUTING), "one_message": ((11, 12, 13), 1, COMPUTING)}
-    apart = decode_case({"gather": ((1, 2, 3), 0, COMPUTING)}, world=1)  # of another launch
-    cases = [apart, decode_case(crowd, world=2, alone=(12.0, 12.6, 13.0))]
-    line = say("distributed", cases)[0]
-    assert "63% [57% … 68%] of perfect scaling. The fastest algorithm is gather" in line
-    table = decode_table(
-        measured("distributed", [(factors, [ended(), *found]) for factors, found in cases])
-    )
-    two = table[table["world_size"] == 2].set_index("algorithm")
-    assert dict(two["efficiency"]) == pytest.approx({"gather": 0.63, "one_message": 0.525})
-    assert table.loc[table["world_size"] == 1, "efficiency"].isna().all()
-
-
 PARTS = [
     [(3.1, 5, 6), (1, 1.2, 1.4), (1, 1.3, 1.6)],
     [
@@ -103,7 +88,7 @@ def test_the_table_the_chart_and_the_sentence_name_the_same_limit(
     say, measured, parts, kind, answer
 ):
     case = decode_case({"fused": ((8, 9, 9.5), 2, parts)})
-    rows = measured("distributed", [(case[0], [ended(), *case[1]])])
+    rows = measured("distributed", [case])
     assert list(decode_table(rows)["binds"]) == [kind]
     spec = CHARTS["decode_scaling"](rows).to_dict()
     drawn = {line["note"] for data in spec["datasets"].values() for line in data if "note" in line}
@@ -174,7 +159,7 @@ def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):
     ranks = [[{name: scale * (at + 1.0) for at, name in enumerate(names)}] * 6 for scale in (1, 2)]
     shape, _ = decode_case({"three_allreduce": ((8, 9, 9.5), 3, COMPUTING)}, world=2)
     answers = [{"parts": {"three_allreduce": runs}, "errors": {}} for runs in ranks]
-    found = [ended(), *Launch(answers).algorithm("three_allreduce", None)]
+    found = [*Launch(answers).algorithm("three_allreduce", None)]
     rows = measured("distributed", [(shape, found)])
     spec = CHARTS["decode_shares"](rows).to_dict()
     (drawn,) = (data for data in spec["datasets"].values() if "series" in data[0])

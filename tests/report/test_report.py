@@ -4,12 +4,16 @@ import re
 import pandas as pd
 import pytest
 
-from nanolib.measurement import BadInput
+from nanolib.experiments import ALL
+from nanolib.measurement import FLAG_TEXT, BadInput, Flag, Measurement, Status
+from nanolib.paths import checkout
 from nanolib.report import export, page
+from nanolib.report.page import build
+from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
 from tests.features import results
-from tests.report.rounds import in_turns
-from tests.report.rows import ATTENTION, EVIL, MACHINE
+from tests.report.cases import attention_rows
+from tests.report.rows import EVIL, MACHINE, in_turns
 from tests.shown import CHARTS, SECTIONS
 
 
@@ -17,7 +21,9 @@ from tests.shown import CHARTS, SECTIONS
 def store(tmp_path):
     """Stored runs of each notebook, and a newer one whose texts try to break out."""
     with Store(results(tmp_path)) as opened:
-        rows = in_turns("attention", ATTENTION)
+        times = {("dense (flash)", 256): 1.0, ("window 64", 256): 2.0}
+        failed = [("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)]
+        rows = in_turns("attention", attention_rows(times, failed))
         opened.add(Run("attention", MACHINE, label=EVIL, rows=rows, run_id="evil"))
         yield opened
 
@@ -70,9 +76,30 @@ def test_an_export_holds_every_row(store, tmp_path, ending):
 
 
 def test_bad_exports_are_refused_and_nothing_is_written(store, tmp_path):
-    for name, said in (("x.exe", "no known ending"), ("no/x.json", "is not a folder")):
-        with pytest.raises(BadInput, match=said):
-            export.write(store, ["evil"], tmp_path / name)
+    with pytest.raises(BadInput, match="no known ending"):
+        export.write(store, ["evil"], tmp_path / "x.exe")
     with pytest.raises(BadInput, match="there are no runs"):
         export.write(store, [], tmp_path / "x.json")
     assert not list(tmp_path.glob("x.*"))
+
+
+def test_the_glossary_explains_every_flag_as_the_report_does():
+    written = (checkout() / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert all(f"| `{flag}` | {FLAG_TEXT[flag]} |" in written for flag in Flag)
+
+
+@pytest.mark.parametrize("status", [Status.ERROR, Status.UNSUPPORTED, Status.STARTED])
+def test_a_page_says_what_became_of_the_cases(tmp_path, status):
+    names = [name for name in ALL if name != "summary"]
+    ended = Measurement(
+        "case_duration", None, status=status, message="out of luck", details={"attempts": 1}
+    )
+    with Store(tmp_path / "results.sqlite") as store:
+        for job in plan(ALL, names, {}, {}):
+            rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
+            store.add(Run(job.name, MACHINE, rows=rows))
+        page = build(store, store.resolve("all"), tmp_path / "report", SECTIONS, pictures=False)
+    text = page.read_text(encoding="utf-8")
+    assert "out of luck" in text or status is Status.STARTED
+    assert "no case gave a number" in text
+    assert "gains no time" not in text or status is Status.UNSUPPORTED

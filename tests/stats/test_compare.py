@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_ind, wilcoxon
+from scipy.stats import nct, t, ttest_ind, wilcoxon
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
@@ -126,6 +126,11 @@ def test_the_interval_of_the_center_is_what_wilcoxons_test_does_not_reject(n):
             assert rejected - 0.003 <= 1 - confidence < accepted + 0.003
 
 
+def _verdict(low, ratio, high, p, effect=0.05):
+    interval = Interval(low, ratio, high)
+    return Verdict(Kind.INCONCLUSIVE, ratio, interval, p, effect, interval, p)
+
+
 @pytest.mark.parametrize(
     ("ratio", "p", "raw_p", "kind"),
     [
@@ -143,18 +148,14 @@ def test_the_interval_of_the_center_is_what_wilcoxons_test_does_not_reject(n):
     ],
 )
 def test_the_kind_changes_at_its_bounds(ratio, p, raw_p, kind):
-    interval = Interval(0.9 * ratio, ratio, 1.1 * ratio)
-    verdict = Verdict(Kind.INCONCLUSIVE, ratio, interval, raw_p, 0.05, interval, raw_p)
-    assert _kind(verdict, p) is kind
+    assert _kind(_verdict(0.9 * ratio, ratio, 1.1 * ratio, raw_p), p) is kind
 
 
 @pytest.mark.parametrize("ends", [(0.971, 1.029), (0.970, 1.029), (0.971, 1.030)])
 def test_what_is_equivalent_lies_within_the_margin(ends):
     low, high = ends
-    interval = Interval(low, 1.0, high)
-    verdict = Verdict(Kind.INCONCLUSIVE, 1.0, interval, 0.5, 0.05, interval, 0.5)
     is_within = ends == (0.971, 1.029)
-    assert (_kind(verdict, 0.5) is Kind.EQUIVALENT) == is_within
+    assert (_kind(_verdict(low, 1.0, high, 0.5), 0.5) is Kind.EQUIVALENT) == is_within
 
 
 def test_many_are_adjusted_as_statsmodels_does():
@@ -238,7 +239,31 @@ def test_wilcoxons_own_test_fails_where_a_third_of_the_processes_is_far_off():
     ],
 )
 def test_what_the_word_leaves_open_is_said_with_its_side(ends, text):
-    interval = Interval(*ends)
-    p = 0.5 if interval.low <= 1 <= interval.high else 0.01
-    verdict = Verdict(Kind.INCONCLUSIVE, interval.estimate, interval, p, 0.02, interval, p)
+    p = 0.5 if ends[0] <= 1 <= ends[2] else 0.01
+    verdict = _verdict(*ends, p, effect=0.02)
     assert replace(verdict, kind=_kind(verdict, p)).open == text
+
+
+def test_the_effect_that_could_be_seen_is_that_of_the_t_test():
+    rng = np.random.default_rng(13)
+    a, b = rng.lognormal(0, 0.1, 12), rng.lognormal(0, 0.2, 20)
+    level = 2 * 87 / 2**12  # of 4,096 signs 87 give a sum of at most 13, the last that counts
+    deviation = np.log(b[:12] / a).std(ddof=1) * math.sqrt(math.pi / 3)
+    reach = TTestPower().solve_power(nobs=12, alpha=level, power=0.8) * deviation
+    found = compare_paired(a, b[:12]).minimum_detectable_effect
+    assert found == pytest.approx(math.expm1(reach), rel=1e-4)
+    welch = ttest_ind(np.log(b), np.log(a), equal_var=False)
+    error = math.sqrt(np.log(a).var(ddof=1) / 12 + np.log(b).var(ddof=1) / 20)
+    noncentrality = math.log1p(compare(a, b).minimum_detectable_effect) / error
+    assert nct.sf(t.ppf(0.975, welch.df), welch.df, noncentrality) == pytest.approx(0.8, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [8, 30])
+def test_the_effect_that_is_stated_is_found_eighty_times_in_a_hundred(n):
+    rng = np.random.default_rng(n)
+    deltas = rng.normal(size=(int(os.environ.get("NANOLIB_SIMULATIONS", "800")), n))
+    unit = (deltas[0] - deltas[0].mean()) / deltas[0].std(ddof=1)
+    stated = math.log1p(compare_paired(np.ones(n), np.exp(0.01 * unit)).minimum_detectable_effect)
+    found = np.mean([wilcoxon(0.01 * delta + stated).pvalue < 0.05 for delta in deltas])
+    assert found == pytest.approx(0.8, abs=0.04)

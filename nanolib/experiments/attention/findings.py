@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Flag
+from nanolib.report.charts import roofline_words
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE, Pairs, gains, not_slower, with_speed_ups
 from nanolib.report.overview import cached, join_words, of_experiment, rows_with_factor
-from nanolib.report.roofline import roofline_words
 from nanolib.report.tables import (
     Column,
     add_metric_columns,
@@ -286,9 +286,7 @@ def _compare_loss(row: pd.Series) -> Finding:
         text = f"The loss of {row['pattern']} was not measured"
         return Finding(text, "its mask removes nothing", "reduce quality_block_size")
     scopes = [scope for scope in ("replaced", "fine_tuned") if pd.notna(row[scope])]
-    figures = [
-        Estimate.of(row, scope, "loss_difference", scope, row["pattern"]) for scope in scopes
-    ]
+    figures = [Estimate.of(row, scope, "loss_difference", row["pattern"]) for scope in scopes]
     replaced, *tuned = (_EFFECTS[figure.compare_to(_NONE)] for figure in figures)
     text = f"In a trained decoder, {row['pattern']} ({row['sparsity']:.0%} sparse) {replaced}"
     text += "".join(f", and after a fine-tune it {effect}" for effect in tuned)

@@ -14,11 +14,16 @@ from nanolib.experiments.attention.findings import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
-from nanolib.report.filters import link_columns, links, point_columns
+from nanolib.report.charts import (
+    COUNTED_KEY,
+    KEY,
+    PLAN_KEY,
+    ROOFLINE_KEY,
+    roofline_chart,
+    scaling_chart,
+)
 from nanolib.report.overview import join_words, why_empty
-from nanolib.report.plot import plot
-from nanolib.report.roofline import roofline_chart
-from nanolib.report.scaling_chart import COUNTED_KEY, KEY, PLAN_KEY, ROOFLINE_KEY, scaling_chart
+from nanolib.report.plot import link_columns, links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
 from nanolib.report.theme import empty_chart

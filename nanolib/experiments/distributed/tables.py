@@ -152,8 +152,7 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
     if not all(pd.notna(line.get(kind)) for kind in KINDS):
         return "", ()
     compute, wait, communication = (
-        Estimate.of(line, kind, "component_time", f"{line['algorithm']}: {kind}", line["ranks"])
-        for kind in KINDS
+        Estimate.of(line, kind, "component_time", line["ranks"]) for kind in KINDS
     )
     ends = ("low", "estimate", "high")
     sending = Estimate(*(getattr(wait, end) + getattr(communication, end) for end in ends))

@@ -23,11 +23,10 @@ from nanolib.experiments.distributed.tables import (
 )
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import links
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE, gains, not_slower
 from nanolib.report.overview import cached, join_words, pick, rows_with_factor, why_empty
-from nanolib.report.plot import plot
+from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, in_ms, percent, times
 from nanolib.report.theme import empty_chart

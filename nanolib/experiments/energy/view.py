@@ -9,10 +9,9 @@ import pandas as pd
 
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import followed, link_columns, point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, join_words, of_experiment, pick, why_empty
-from nanolib.report.plot import plot
+from nanolib.report.plot import followed, link_columns, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,

@@ -7,7 +7,6 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.filters import links, point_columns
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import gains, with_speed_ups
 from nanolib.report.overview import (
@@ -17,7 +16,7 @@ from nanolib.report.overview import (
     rows_with_factor,
     why_empty,
 )
-from nanolib.report.plot import plot
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,

@@ -27,13 +27,11 @@ from nanolib.experiments.model.tables import (
 )
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
-from nanolib.report.filters import links
+from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_chart, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import gains
 from nanolib.report.overview import cached, join_words, pick, rows_with_factor
-from nanolib.report.plot import plot
-from nanolib.report.roofline import roofline_chart, roofline_words
-from nanolib.report.scaling_chart import KEY, ROOFLINE_KEY, scaling_chart
+from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, in_ms
 
@@ -154,7 +152,7 @@ def _cost(row: pd.Series) -> Finding:
         scopes.append("training_step")
     else:
         evidence.append(f"{row['inference_tokens_per_second']:,.0f} tokens/s")
-    figures = tuple(Estimate.of(row, scope, "latency", scope, row["name"]) for scope in scopes)
+    figures = tuple(Estimate.of(row, scope, "latency", row["name"]) for scope in scopes)
     return Finding(join_words(times), "; ".join(evidence), about=_about(row), figures=figures)
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from nanolib.report.filters import links
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.in_turns import ONE
 from nanolib.report.overview import cached, of_experiment, pick, rows_with_factor, why_empty
-from nanolib.report.plot import plot
+from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,

@@ -24,10 +24,8 @@ from nanolib.meters.time.sampler import (
     pause_collector,
 )
 from nanolib.meters.time.turns import Round, take_turns
-from nanolib.stats.autocorrelation import ljung_box_p
 from nanolib.stats.intervals import range_confidence
-from nanolib.stats.outliers import count_outliers, remove_outliers
-from nanolib.stats.steady import SteadyState
+from nanolib.stats.steady import SteadyState, count_outliers, ljung_box_p, remove_outliers
 
 
 def measure(

@@ -21,14 +21,14 @@ from nanolib.ab.schedule import (
     PROCESS_PAIRS,
     TIMED,
     WARM_UP_S,
-    _compare,
     block_calls,
+    _compare,
     ends_after,
     is_precise_enough,
     next_look,
     precise_enough,
 )
-from nanolib.ab.worktree import Version
+from nanolib.ab.versions import Version
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict
 from nanolib.stats.intervals import TooFewSamples
 from tests.ab.conftest import Repository

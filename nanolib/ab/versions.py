@@ -1,21 +1,27 @@
-"""Versions of the code: each revision in a worktree of its own, which is removed when the block ends, however it ends."""
+"""Versions of the code, and the interpreters that run them.
+
+Each revision has a worktree of its own, which is removed when the block ends, however it ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, shown
+from nanolib.paths import expanded
 
 WORKING_TREE = "."
 
@@ -111,8 +117,9 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         for name, commit in commits.items():
             place = Path(made) / commit[:12]
             versions[name] = Version(name, commit[:12], place, folder)
-            if not place.exists():
-                _add(top, place, commit)
+            if not place.exists():  # no hook of the repository may run
+                quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
+                _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
         yield [versions[name] for name in names]
 
 
@@ -160,12 +167,6 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
     return done.stdout.strip()
 
 
-def _add(top: Path, place: Path, commit: str) -> None:
-    """Make a worktree; no hook of the repository may run."""
-    quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
-    _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
-
-
 @contextmanager
 def _ended_by_signal() -> Iterator[None]:
     """Let a termination or a hang-up end the command like Ctrl-C, so that everything is cleared away."""
@@ -183,3 +184,87 @@ def _ended_by_signal() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+OLDEST = (3, 11)  # that runs `worker.py`
+_MOST_NAMED = 3  # differences in a version's title
+_TIMEOUT_S = 60
+# If a package is in two folders, the first one is imported.
+_LIST_PACKAGES = """
+import importlib.metadata as m, json, sys
+found = {}
+for d in m.distributions():
+    name = d.metadata['Name']
+    if name: found.setdefault(name.lower().replace('_', '-'), d.version)
+print(json.dumps({'python': list(sys.version_info[:3]), 'packages': found}))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """An interpreter and what it can import.
+
+    Attributes:
+        python: The interpreter.
+        packages: Name, in lower case → version; `python` is one of them.
+    """
+
+    python: str
+    packages: Mapping[str, str]
+
+
+def inspect_interpreter(python: str) -> Interpreter:
+    """List the packages of an interpreter.
+
+    Args:
+        python: Its path, or a name to be found on the path.
+
+    Raises:
+        BadInput: It is not an interpreter, or too old.
+    """
+    found = shutil.which(expanded(python))
+    if not found:
+        raise BadInput(
+            f"--python: {shown(python)} is not a program; name an interpreter, such as .venv/bin/python"
+        )
+    found = str(Path(found).absolute())  # not resolved: its own path leads to its environment
+    try:
+        done = subprocess.run(
+            [found, "-c", _LIST_PACKAGES],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            # a json.py of the working folder must not be imported
+            env=os.environ | {"PYTHONSAFEPATH": "1"},
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+        version = tuple(answer["python"])
+    except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
+        raise BadInput(
+            f"--python: {shown(python)} does not run Python; name an interpreter"
+        ) from None
+    number, oldest = (".".join(map(str, one)) for one in (version, OLDEST))
+    if version < OLDEST:
+        raise BadInput(f"--python: {shown(python)} is Python {number}; give {oldest} or newer")
+    return Interpreter(found, answer["packages"] | {"python": number})
+
+
+def differences(a: Interpreter, b: Interpreter) -> list[tuple[str, str, str]]:
+    """List what differs: name, version in A and version in B; `none` if one lacks it."""
+    names = sorted({**a.packages, **b.packages}, key=lambda name: (name != "python", name))
+    pairs = [(name, a.packages.get(name, "none"), b.packages.get(name, "none")) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def titles(a: Interpreter, b: Interpreter) -> tuple[str, str]:
+    """Name each by how it differs from the other, briefly: `numpy 1.26.4`."""
+    differ = differences(a, b)
+    if not differ:
+        return "the first interpreter", "the second interpreter"
+    rest = len(differ) - _MOST_NAMED
+    more = f" and {rest} more" if rest > 0 else ""
+    of_a = ", ".join(f"{name} {version}" for name, version, _ in differ[:_MOST_NAMED])
+    of_b = ", ".join(f"{name} {version}" for name, _, version in differ[:_MOST_NAMED])
+    return of_a + more, of_b + more

@@ -1,21 +1,100 @@
-"""The roofline: each timing as a point under the peak rates of its own run, compute-bound or memory-bound.
+"""Charts that several notebooks share: a metric over the sequence length, and the roofline with its findings.
 
-Source: Williams, Waterman & Patterson (2009).
+Source of the roofline: Williams, Waterman & Patterson (2009).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
+from nanolib.measurement import METRICS, Flag
 from nanolib.numbers import scaled
-from nanolib.report.filters import links
 from nanolib.report.finding import Estimate, Finding
-from nanolib.report.overview import join_words, of_experiment, pick
-from nanolib.report.plot import plot
+from nanolib.report.overview import join_words, of_experiment, pick, why_empty
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.tables import Column, add_metric_columns, percent, ratios, short_names
 from nanolib.report.theme import Chart, empty_chart, hues
+
+KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
+COUNTED_KEY = "Points: counted, exact. Dashed: predicted."
+ROOFLINE_KEY = "The prediction is the roofline of the peak rates measured in the same run."
+PLAN_KEY = "The prediction counts the same bytes on tensors that have shapes and no data."
+
+
+def scaling_chart(
+    experiment: str,
+    metric: str,
+    title: str,
+    subtitle: Sequence[str],
+    scopes: Mapping[str, str],
+    others: Sequence[str],
+    share: bool = False,
+) -> Chart:
+    """Return what draws one metric of an experiment's cases over their sequence length, with predictions dashed.
+
+    Args:
+        experiment: Whose cases.
+        metric: Which metric.
+        title: Of the chart.
+        subtitle: Its lines.
+        scopes: Scope → the title of its panel.
+        others: Factors in which series of one name may differ.
+        share: Whether the metric is a share, on an axis from zero.
+    """
+
+    def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+        rows = of_experiment(rows, experiment)
+        found = pd.concat([pick(rows, metric, scope) for scope in scopes])
+        if found.empty:
+            return empty_chart(title, why_empty(rows, experiment))
+        found, shared = short_names(found)
+        labels, alike = _series(found, others)
+        data = pd.DataFrame(
+            {
+                "panel": found["scope"].map(scopes),
+                "series": labels,
+                "x": found["factor.seq_len"].astype(int),
+                "y": found["estimate"],
+                "low": found["low"],
+                "high": found["high"],
+                "pred": found["predicted"],
+                "sure": [Flag.NO_STEADY_STATE not in flags for flags in found["flags"]],
+                "note": [", ".join(flags) for flags in found["flags"]],
+                **links(found),
+            }
+        )
+        unit = METRICS[metric].unit
+        axis = METRICS[metric].title + ("" if unit == "1" else f" ({unit})")
+        return plot(
+            data,
+            title + (shared or alike),
+            subtitle=subtitle,
+            unit=axis,
+            xunit="Sequence length (tokens)",
+            log="x" if share else "xy",
+            fmt=".1~%" if share else ",.3~r",
+        )
+
+    return chart
+
+
+def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
+    """Name each series by the factors that vary, its own name last; return the name that all share too, for the title."""
+    names = [*others, "name"]
+    varying = [name for name in names if rows[f"factor.{name}"].astype(str).nunique() > 1]
+    parts = [_words(name, rows[f"factor.{name}"]) for name in varying or ["name"]]
+    shared = f": {rows['factor.name'].iloc[0]}" if varying and "name" not in varying else ""
+    return parts[0].str.cat(parts[1:], sep=", "), shared
+
+
+def _words(name: str, values: pd.Series) -> pd.Series:
+    words = values.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+    return "batch " + words if name == "batch_size" else words
+
 
 _CASE = ["name", "optimization", "seq_len", "batch_size", "dtype"]
 _TIMED = (
@@ -49,7 +128,9 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
         table, rows.assign(dtype=rows["scope"]), [_PEAK], ["run_id", "dtype"]
     )
     table = add_metric_columns(table, rows, [_BANDWIDTH], ["run_id"])
-    table = table.dropna(subset=["flops", "moved", "peak", "bandwidth"]).reset_index(drop=True)
+    # without work there is no share of a peak rate
+    known = table[["flops", "moved", "peak", "bandwidth"]].astype(float)
+    table = table[(np.isfinite(known) & (known > 0)).all(axis=1)].reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
         table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
@@ -68,27 +149,21 @@ def roofline_chart(experiment: str) -> Chart:
 
     def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
         table = roofline_table(rows, experiment)
-        if len(table):
-            ends = table[["intensity", "ridge", "peak", "bandwidth"]].astype(float)
-            table = table[(np.isfinite(ends) & (ends > 0)).all(axis=1)]
         if table.empty:
             return empty_chart(
                 "Under the roofline", "no timing has its work, its bytes and its run's peak rates"
             )
-        table, shared = short_names(table, "name", "optimization")
+        table, shared = short_names(table, "")
         points = pd.DataFrame(
             {
                 "panel": table["scope"].str.replace("_", " "),
                 "series": table["name"],
                 "x": table["intensity"],
-                "y": table["achieved"],
-                "low": table["achieved_low"],
-                "high": table["achieved_high"],
+                **point_columns(table, "achieved", "y"),
                 "note": [
                     f"{case}, {share:.0%} of its peak, {bound}-bound"
                     for case, share, bound in table[["case", "share", "bound"]].to_numpy()
                 ],
-                **links(table),
             }
         )
         points["hue"] = points["series"].map(hues(points["series"]))
@@ -104,7 +179,6 @@ def roofline_chart(experiment: str) -> Chart:
             log="xy",
             fmt="~s",
             join=False,
-            width=680,
         )
 
     return chart
@@ -130,7 +204,6 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
     if table.empty:
         return []
     findings = []
-    table = table[table["attainable"] > 0]  # without work there is no share of a peak rate
     for scope, group in table.groupby("scope", sort=False):
         best = group.sort_values("share").iloc[-1]
         counts = group["bound"].value_counts().items()
