@@ -81,7 +81,7 @@ def ab(
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
-    """Compare two versions, measured in turns. Exit code 1 reports a regression.
+    """Compare two versions, measured in turns. Exit code 1 reports a regression or a new failure.
 
     REV_A and REV_B are git revisions, `.` for the working tree, or two params files. Without a
     notebook or --call, nano compares the timed cases of the quick suite. With --python the code is
@@ -89,7 +89,7 @@ def ab(
 
     Blocks of both versions alternate in random order, in many pairs of fresh processes, and are
     judged once. At the default threshold of 5 %, a change of exactly 5 % is reported as a
-    regression half of the time; with --threshold 2.5% always.
+    regression half of the time. With --threshold 2.5% it is reported almost always.
     """
     from nanolib.ab.pairs import Settings
     from nanolib.ab.run import run_ab, to_run
@@ -118,7 +118,8 @@ def ab(
         echo("measured in turns, in fresh processes")
     elif not settings.timed:
         echo("each version ran once, in its own process")
-    sys.exit(EXIT_FAILED if result.comparison.regressed else EXIT_OK)
+    found = result.comparison
+    sys.exit(EXIT_FAILED if found.regressed or found.lost else EXIT_OK)
 
 
 def _agree(seconds: float) -> None:

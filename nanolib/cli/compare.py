@@ -80,7 +80,7 @@ def compare(
     BASE and CURRENT are an id, a label, a suite, latest~1, or a database.
 
     The runs were measured at different times. A slower timing is a regression only if it is beyond
-    the spread between three or more earlier runs of one committed revision on this machine. With
+    the spread between three or more other runs of one committed revision on this machine. With
     fewer runs it is suspect at most, and nano ab decides.
     """
     from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks

@@ -75,9 +75,10 @@ def run_on_ray(
 
 
 def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return a job's share of a node: a GPU per rank, or all CPUs of the smallest node.
+    """Return a job's share of a node: a GPU per rank, or as many CPUs as the smallest node has.
 
-    So no other job runs on the devices that it measures.
+    On nodes of one size, no other job runs on the devices that it measures. A larger node may run
+    several jobs at once, and their rows then have the flag `busy_machine`.
 
     Args:
         job: Which.

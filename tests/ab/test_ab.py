@@ -132,6 +132,15 @@ def test_what_fails_on_both_sides_is_reported_of_both_and_is_not_new(
     assert line["message"].startswith("A: ") and line["message"].count(said) == 2
 
 
+def test_what_fails_in_b_only_fails_the_gate(repository, ab, tmp_path):
+    repository.commit("works", WORK + "def fails():\n    run()\n")
+    repository.commit("fails", WORK + "def fails():\n    raise ValueError('broken')\n")
+    ended = ab("works", "fails", "--call", "work:fails", "--json", str(tmp_path / "f.json"))
+    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
+    assert ended.exit_code == 1 and line["finding"] == "failed", ended.output
+    assert "B: error: ValueError: broken" in line["message"]
+
+
 def test_what_a_call_only_begins_is_refused(repository, ab):
     repository.commit("begins", WORK + "async def only():\n    run()\n")
     ended = ab("begins", ".", "--call", "work:only")
