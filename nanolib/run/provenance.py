@@ -1,4 +1,4 @@
-"""What makes a run's numbers: the code, the machine, and what else the machine did meanwhile."""
+"""What makes a run's numbers: the code, the machine, and what else the machine did during the run."""
 
 from __future__ import annotations
 
