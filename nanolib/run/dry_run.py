@@ -41,9 +41,12 @@ def prediction_table(
     params.look(cases)
     lines = []
     for case in cases:
-        if predicted := case.predict(ceilings):
-            texts = {_title(name): _text(name, value) for name, value in predicted.items()}
-            lines.append({"case": str(case)} | texts)
+        line = {"case": str(case)}
+        for name, value in case.predict(ceilings).items():
+            unit = f" ({_UNITS[name]})" if name in _UNITS else ""
+            line[name.replace("_", " ") + unit] = _text(name, value)
+        if len(line) > 1:
+            lines.append(line)
     return pd.DataFrame(lines).fillna("")
 
 
@@ -107,11 +110,6 @@ def expected_s(
 
 def _timing(params: Mapping[str, Any]) -> list[Any]:
     return [params.get(name) for name in _TIMING]
-
-
-def _title(name: str) -> str:
-    unit = _UNITS.get(name)
-    return name.replace("_", " ") + (f" ({unit})" if unit else "")
 
 
 def _text(name: str, value: float | str) -> str:

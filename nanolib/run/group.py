@@ -122,7 +122,12 @@ def measure_group(
             scopes = [*next(iter(waiting.values())).phases]
             chosen = [name for name, timing in waiting.items() if [*timing.phases] == scopes]
             timings = {case_id: waiting.pop(case_id) for case_id in chosen}
-            rows, rounds = _time(timings, params.seed, within)
+            rows, rounds = {}, []
+            if len(chosen) > 1:
+                rows, rounds = measure_in_turns(timings, seed=params.seed, within=within)
+            else:
+                with within(chosen[0]):
+                    rows[chosen[0]] = measure_alone(timings[chosen[0]])
             for case_id, timing in timings.items():
                 if case_id not in rows:  # it failed within its own block
                     steps[case_id].close()
@@ -134,19 +139,6 @@ def measure_group(
     except DeviceLost:
         return {at: outcome for at, outcome in outcomes.items() if "device_lost" in outcome.details}
     return outcomes
-
-
-def _time(
-    timings: dict[str, Timing], seed: int, within: Callable[[str], AbstractContextManager[None]]
-) -> tuple[dict[str, Any], Sequence[Round]]:
-    """Time several in rounds, and one by itself."""
-    if len(timings) > 1:
-        return measure_in_turns(timings, seed=seed, within=within)
-    rows = {}
-    for case_id, timing in timings.items():
-        with within(case_id):
-            rows[case_id] = measure_alone(timing)
-    return rows, []
 
 
 def _speed_ups(

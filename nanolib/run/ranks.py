@@ -288,13 +288,8 @@ def failure(
         stack = folder / f"{rank}.stack"
         if not result and rank not in waited and stack.is_file():
             text = stack.read_text(errors="replace")
-            said = f"rank {rank} of {len(results)} {how}: {_innermost(text)}"
+            frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', text)  # the innermost
+            at = frame and f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"
+            said = f"rank {rank} of {len(results)} {how}: {at or 'its stack is not known'}"
             return RankFailed(said, rank, text)
     return raised or RankFailed(f"no rank started{late}; see its traceback", -1, log)
-
-
-def _innermost(stack: str) -> str:
-    """Name the function of the first frame that faulthandler wrote, with its file and line."""
-    frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', stack)
-    place = frame and f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"
-    return place or "its stack is not known"
