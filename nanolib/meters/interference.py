@@ -119,8 +119,7 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
     spent = {name: after.everyone[name] - before.everyone[name] for name in after.everyone}
     load, total = CpuLoad(quota=cpu_quota()), sum(spent.values())
     if total > _LEAST_S:
-        stolen = spent.get("steal", 0.0)
-        idle = spent.get("idle", 0.0) + spent.get("iowait", 0.0)
+        idle, stolen = spent["idle"] + spent["iowait"], spent["steal"]
         others = total - idle - stolen - (after.ours - before.ours)
         load.others, load.stolen = min(1.0, max(0.0, others / total)), stolen / total
     for group, (periods, throttled) in after.periods.items():

@@ -1,4 +1,4 @@
-"""Count the bytes of tensors while operations run: live bytes, and bytes read of existing tensors."""
+"""Count the bytes of tensors while operations run: live ones, and those read of existing ones."""
 
 from __future__ import annotations
 

@@ -24,8 +24,9 @@ from nanolib.run import process
 
 
 def _load(ours=0.0, periods=None, **spent):
-    before = CpuTimes(dict.fromkeys(spent, 0.0), 50.0, {name: (10, 5) for name in periods or {}})
-    return load_between(before, CpuTimes(spent, 50.0 + ours, periods or {}))
+    zero = dict.fromkeys(interference._COUNTED, 0.0)
+    before = CpuTimes(zero, 50.0, {name: (10, 5) for name in periods or {}})
+    return load_between(before, CpuTimes(zero | spent, 50.0 + ours, periods or {}))
 
 
 OTHERS = "other processes use {} of the CPUs"
