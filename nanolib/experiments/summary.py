@@ -76,7 +76,7 @@ def _opened(params: Params) -> Store:
     return Store(params.database or database_path(), create=not params.database)
 
 
-def changes(params: Params) -> regressions.Changes:
+def changes(params: Params) -> regressions.Part:
     """Compare the chosen runs with those before them, and find changes over all runs."""
     with _opened(params) as store:
         runs = store.runs_of(select_runs(store, params.runs))

@@ -22,11 +22,9 @@ from scipy.stats import binomtest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nanolib.ab.versions import Version
-
 from nanolib.ab.pairs import Settings, Task
 from nanolib.ab.schedule import TIMED, compare_versions
-from nanolib.ab.versions import checked_out
+from nanolib.ab.versions import Version, checked_out
 from nanolib.stats.compare import Kind, Verdict
 from nanolib.stats.signed_ranks import hodges_lehmann
 from tests.benchmarks.parts.neighbors import busy_neighbors
