@@ -168,7 +168,7 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
 )
 def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, batch, group, options):
     q_len = min(queries, kv_len)
-    parsed = Options(pattern=pattern, **REQUIRED.get(pattern, {}) | options)
+    parsed = Options(pattern=pattern, **options | REQUIRED.get(pattern, {}))
     inputs = qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)
     dense, mask = masked_by(inputs, causal, parsed)
     out = attention.attend("sparse", *inputs, causal=causal, options=parsed)

@@ -22,7 +22,7 @@ def _case(kind, **changes):
     ("kind", "counted"),
     [
         ({"kind": "own", "call": CALL}, False),
-        ({"kind": "sparse", "pattern": "own", "mask_mod": MASK, "block_size": 8}, True),
+        ({"kind": "sparse", "pattern": "own", "mask_mod": MASK, "per_head": True}, True),
         ({"kind": "sparse", "pattern": "document", "document_lengths": [5, 9]}, True),
         ({"kind": "sparse", "pattern": "prefix_lm", "global_tokens": 7}, True),
     ],
@@ -38,9 +38,9 @@ def test_what_a_user_brings_is_a_case_like_all_others(kind, counted, causal):
     assert (("flops", "forward") in rows) == counted == (("sparsity", "") in rows)
     assert (("latency", "compile") in rows) == (not counted)
     if "mask_mod" in kind:
-        q, k = torch.arange(48)[:, None], torch.arange(48)
-        kept = ((q - k) % 2 == 0) & ((k <= q) | (not causal))
-        assert rows["flops", "forward"].estimate == 4 * 2 * 8 * int(kept.sum())
+        h, q, k = torch.meshgrid(torch.arange(2), torch.arange(48), torch.arange(48), indexing="ij")
+        kept = ((q - k) % (2 + h) == 0) & ((k <= q) | (not causal))
+        assert rows["flops", "forward"].estimate == 4 * 8 * int(kept.sum())
 
 
 def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
