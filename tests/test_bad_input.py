@@ -103,7 +103,7 @@ WITHOUT_DATABASE = [
     ),
     (
         "run model -p 'overrides={num_layers: 999999}'",
-        "model.overrides: decoder_tiny: config.num_layers: Input should be less than or equal to 10",
+        "model.overrides: decoder_nano: config.num_layers: Input should be less than or equal to 10",
     ),
     (
         "run model -p 'overrides={attention_options: {windo: 3}}'",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nanolib.experiments.doctor import cases as doctor
+from nanolib.experiments import doctor
 from nanolib.experiments.fp8 import cases as fp8_cases
 from nanolib.measurement import Flag
 from nanolib.meters import ceilings

@@ -48,12 +48,12 @@ BAD = [
     (
         "model",
         {"seq_lens": [2048]},
-        "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_tiny",
+        "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_nano",
     ),
     (
         "energy",
         {"seq_lens": [2000]},
-        "energy.seq_lens and new_tokens: 2016 exceeds the context_length 1024 of decoder_tiny",
+        "energy.seq_lens and new_tokens: 2032 exceeds the context_length 1024 of decoder_nano",
     ),
     (
         "attention",
