@@ -83,7 +83,7 @@ class Params(OwnModelParams):
     idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = pydantic.Field([*MODES])
-    detail_every_n_calls: Count = 4
+    detail_every_n_calls: Count = 16
     detail_every_n_layers: Count = 1
 
     @pydantic.field_validator("power_trace")
