@@ -150,10 +150,10 @@ def test_init_makes_a_folder_in_which_nano_runs_and_plans(project):
     assert ended.returncode == 0 and "bench" in ended.stdout, ended.stderr
     again = project.nano("init", "bench")
     assert again.returncode == 2 and "not an empty folder" in again.stderr
-    listed = project.nano("run", "quick", "--dry-run", inside="bench")
+    listed = project.nano("run", "quick", "attention", "--dry-run", inside="bench")
     assert listed.returncode == 0 and "attention: 15 cases" in listed.stdout, listed.stderr
-    planned = project.nano("plan", "gpt_125M", "--memory", "8GiB", inside="bench/notebooks")
-    assert planned.returncode == 0 and "gpt_125M" in planned.stdout, planned.stderr
+    planned = project.nano("plan", "decoder_nano", "--memory", "64MiB", inside="bench/notebooks")
+    assert planned.returncode == 0 and "decoder_nano" in planned.stdout, planned.stderr
     show = "from nanolib.paths import output_folder; print(output_folder())"
     output = project.call(project.python, "-c", show, inside="bench/notebooks").stdout.strip()
     assert Path(output) == project.folder / "bench" / "outputs"

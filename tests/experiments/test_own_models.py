@@ -23,7 +23,7 @@ ASKED = {
         "steps": 6,
         "curve_steps": 20,
         "warmup_steps": [0],
-        "directions": ["forward", "forward_backward"],
+        "directions": ["forward_backward"],
     },
     "fp8": {
         "seq_len": 16,

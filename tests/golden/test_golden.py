@@ -7,7 +7,7 @@ from tests.golden.sheet import differences, path_of, read, summary
 
 _EACH = 60  # of the full suite's cases so many share one that is planned in every run of the tests
 # Of the quick suite, what takes seconds where others show the same kind of answers.
-_LONG = ("batch_size=16 ", "arm=fp8_tensorwise ", "arm=scale_off_by_1024 ")
+_LONG = ("batch_size=16 ", "seq_len=4096 ", "arm=", "precision=bfloat16 ")
 BOTH = [(suite, notebook) for suite in names.SUITES for notebook in names.NOTEBOOKS]
 
 
@@ -64,7 +64,7 @@ def test_quick_answers_are_those_of_the_sheet(notebook):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("notebook", ["fp8", "model"])
+@pytest.mark.parametrize("notebook", ["attention", "fp8", "model"])
 def test_quick_answers_that_take_long_are_those_of_the_sheet(notebook):
     lines = [line for line in _lines("quick", notebook) if _takes_long(line)]
     assert lines

@@ -108,7 +108,14 @@ WALK = {
         },
     ],
     "warmup": [
-        {"overrides": TINY, "seq_len": 16, "warmup_steps": [0, 2], "steps": 6, "curve_steps": 20}
+        {
+            "overrides": TINY,
+            "seq_len": 16,
+            "warmup_steps": [0, 2],
+            "steps": 6,
+            "curve_steps": 20,
+            "processes": 5,
+        }
     ],
     "energy": [
         {
