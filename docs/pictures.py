@@ -43,20 +43,19 @@ def main(report: Path) -> None:
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
         page.goto((report / "index.html").absolute().as_uri())
-        page.wait_for_function("Number(document.body.dataset.drawn) === Object.keys(specs).length")
+        page.wait_for_selector("body[data-drawn=yes]", timeout=60_000)
         page.screenshot(path=DOCS / "report.png")
         with Image.open(DOCS / "report.png") as shot:  # 256 colors need a third of the bytes
             few = shot.convert("RGB").quantize(256)
         few.save(DOCS / "report.png", optimize=True)
-        runs = page.locator("table", has_text="Machine").last
-        titles, first = (
-            runs.locator(part).first.inner_text().split("\t") for part in ("thead tr", "tbody tr")
-        )
         browser.close()
     folder = DOCS / "pictures"
     folder.mkdir(exist_ok=True)
-    run = dict(zip((title.strip().lower() for title in titles), first, strict=True))
-    machine, day = run["machine"].partition(": ")[2], run["started"].split()[0]
+    text = (report / "profiling_report.md").read_text(encoding="utf-8")
+    below = text.partition("## Runs and machines")[2].splitlines()
+    titles, _, first, *_ = (line.split(" | ") for line in below if line.startswith("|"))
+    run = dict(zip(titles, first, strict=True))
+    machine, day = run["Machine"].partition(": ")[2], run["Started"].split()[0]
     lines = [
         "# Gallery",
         "",
