@@ -39,9 +39,14 @@ async function drawAll(mine, key) {
   document.body.dataset.drawn = 'yes';
 }
 function follow() {
-  const machine = chosen('machine'), length = chosen('length'), mine = ++turn;
+  const machine = chosen('machine'), mine = ++turn;
   document.body.dataset.drawn = '';
   for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
+  // Only lengths that the picked machine measured can be picked.
+  const here = new Set(['', ...all('section:not([hidden]) tr[data-n]').map(row => row.dataset.n)]);
+  for (const one of all('#length option')) one.hidden = one.disabled = !here.has(one.value);
+  if (!here.has(chosen('length'))) document.getElementById('length').value = '';
+  const length = chosen('length');
   for (const one of all('tr[data-n]')) one.hidden = length && one.dataset.n !== length;
   for (const one of all('[data-only]')) {
     const at = n => one.parentElement.querySelector(`:scope > [data-only="${n}"]`);
