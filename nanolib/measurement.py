@@ -280,18 +280,17 @@ def shown(value: Any) -> str:
 
 
 # The factors in the name of a case, in their order.
-_NAMING = (
-    "name ceiling mode phase look direction algorithm memory_algorithm precision recipe variant"
-)
-_SIZES = "seq_len batch_size dtype world_size process steps"
+_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
+_NAMING += ("precision", "recipe", "variant")
+_SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 
 
 def case_name(factors: Mapping[str, Any]) -> str:
     """Return the name of a case."""
-    named = [str(factors[name]) for name in _NAMING.split() if name in factors]
+    named = [str(factors[name]) for name in _NAMING if name in factors]
     if {"m", "k", "n"} <= factors.keys():
         named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")
     if factors.get("compiled"):
         named.append("compiled")
-    sizes = [f"{name}={factors[name]}" for name in _SIZES.split() if name in factors]
+    sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]
     return " ".join(named + sizes)

@@ -69,7 +69,7 @@ def generate_random_batch(
     """
     sizes = {"batch_size": batch_size, "context_length": context_length, "vocab_size": vocab_size}
     for name, size in sizes.items():
-        if size < 1:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise BadInput(f"{name}: must be a whole number above 0, got {size!r}")
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (batch_size, context_length), generator=generator).to(device)

@@ -228,9 +228,23 @@ def breakdown_rows(
     """
     work.first()  # counted from where the plan was
     gc.collect()
-    breakdowns = followed(work, model).breakdowns()
+    counter = followed(work, model)
+    breakdowns = counter.breakdowns()
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)
-    peak, *others = memory_rows(work, device, plan)
+    if device.startswith("cuda"):
+        peak, *others = memory_rows(work, device, plan)
+    else:  # the tracker has counted it
+        predicted = plan.peaks.get(work.scope)
+        peak = exact(
+            "peak_memory",
+            breakdown.peak / MIB,
+            predicted=None if predicted is None else predicted / MIB,
+            scope=work.scope,
+            method="live_tensor_bytes",
+            details={"before": counter.existing / MIB},
+        )
+        work.first()
+        others = [resident_row(work.call, work.scope)]
     parts = [[*part, size] for part, size in breakdown.largest(len(breakdown.parts))]
     phases = {phase: each.peak for phase, each in breakdowns.items() if phase is not None}
     peak.details.update(parts=parts, phases=phases)

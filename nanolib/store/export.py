@@ -27,7 +27,10 @@ PUBLIC = {
     " estimate low high confidence n predicted provenance method status message flags details",
     "traces": "trace_id run_id case_id names",
 }
-_TEXTS = "label suite device params message interference factors scope details names gpus driver"
+_TEXTS = {
+    *("label", "suite", "device", "params", "message", "interference"),
+    *("factors", "scope", "details", "names", "gpus", "driver"),
+}
 _DROPPED = ("traceback", "corpus")  # keys of JSON
 _REQUIRED = {"process", "launch"}  # columns that are empty in an export
 _HOME = re.compile(
@@ -78,7 +81,7 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
     """
     for row in rows:
         public = {name: row[name] for name in PUBLIC[table].split() if name in row}
-        public |= {name: redact(value) for name, value in public.items() if name in _TEXTS.split()}
+        public |= {name: redact(value) for name, value in public.items() if name in _TEXTS}
         if public.get("status") == RunStatus.RUNNING:
             public["status"] = str(RunStatus.INTERRUPTED)
         yield public

@@ -24,9 +24,10 @@ TRACE_TABLES = {
     "ops": ("call", "layer", "op", "ns"),
 }
 NAMED = ("source", "name", "layer", "statistic", "op")
-JSON = set(
-    ["gpus", "dtypes", "params", "versions", "interference", "factors", "flags", "details", "names"]
-)
+JSON = {
+    *("gpus", "dtypes", "params", "versions", "interference"),
+    *("factors", "flags", "details", "names"),
+}
 REAL = ("watts", "joules", "low", "high", "value")
 
 

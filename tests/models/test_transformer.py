@@ -105,3 +105,9 @@ def test_a_users_corpus_is_read_and_a_missing_one_refused(tmp_path):
         text.load(str(tmp_path / "missing"))
     with pytest.raises(BadInput, match="6 bytes are shorter than a sequence of 9"):
         text.batch(text.load(str(tmp_path / "a.txt")), 1, 9, torch.Generator())
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
+def test_random_ids_need_whole_sizes(size):
+    with pytest.raises(BadInput, match=f"batch_size: must be a whole number above 0, got {size!r}"):
+        generate_random_batch(size, 8, vocab_size=256)

@@ -96,7 +96,10 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     low, estimate, high, confidence = interval_of(np.asarray(layer.calls_ms))
     return Measurement(
         "layer_time",
-        *(estimate, low, high, confidence),
+        estimate,
+        low,
+        high,
+        confidence,
         n=len(layer.calls_ms),
         samples=tuple(layer.calls_ms),
         method="wrapped_forward",
@@ -117,7 +120,10 @@ def _energy_rows(
         low, estimate, high = (end * row.details["share"] / calls for end in energy)
         yield Measurement(
             "layer_energy",
-            *(estimate, low, high, 1.0),
+            estimate,
+            low,
+            high,
+            1.0,
             n=1,
             provenance=Provenance.ESTIMATED,
             method=f"attributed:time_share {track.source.name}",

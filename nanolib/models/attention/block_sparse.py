@@ -53,7 +53,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float) -> Tensor:
-        out = torch.zeros_like(q)  # for a query without any key
+        # blocks without a key are not written
+        whole = all(block.runs for plan in mask.plans for block in plan)
+        out = torch.empty_like(q) if whole else torch.zeros_like(q)
         ctx.save_for_backward(q, k, v, out)
         ctx.mask, ctx.scale, dtype = mask, scale, wide_type(q)
         inputs = q.to(dtype), k.to(dtype).contiguous(), v.to(dtype).contiguous()
