@@ -7,7 +7,14 @@ from tests.golden.sheet import differences, path_of, read, summary
 
 _EACH = 60  # of the full suite's cases so many share one that is planned in every run of the tests
 # Of the quick suite, what takes seconds where others show the same kind of answers.
-_LONG = ("QualityCase ", "batch_size=16 ", "seq_len=4096 ", "arm=", "precision=bfloat16 ")
+_LONG = (
+    "QualityCase ",
+    "seq_len=256 ",
+    "batch_size=16 ",
+    "seq_len=4096 ",
+    "arm=",
+    "precision=bfloat16 ",
+)
 BOTH = [(suite, notebook) for suite in names.SUITES for notebook in names.NOTEBOOKS]
 
 
