@@ -15,9 +15,8 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
-_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # much larger than the last-level cache
-_COPY_ELSEWHERE = 2**29
-# Products that are not a dtype of torch → dtype of their operands.
+_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # a copy must not fit into the last-level cache
+# These products have no dtype of their own, so each has the dtype of its operands here.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
 _SUSTAINED_CALLS = 4
@@ -39,7 +38,7 @@ def measure_ceiling(
         of `ceiling_bytes` (bytes read and written per second, scope `copy`) for the copy.
     """
     if ceiling == "copy":
-        size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
+        size = _copy_bytes(device)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
         latency = measure(
@@ -59,11 +58,10 @@ def measure_ceiling(
 
 def operand_bytes(device: str, ceiling: str) -> int:
     """Return the bytes that `measure_ceiling` needs for operands, product and random numbers."""
-    kind = torch.device(device).type
     if ceiling == "copy":
-        return 2 * _COPY_BYTES.get(kind, _COPY_ELSEWHERE)
+        return 2 * _copy_bytes(device)
     itemsize = getattr(torch, PRODUCTS.get(ceiling, ceiling)).itemsize
-    return _size(kind, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
+    return _size(device, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
 
 
 def _second_half(
@@ -98,7 +96,7 @@ def tf32_products(wanted: bool) -> Iterator[None]:
 
 
 def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    size = _size(torch.device(device).type, dtype)
+    size = _size(device, dtype)
     a, b = (
         torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype)))
         for _ in range(2)
@@ -119,7 +117,12 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     return lambda: torch.mm(a, b, out=out)
 
 
-def _size(kind: str, dtype: str) -> int:
+def _copy_bytes(device: str) -> int:
+    return _COPY_BYTES.get(torch.device(device).type, 2**29)
+
+
+def _size(device: str, dtype: str) -> int:
+    kind = torch.device(device).type
     size = _MATRIX.get(kind, 4096)
     # many CPUs emulate 16-bit and 8-bit dtypes, which is a hundred times slower
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size

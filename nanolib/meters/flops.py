@@ -22,11 +22,11 @@ BACKWARD_FACTOR = 2.0  # the backward pass has two products for each one of the 
 # A kernel that computes the scores again needs five products for the two of the forward pass.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
 _MASKED = -1e4  # a bias below this masks a pair; 16-bit dtypes can represent it
-_ROWS = 1024  # queries whose mask is evaluated at once
+_ROWS = 1024  # the mask of this many queries is evaluated at a time
 
 
 def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
-    # each row is multiplied by the matrix of one group, and two stacks pair by pair
+    # each row is multiplied by one group's matrix, and two stacks are multiplied pair by pair
     stacks = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
@@ -35,7 +35,7 @@ def _vector_product(a: Tensor, b: Tensor, *rest: object, **named: object) -> int
     return 2 * a.numel() * (b.shape[1] if b.dim() == 2 else 1)
 
 
-# Formulas that torch's counter lacks.
+# torch's counter has no formulas for these operations.
 _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
@@ -46,7 +46,7 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 # An operation with one of these words in its name multiplies matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
 _PRODUCTS |= {"convolution", "cdist", "fft"}
-# Namespaces whose other operations compute element by element, or move data.
+# In these namespaces, other operations compute element by element or move data.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
 
@@ -55,8 +55,8 @@ class FlopCount:
     """FLOPs of one call.
 
     Attributes:
-        kept: FLOPs of the model. Attention counts the query-key pairs that its mask keeps. Its
-            backward pass counts twice the forward pass, even if the kernel recomputes the scores.
+        kept: FLOPs of the model. Attention counts the query-key pairs that its mask keeps. The
+            backward pass of attention counts twice, even if the kernel recomputes the scores.
         full: Count of `torch.utils.flop_counter`, with additional formulas. Attention counts all
             pairs, masked or not.
         uncounted: Names of operations without a formula, which count 0.

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanolib.meters.machine import gpu_uuid
 
-# NVML's reasons for a lower clock that you did not choose, by their bits.
+# Bits by which NVML reports why a clock is lower than you chose.
 _SLOWED_BY = {
     0x08: "hardware slowdown",
     0x20: "heat",

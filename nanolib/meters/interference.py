@@ -23,14 +23,14 @@ from nanolib.meters.gpu import gpu_interference
 from nanolib.meters.machine import cpu_quota, gpu_uuid, throttled_periods, usable_cores, usable_cpus
 from nanolib.paths import LAUNCH_VARIABLE
 
-BUSY_SHARE = 0.10  # share of the CPUs above which other processes disturb a timing
-# Arguments in the command lines of processes that nanolib starts.
+BUSY_SHARE = 0.10  # other processes disturb a timing if they use a larger share of the CPUs
+# Processes that nanolib starts have one of these arguments in their command lines.
 _STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
 _KERNEL = "ipykernel_launcher"  # under `nano run`
 # A guest's time is part of the user's.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
-_STOLEN = 0.02  # share of CPU time above which a hypervisor disturbs a timing
+_STOLEN = 0.02  # a hypervisor disturbs a timing if it takes a larger share of CPU time
 _LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing
 
 
@@ -130,14 +130,14 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
 
 
 _REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
-_last_look = -math.inf, -math.inf  # the moment, and the CPU time used by then, s
+_last_look = -math.inf, -math.inf  # moment of the last reading and CPU time used until then, s
 
 
 def wait_for_compilers() -> None:
     """Wait, at most 10 s, until torch's compile processes are idle.
 
-    torch starts one process per core for the first compilation. It goes on before they have
-    started, so they would disturb a timing.
+    torch starts one process per core for the first compilation. Such a process may still start when
+    the compilation is over, and would disturb a timing.
     """
     global _last_look
     if "torch._inductor.async_compile" not in sys.modules:
@@ -163,7 +163,7 @@ def _seconds_of(processes: Iterable[psutil.Process]) -> float:
 
 
 def _family() -> list[psutil.Process]:
-    """List the processes of this command: `nano`, papermill, kernel, worker and ranks."""
+    """List the processes of this command, such as `nano`, papermill, kernel, worker and ranks."""
     first = psutil.Process()
     with contextlib.suppress(psutil.Error):
         started = _STARTED | ({_KERNEL} if LAUNCH_VARIABLE in os.environ else set())

@@ -62,8 +62,8 @@ def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
     Each rank calls this function at the same time.
 
     Returns:
-        Number of bytes. It is None if other processes share the network, or if the backend uses no
-        network interface, as NCCL on one machine.
+        Number of bytes, or None if other processes share the network. The result is None too if
+        the backend uses no network interface, as NCCL on one machine.
     """
     if dist.get_backend() != "gloo" or not has_private_network():
         return None

@@ -29,7 +29,7 @@ FP8_COMPUTE_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine. Its `machine_id` depends on the hardware only, not on the version of torch.
+    """A machine, whose `machine_id` depends on the hardware but not on the version of torch.
 
     Attributes:
         cpu: Model of the CPU.
@@ -186,8 +186,8 @@ def free_disk_gib(path: Path) -> float:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
-# Files of cgroup v2 and v1 for limit and use, and field of the file cache. The kernel frees that
-# cache when needed.
+# Versions 2 and 1 of cgroup have these files for limit and use, and this field for the file cache,
+# which the kernel frees when needed.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -100,10 +100,10 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 class _FakeTensors(FakeTensorMode):
     """Give the products of a mixture's experts a shape in each dtype; torch has only bfloat16."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the empty result of a product of experts, or run another operation."""
         if func is not _EXPERTS or args[0].dtype is torch.bfloat16:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super().dispatch(func, types, args, kwargs or {})
         # imported here, since the name is private to torch and only experts need it
         from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
 
@@ -123,7 +123,7 @@ def why_not_planned(error: BaseException) -> str:
     """Describe in one line why a plan on fake tensors failed."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return (
-            f"its work depends on data, which a plan does not have ({error.func}); run it instead"
+            f"the work depends on data, which a plan does not have ({error.func}); run it instead"
         )
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 

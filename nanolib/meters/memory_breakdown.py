@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Part(NamedTuple):
-    """Tensors whose bytes are added up.
+    """A group of tensors whose bytes are added up.
 
     Attributes:
         kind: A `MemoryKind`.
@@ -130,7 +130,6 @@ class MemoryTracker(LiveBytes):
         self._lives: list[_Life] = []
         self._living: dict[int, _Life] = {}  # key of a live storage → its life
         self._events: list[tuple[Any, int]] = []  # section and live bytes after each event
-        self._operation = ""
         self._inside: list[str] = []
         self.existing = 0
         self.section: Any = None
@@ -155,7 +154,7 @@ class MemoryTracker(LiveBytes):
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         names = {id(tensor): name for name, tensor in named}
-        self._operation = ""
+        self._operation = None
         for tensor in tensors:
             owner = (owners or {}).get(id(tensor), tensor)
             self._inside = [names.get(id(owner), "").rpartition(".")[0]]
@@ -168,16 +167,12 @@ class MemoryTracker(LiveBytes):
         for tensor in tensors:
             self._mark(tensor, kind)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count as `LiveBytes` does; new storages belong to this operation."""
-        self._operation = func.name()
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
     def _count(self, key: int, size: int) -> None:
         super()._count(key, size)
         if size > 0:
             module = self._inside[-1] if self._inside else ""
-            self._living[key] = _Life(size, module, self._operation, len(self._events))
+            operation = self._operation.name() if self._operation else ""
+            self._living[key] = _Life(size, module, operation, len(self._events))
             self._lives.append(self._living[key])
         else:
             self._living.pop(key).died = len(self._events)
@@ -208,7 +203,7 @@ class MemoryTracker(LiveBytes):
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED)
             # an output that refers to itself would never be freed
-            return tensor.detach() if tensor.requires_grad else tensor
+            return tensor if tensor.is_leaf else tensor.detach()
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
@@ -225,7 +220,9 @@ class MemoryTracker(LiveBytes):
 
     def breakdowns(self) -> dict[Any, MemoryBreakdown]:
         """Return the memory use at each section's peak; the largest of them is the call's peak."""
-        peaks: dict[Any, tuple[int, int]] = {}  # section → live bytes, and after which event
+        peaks: dict[
+            Any, tuple[int, int]
+        ] = {}  # section → live bytes at its peak, and index of that event
         for event, (section, live) in enumerate(self._events):
             if section not in peaks or live > peaks[section][0]:
                 peaks[section] = live, event

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
@@ -17,14 +18,14 @@ _DEVICE = torch.ops.prim.device.default
 _LOOK_UPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
 _ROWS, _COLUMNS = 128, 32  # FlashAttention rounds lengths and head sizes up to these
-_WORKSPACE = -1  # a key that no storage has
+_WORKSPACE = -1  # no storage has this key
 
 
 class LiveBytes(TorchDispatchMode):
     """Count the bytes of each storage that an operation returns, until it is freed.
 
-    The count is deterministic. It is slow, so it never runs inside a timing. Buffers inside an
-    operation do not count, except those that `workspace_bytes` returns.
+    The count is deterministic. Counting is slow, so it never runs inside a timing. Buffers inside
+    an operation do not count, except those that `workspace_bytes` returns.
 
     Attributes:
         current: Live bytes of new storages and of those given to `watch`.
@@ -38,6 +39,7 @@ class LiveBytes(TorchDispatchMode):
         self.current = 0
         self.peak = 0
         self._alive: dict[int, weakref.ref[Any]] = {}
+        self._operation: Any = None  # the operation that runs
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count the storages of tensors, each once."""
@@ -61,6 +63,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count its results, except views and results in place."""
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two thirds of a plan's operations ask for the device
+        self._operation = func
         out = func(*args, **kwargs or {})
         if _makes_no_storage(func):
             return out

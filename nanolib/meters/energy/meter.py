@@ -30,9 +30,9 @@ from nanolib.meters.time.clock import Device, synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
-MIN_PERIODS = 10  # fewest updates of a sensor that a window must contain
+MIN_PERIODS = 10  # a window must contain at least this many updates of its sensor
 _TRACE_POINTS = 60
-_SETTLE_S = 2.0  # longest wait for a slow source when a window ends
+_SETTLE_S = 2.0  # a window that ends waits no longer than this for a slow source
 _NO_READING = {
     Provenance.ESTIMATED: "estimated from the use of the cores: a range, not a reading",
     Provenance.REPLAYED: "from a recording, not a reading of this machine",
@@ -269,7 +269,7 @@ class EnergyMeter:
 
         Returns:
             Rows of `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s) and
-            `net_energy` (J). Their scope is the window's name. A window that is too short for its
+            `net_energy` (J). Each row's scope is the window's name. A window that is too short for its
             sensor has a row with the status `unsupported` instead.
         """
         return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

@@ -21,8 +21,8 @@ from nanolib.meters.gpu import instant_watts
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
-_AMPERE = 8  # compute capability from which `nvml_power` is the mean over a second
-_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # parts that do not overlap
+_AMPERE = 8  # from this compute capability on, `nvml_power` is the mean over a second
+_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # these parts do not overlap
 
 
 @dataclass
@@ -136,8 +136,8 @@ def _amd(amdsmi: Any) -> Iterator[Sensor]:
             for index, gpu in enumerate(amdsmi.amdsmi_get_processor_handles())
         ]
     except refusals as error:
-        why = str(error) or "it reports neither energy nor power"
-        raise _Missing(f"its driver does not answer ({why})") from None
+        why = str(error) or "a GPU reports neither energy nor power"
+        raise _Missing(f"the AMD driver does not answer ({why})") from None
     yield from sensors
 
 
@@ -177,7 +177,7 @@ def _apple(apple: Any) -> Iterator[Sensor]:
         metrics = monitor.get_cumulative_energy()
         parts = [getattr(metrics, name, None) for name in _APPLE_PARTS]
         if not any(part is not None for part in parts):
-            raise OSError("none of its counters answers")
+            raise OSError("none of the chip's counters answers")
         return sum(part or 0 for part in parts) / 1e3
 
     refusals = OSError, RuntimeError
@@ -234,7 +234,7 @@ def _rapl(root: Path) -> Iterator[Sensor]:
         raise _Missing(f"only root can read {counter}; {remedy}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise _Missing(f"its counter cannot be read ({why})") from None
+        raise _Missing(f"the counter cannot be read ({why})") from None
 
 
 class Found(NamedTuple):

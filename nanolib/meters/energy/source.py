@@ -134,7 +134,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
     wrong = ~(np.isfinite(t_s) & np.isfinite(watts) & (watts >= 0))
     for is_bad, why in (
         (wrong, "is not a time and a power; give seconds and watts"),
-        (t_s.diff() <= 0, "is not later than the one before; sort by t_s"),
+        (t_s.diff() <= 0, "is not later than the line before; sort by t_s"),
     ):
         if is_bad.any():
             raise BadInput(f"power_trace: line {is_bad.argmax() + 2} of {name} {why}")

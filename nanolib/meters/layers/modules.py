@@ -29,7 +29,7 @@ def choose_modules(
 
     Args:
         model: Any module.
-        blocks: Names of its blocks.
+        blocks: Names of the model's repeated blocks.
         every_nth: Choose the modules of each n-th block only; of no block if it is 0.
 
     Returns:

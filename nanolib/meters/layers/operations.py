@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 FUSED = "attention_fused"
-RANGE = "nanolib module "  # start of a range's name, before the module's
+RANGE = "nanolib module "  # a range's name starts with these words and ends with the module's name
 _QUERIES = 64
-_MASKED = -1e4  # a bias below this hides a pair, in 16 bits too
+_MASKED = -1e4  # a bias below this masks a pair; 16-bit dtypes can represent it
 
-# End of a module's path -> its role. The first that matches counts; other leaves keep their name.
+# A module has the first role whose pattern matches the end of its path.
 _ROLES = {
     r"o_proj|(attn|attention)\.c_proj|attention\.output\.dense": "out_proj",
     r"query": "q_proj",

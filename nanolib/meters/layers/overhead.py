@@ -32,27 +32,28 @@ class _Blocks:
     Attributes:
         own: Runs a block and returns wall and CPU time of a call, s, shape [2].
         bare: Runs a block without a profiler and returns the same times.
-        seconds: Wall and CPU time of a call in each block, s.
-        ratios: Ratio of each block to the mean of the bare blocks around it.
+        rounds: Times of the bare block before, the block, and the bare block after, s.
         stop: Always empty, since all modes end together.
     """
 
     own: Callable[[], np.ndarray]
     bare: Callable[[], np.ndarray]
-    seconds: list[np.ndarray] = field(default_factory=list)
-    ratios: list[np.ndarray] = field(default_factory=list)
+    rounds: list[list[np.ndarray]] = field(default_factory=list)
     stop: str = ""
 
     def take(self) -> np.ndarray:
-        """Run one block and return its ratio."""
-        before, own, after = self.bare(), self.own(), self.bare()
-        self.seconds.append(own)
-        self.ratios.append(2 * own / (before + after))
-        return self.ratios[-1]
+        """Run one block and return wall and CPU time of a call, s."""
+        self.rounds.append([self.bare(), self.own(), self.bare()])
+        return self.rounds[-1][1]
+
+    def ratios(self) -> np.ndarray:
+        """Return the ratio of each block to the mean of its bare blocks, shape [rounds, 2]."""
+        before, own, after = np.moveaxis(self.rounds, 1, 0)
+        return 2 * own / (before + after)
 
     def median_ms(self) -> float:
         """Return the median wall time of a call in this mode, ms."""
-        return 1e3 * float(np.median(self.seconds, axis=0)[0])
+        return 1e3 * float(np.median(self.rounds, axis=0)[1, 0])
 
 
 def measure_overhead(
@@ -91,7 +92,7 @@ def measure_overhead(
     calls = 1
 
     def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
-        call()  # so that each block follows a bare call
+        call()  # each block must follow a bare call
         bare = contextlib.nullcontext()
         # deep mode alternates two kinds of detailed calls
         count = calls + calls % 2 if config and config.has_details else calls
@@ -124,9 +125,9 @@ def measure_overhead(
 
     def costs(name: str) -> np.ndarray:
         """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
-        ratios = np.array((again if name == _AGAIN else watched).ratios)
+        ratios = (again if name == _AGAIN else watched).ratios()
         if name in detailed:
-            ratios += (np.array(detailed[name].ratios) - ratios) / modes[name].every_kth_token
+            ratios += (detailed[name].ratios() - ratios) / modes[name].every_kth_token
         return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(ratios).T])
 
     end = time.monotonic() + budget_s

@@ -44,7 +44,7 @@ from nanolib.meters.layers.recording import (
     summarize,
 )
 
-_ENTRIES = ("forward", "prefill", "decode")  # methods that count as a call of the model
+_ENTRIES = ("forward", "prefill", "decode")  # each of these methods counts as a call of the model
 _READ_S = 0.4  # if the process is killed, less than a second of rows is lost
 _MOST_PASSES = 8  # reading a pass takes ten times as long as recording it
 _NOTHING = contextlib.nullcontext()
@@ -77,7 +77,7 @@ class LayerProfiler:
         **fields: Any,
     ) -> None:
         if fields and config is not None:
-            raise BadInput(f"{next(iter(fields))}: set it in the config, or give no config")
+            raise BadInput(f"{next(iter(fields))}: set this field in the config, or give no config")
         if "preallocate_size" in fields:
             fields["preallocate_metrics"] = fields.pop("preallocate_size")
         if config is None:
@@ -100,14 +100,13 @@ class LayerProfiler:
         self._open: list[str] = []  # names of the running modules, outer ones first
         self._unread: list[Call] = []
         self._profiled: list[Call] = []
-        self._waiting = 0  # unread calls with details
+        self._waiting = 0  # number of unread calls with details
         self._read_s = time.monotonic()
         self._number = 0
         self._index = functools.cache(lambda name: sink.name(name or "model") if sink else 0)
 
     def __enter__(self) -> Self:
-        self._observed = wrap_forwards(self._outer | self._inner, self._observe)
-        self._traced = wrap_forwards(self._outer | self._inner, self._trace)
+        self._detailed = wrap_forwards(self._outer | self._inner, self._time_in_detail)
         entries = [
             (self.model, name, self._wrap_entry(getattr(self.model, name)))
             for name in _ENTRIES
@@ -153,14 +152,14 @@ class LayerProfiler:
     @contextlib.contextmanager
     def _look_closely(self, call: Call) -> Iterator[None]:
         """Record a call in detail; in deep mode, torch's profiler records every other one."""
-        is_deep, turn = self.config.deep_profiling, call.number // self.config.every_kth_token
-        if is_deep and turn % 2 and turn < 2 * _MOST_PASSES:
-            call.profile = torch_profiler(self._device)
-            with call.profile, replace_methods(self._traced):
-                yield
-            return
-        attention = AttentionWatch(self._add_attention_statistics) if is_deep else _NOTHING
-        with attention, replace_methods(self._observed):
+        around: Any = _NOTHING
+        if self.config.deep_profiling:
+            turn = call.number // self.config.every_kth_token
+            if turn % 2 and turn < 2 * _MOST_PASSES:
+                around = call.profile = torch_profiler(self._device)
+            else:
+                around = AttentionWatch(self._add_attention_statistics)
+        with around, replace_methods(self._detailed):
             yield
 
     def _time(self, name: str, forward: Forward) -> Forward:
@@ -168,7 +167,7 @@ class LayerProfiler:
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if len(running) != 1:  # outside a call, or called by a block whose time includes it
+            if len(running) != 1:  # no call runs, or a block's time includes this module
                 return forward(*args, **kwargs)
             running.append(name)
             begin = now()
@@ -179,39 +178,25 @@ class LayerProfiler:
 
         return timed
 
-    def _trace(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for calls that torch's profiler records."""
+    def _time_in_detail(self, name: str, forward: Forward) -> Forward:
+        """Wrap a module for detailed calls; no time includes that of computing statistics."""
         running, now = self._open, self._watch.now
 
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            with record_function(RANGE + name):
-                caller = running[-1]
-                running.append(name)
-                begin = now()
-                out = forward(*args, **kwargs)
-                self._call.marks.append((name, caller, begin, now(), 0, 0))
-                running.pop()
-            return out
-
-        return traced
-
-    def _observe(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for calls whose outputs are summarized; the summary's time is excluded."""
-        running, now = self._open, self._watch.now
-
-        def observed(*args: Any, **kwargs: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             call, caller = self._call, running[-1]
-            running.append(name)
-            first, begin = len(call.pauses), now()
-            out = forward(*args, **kwargs)
-            end = now()
-            call.marks.append((name, caller, begin, end, first, len(call.pauses)))
-            running.pop()
-            self._add_statistics(name, args, kwargs, out)
-            call.pauses.append((end, now()))
+            with _NOTHING if call.profile is None else record_function(RANGE + name):
+                running.append(name)
+                first, begin = len(call.pauses), now()
+                out = forward(*args, **kwargs)
+                end = now()
+                call.marks.append((name, caller, begin, end, first, len(call.pauses)))
+                running.pop()
+            if call.profile is None:
+                self._add_statistics(name, args, kwargs, out)
+                call.pauses.append((end, now()))
             return out
 
-        return observed
+        return timed
 
     def _add_statistics(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         """Compute statistics of an output, without waiting for the device."""

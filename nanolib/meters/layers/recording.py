@@ -17,11 +17,11 @@ from nanolib.params import StrictModel
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
 _SAMPLE = 2048  # elements of an output
 
-# A sample of an output, and the smallest and largest element of an output that is larger than it.
-# The tensors stay on the device.
+# A large output has three tensors: a sample, its smallest and its largest element. A small output
+# has only a copy. The tensors stay on the device.
 OutputSample = tuple[torch.Tensor, ...]
 
-# Module, its caller, moments of its start and end, and how many pauses were before each of them.
+# A mark has a module, its caller, its start and end, and the number of pauses before each of them.
 Mark = tuple[str, str | None, Any, Any, int, int]
 
 

@@ -20,7 +20,7 @@ CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
 _CACHED_RATIO = 100  # a cold first call is not this much slower than later ones
-# Methods that futures, collectives, processes and threads have.
+# Futures, collectives, processes and threads have these methods.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
 
@@ -75,14 +75,16 @@ class CallCheck:
                 return self.call()
         except dynamo.exc.FailOnRecompileLimitHit:
             limit = f"torch._dynamo.config.recompile_limit ({dynamo.config.recompile_limit})"
-            why = f"torch would run part of it uncompiled, beyond {limit}; raise that limit"
+            why = (
+                f"torch would run part of the function uncompiled, beyond {limit}; raise that limit"
+            )
             raise self._error(f"{self._what}: {why}") from None
 
     def _refuse_unfinished(self, result: object) -> None:
         found = result[0] if isinstance(result, list | tuple) and result else result
         if _is_unfinished(found):
             if inspect.iscoroutine(found):
-                found.close()  # or Python warns that nobody awaits it
+                found.close()  # otherwise Python warns that the coroutine was never awaited
             why = f"a call only starts the work and returns a {type(found).__name__}"
             raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 

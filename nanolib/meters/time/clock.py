@@ -69,9 +69,9 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
-_UNKNOWN = 64 * 2**20  # bytes to assume if the system reports no size of the last-level cache
+_UNKNOWN = 64 * 2**20  # a last-level cache of unknown size is taken to have 64 MiB
 _CPUS = Path("/sys/devices/system/cpu")
-_WARM_UP_S = 0.5  # long enough for the GPU clock to ramp up
+_WARM_UP_S = 0.5  # the GPU clock ramps up in less time
 _SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
 _LONGEST_LAUNCH_MS = 100.0  # three such rounds take as long as the longest sleep, 2**29 cycles
 
@@ -122,7 +122,7 @@ class CudaClock:
         The device sleeps until all calls are queued, so that it never waits for the host.
 
         Returns:
-            `host_ms` and `device_ms` of each phase. Both are missing if a phase waits for the
+            `host_ms` and `device_ms` of each phase. The times are missing if a phase waits for the
             device, fills its queue or takes the host too long.
         """
         for doublings in range(_DOUBLINGS):

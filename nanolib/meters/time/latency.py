@@ -50,14 +50,14 @@ def measure(
         device: Device on which `fn` computes; it selects the clock.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
-        outliers: `keep` labels outliers. `remove` drops them, to reproduce figures made that way,
+        outliers: `keep` labels outliers. `remove` drops outliers, to reproduce figures made that way,
             and adds a flag to the row.
         cold: Whether to overwrite the last-level cache before each call.
         collect: Function that takes the blocks instead of the stopping rule, as `nano ab` does.
 
     Returns:
-        A `latency` row, ms, whose estimate is the median of block medians. Its details include the
-        reason why sampling stopped (`stop`).
+        A `latency` row, ms, whose estimate is the median of block medians. The detail `stop`
+        is the reason why sampling stopped.
 
     Raises:
         BadInput: `rel_ci` or `budget_s` is not positive, a call only starts its work (it returns an
@@ -86,7 +86,7 @@ def measure_phases(
     the other. The stopping rule and the steady state are those of the whole sequence.
 
     Args:
-        phases: Scope → call, in order.
+        phases: Scope of each phase → its call, in order.
         rel_ci: Largest half-width of the interval of the phases' sum, as a share of the estimate.
         budget_s: Time after which sampling stops, but not before six blocks.
         options: Other fields of `Timing`.
@@ -118,7 +118,7 @@ def measure_in_turns(
 
     Args:
         timings: Name → phases to time.
-        seed: Seed of the order.
+        seed: Seed of the random order.
         within: Function from a name to the context of its calls. If the context suppresses an
             error, only that name ends.
 

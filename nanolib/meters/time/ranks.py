@@ -69,7 +69,7 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        # per open block, the seconds of the blocks inside it
+        # each open block has an entry with the seconds of the blocks inside it
         within: list[float] = self._open.__dict__.setdefault("within", [])
         within.append(0.0)
         start = time.perf_counter()
@@ -109,7 +109,7 @@ class Timer:
             share = seconds / total if total else 0.0
             lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
         lines.append(f"{'total':<{width}}         {total:8.3f}")
-        write("\n".join(lines))  # at once, so that lines of ranks do not mix
+        write("\n".join(lines))  # one write, so that lines of ranks do not mix
 
 
 def _ranks() -> int:
@@ -163,7 +163,7 @@ def time_across_ranks(
     Args:
         calls: Name → call, the same on all ranks.
         budget_s: Time after which measuring stops, at six rounds or more; it stops at 100 rounds.
-        seed: Seed of the order.
+        seed: Seed of the random order.
         device: Device on which this rank computes.
     """
     samplers: dict[str, BlockSampler] = {

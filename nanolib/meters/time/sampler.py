@@ -18,13 +18,13 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.stats.intervals import median_interval, range_confidence
 from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
 
-MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # fewer than six give no 95 % interval
+MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # fewer than six blocks give no 95 % interval
 CONFIDENCE = 0.95
-BLOCK_MS = 5.0  # least length of a block: long compared with the clock's resolution
+BLOCK_MS = 5.0  # a block must be long compared with the clock's resolution
 _BLOCK_RESOLUTIONS = 1000
 
-# Function of clock, phases, rel_ci and budget that returns details and times in ms, whose shape is
-# [blocks, calls per block, phases].
+# A collector takes clock, phases, rel_ci and budget. The function returns times in ms, shape
+# [blocks, calls per block, phases], and details.
 Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
 
 
@@ -33,15 +33,15 @@ class Timing:
     """Phases to time, and how to time them.
 
     Attributes:
-        phases: Scope → call, in order.
+        phases: Scope of each phase → its call, in order.
         rel_ci: Largest half-width of the interval, as a share of the estimate, that is enough.
         budget_s: Time after which sampling stops, but not before six blocks.
         device: Device on which the phases compute.
         total: Scope of the row of the phases' sum, if there are several.
         outliers: `keep`, or `remove` to drop outliers.
         cold: Whether to overwrite the last-level cache before each call.
-        collect: Function that takes the blocks instead of the stopping rule. `nano ab` sets it to
-            interleave blocks.
+        collect: Function that takes the blocks instead of the stopping rule. `nano ab` sets a
+            function that interleaves blocks.
     """
 
     phases: Mapping[str, Call]
@@ -204,7 +204,7 @@ def settled_heap() -> Iterator[Callable[[], None]]:
     A collection of all objects of torch and a notebook takes 0.1 s, a hundred times per sweep.
 
     Yields:
-        A function to call between cases. It does nothing if other code has frozen objects.
+        A function to call between cases, which does nothing if other code has frozen objects.
     """
     within = _frozen_here
 

@@ -16,9 +16,9 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-ROUNDS = "rounds"  # method of a `speed_up` row
-_LABEL_S = 0.3  # time between readings of the CPUs' load, which take milliseconds each
-_FEW_BUSY = 0.25  # largest share of busy rounds that can be left out
+ROUNDS = "rounds"  # a `speed_up` row has this method
+_LABEL_S = 0.3  # a reading of the CPUs' load takes milliseconds, so rounds in this time share one
+_FEW_BUSY = 0.25  # no larger share of busy rounds can be left out
 
 
 @dataclass
@@ -45,7 +45,7 @@ def take_turns(
 
     Args:
         samplers: Name → sampler that has begun. A sampler whose block fails is removed.
-        seed: Seed of the order.
+        seed: Seed of the random order.
         within: Function from a name to the context of its block.
         enough: Function from the number of rounds to whether all samplers stop.
 
