@@ -1,4 +1,4 @@
-"""Measure latency, memory, FLOPs, energy and the machine. Meters know nothing of the models."""
+"""Measure latency, memory, FLOPs, energy and the machine. Meters do not import models."""
 
 from nanolib.meters.time.latency import measure, measure_phases
 

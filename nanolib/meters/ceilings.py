@@ -15,9 +15,8 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
-_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # far beyond the last cache
-_COPY_ELSEWHERE = 2**29
-# Products that are not a dtype of torch → dtype of their operands.
+_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # a copy must not fit into the last-level cache
+# These products have no dtype of their own, so each has the dtype of its operands here.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
 _SUSTAINED_CALLS = 4
@@ -26,20 +25,20 @@ _SUSTAINED_CALLS = 4
 def measure_ceiling(
     device: str, ceiling: str, budget_s: float = 2.0, *, sustained: bool = False
 ) -> Measurement:
-    """Measure a peak rate of a device, to which achieved rates are compared.
+    """Measure a peak rate of a device, with which achieved rates are compared.
 
     Args:
-        device: The device.
-        ceiling: The matrix product's dtype, `tf32` or `fp8`; or `copy`.
-        budget_s: As in `measure`.
-        sustained: Compute for the whole budget and use its second half. Only for products.
+        device: Device to measure.
+        ceiling: A dtype, `tf32` or `fp8` for the matrix product; `copy` for the copy.
+        budget_s: Time after which sampling stops.
+        sustained: Whether a product runs for the whole budget, of which the second half counts.
 
     Returns:
-        `ceiling_flops` (FLOP/s, scope `DTYPE` or `DTYPE sustained`); or `ceiling_bytes` (B/s, read
-        and written, scope `copy`).
+        A row of `ceiling_flops` (FLOP/s, scope `DTYPE` or `DTYPE sustained`) for a product. A row
+        of `ceiling_bytes` (bytes read and written per second, scope `copy`) for the copy.
     """
     if ceiling == "copy":
-        size = _COPY_BYTES.get(torch.device(device).type, _COPY_ELSEWHERE)
+        size = _copy_bytes(device)
         source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
         target = torch.empty_like(source)
         latency = measure(
@@ -58,18 +57,17 @@ def measure_ceiling(
 
 
 def operand_bytes(device: str, ceiling: str) -> int:
-    """Return the memory that `measure_ceiling` needs: operands, product and a draw in float32."""
-    kind = torch.device(device).type
+    """Return the bytes that `measure_ceiling` needs for operands, product and random numbers."""
     if ceiling == "copy":
-        return 2 * _COPY_BYTES.get(kind, _COPY_ELSEWHERE)
+        return 2 * _copy_bytes(device)
     itemsize = getattr(torch, PRODUCTS.get(ceiling, ceiling)).itemsize
-    return _size(kind, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
+    return _size(device, ceiling) ** 2 * (3 * itemsize + torch.float32.itemsize)
 
 
 def _second_half(
     clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Take blocks for a time and return the second half; a `Collect`."""
+    """Take blocks for the whole budget and return the second half of them."""
     start, calls, blocks = time.perf_counter(), list(phases.values()), []
     while time.perf_counter() - start < budget_s or len(blocks) < 12:
         blocks.append(clock.time_block(calls, _SUSTAINED_CALLS, 1))
@@ -84,7 +82,11 @@ def _second_half(
 
 @contextlib.contextmanager
 def tf32_products(wanted: bool) -> Iterator[None]:
-    """Use tf32 for products of float32 on a GPU in the block, or not."""
+    """Choose whether float32 products on a GPU use tf32 in the block.
+
+    Args:
+        wanted: Whether products use tf32.
+    """
     products = torch.backends.cuda.matmul
     before, products.fp32_precision = products.fp32_precision, "tf32" if wanted else "ieee"
     try:
@@ -94,18 +96,20 @@ def tf32_products(wanted: bool) -> Iterator[None]:
 
 
 def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
-    size = _size(torch.device(device).type, dtype)
+    size = _size(device, dtype)
     a, b = (
         torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype)))
         for _ in range(2)
     )
-    return (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)  # its kernels need columns
+    return (
+        (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)
+    )  # FP8 kernels need b by columns
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
-        # torchao's forward product accumulates fast, so the peak must too
+        # torchao's forward product uses fast accumulation, so the peak rate must use it too
         return lambda: torch._scaled_mm(
             a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
@@ -113,22 +117,27 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     return lambda: torch.mm(a, b, out=out)
 
 
-def _size(kind: str, dtype: str) -> int:
+def _copy_bytes(device: str) -> int:
+    return _COPY_BYTES.get(torch.device(device).type, 2**29)
+
+
+def _size(device: str, dtype: str) -> int:
+    kind = torch.device(device).type
     size = _MATRIX.get(kind, 4096)
-    # many CPUs emulate short dtypes, which is a hundred times slower
+    # many CPUs emulate 16-bit and 8-bit dtypes, which is a hundred times slower
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
 def rate(
     metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = ""
 ) -> Measurement:
-    """Divide an amount by a latency; the interval and flags are the latency's.
+    """Divide an amount by a latency, whose interval and flags the row keeps.
 
     Args:
         metric: Metric of the row, such as `flops_per_second`.
         amount: FLOPs, bytes or tokens of one call.
-        latency: The `latency` of one call, ms.
-        scope: Scope of the row; by default the latency's.
+        latency: The `latency` row of one call, ms.
+        scope: Scope of the row; by default that of the latency.
         message: Message of the row.
     """
     per_second = 1e3 * amount

@@ -1,4 +1,4 @@
-"""Count FLOPs, by formula and from the operations that run. A multiply-add is two operations."""
+"""Count FLOPs, by formula and from the operations that run. A multiply-add counts as two FLOPs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from torch.utils.flop_counter import flop_registry
 
 from nanolib.config import NanoConfig
 
-BACKWARD_FACTOR = 2.0  # two products in the backward pass for each one in the forward
+BACKWARD_FACTOR = 2.0  # the backward pass has two products for each one of the forward pass
 # A kernel that computes the scores again needs five products for the two of the forward pass.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
-_MASKED = -1e4  # a bias below this hides a pair, in 16 bits too
-_ROWS = 1024  # queries whose mask is evaluated at once
+_MASKED = -1e4  # a bias below this masks a pair; 16-bit dtypes can represent it
+_ROWS = 1024  # the mask of this many queries is evaluated at a time
 
 
 def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
-    """Each row meets one group's matrix. Two stacks of matrices are multiplied one by one."""
+    # each row is multiplied by one group's matrix, and two stacks are multiplied pair by pair
     stacks = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
@@ -35,7 +35,7 @@ def _vector_product(a: Tensor, b: Tensor, *rest: object, **named: object) -> int
     return 2 * a.numel() * (b.shape[1] if b.dim() == 2 else 1)
 
 
-# Formulas that torch's counter lacks.
+# torch's counter has no formulas for these operations.
 _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
@@ -46,7 +46,7 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 # An operation with one of these words in its name multiplies matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
 _PRODUCTS |= {"convolution", "cdist", "fft"}
-# Namespaces whose other operations compute element by element, or move data.
+# In these namespaces, other operations compute element by element or move data.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
 
@@ -55,12 +55,13 @@ class FlopCount:
     """FLOPs of one call.
 
     Attributes:
-        kept: FLOPs of the model. Attention counts the query-key pairs that its mask keeps, and its
-            backward pass twice the forward pass, even if the kernel computes the scores again.
-        full: Count of `torch.utils.flop_counter`, with formulas that it lacks. Attention counts all
-            pairs, whatever is masked.
-        uncounted: Names of operations without a formula. They count 0, so the count is incomplete.
-        unread_masks: Calls of attention whose mask has no data (fake tensors): all pairs count.
+        kept: FLOPs of the model. Attention counts the query-key pairs that its mask keeps. The
+            backward pass of attention counts twice, even if the kernel recomputes the scores.
+        full: Count of `torch.utils.flop_counter`, with additional formulas. Attention counts all
+            pairs, masked or not.
+        uncounted: Names of operations without a formula, which count 0.
+        unread_masks: Number of attention calls whose mask has no data (fake tensors), so that all
+            pairs count.
     """
 
     kept: int = 0
@@ -70,7 +71,7 @@ class FlopCount:
 
     @property
     def message(self) -> str:
-        """What the count lacks, for a row; empty if it is complete."""
+        """Message of a row whose count is incomplete; empty otherwise."""
         names = ", ".join(self.uncounted)
         return f"incomplete: there is no formula for {names}" if names else ""
 
@@ -78,18 +79,19 @@ class FlopCount:
 def count_flops(fn: Callable[[], object]) -> FlopCount:
     """Count the FLOPs of one call, outside any timing.
 
-    Matrix products, convolutions and attention count, element-wise work does not. Attention that is
-    not fused (`math`, or products and a softmax of your own) counts all pairs. Kernels that are not
-    operations of torch, such as Triton kernels that you launch yourself, are not seen.
+    Matrix products, convolutions and attention count, but element-wise operations do not. Attention
+    that is not fused (`math`, or products and a softmax of your own) counts all pairs. Kernels that
+    are not operations of torch, such as Triton kernels that you launch yourself, do not count.
 
     Args:
-        fn: What to call.
+        fn: Function to call.
     """
     count, has_fast_path = FlopCount(), torch.backends.mha.get_fastpath_enabled()
     stance: Any = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # it cannot compile under a counter
+    if "torch._dynamo" in sys.modules:  # torch cannot compile under a counter
         stance = torch.compiler.set_stance("force_eager")
-    torch.backends.mha.set_fastpath_enabled(False)  # one operation without a formula
+    # the fast path is one operation without a formula
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with stance, _Counter(count):
             fn()
@@ -99,7 +101,7 @@ def count_flops(fn: Callable[[], object]) -> FlopCount:
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up the FLOPs of the operations that run."""
+    """Add up the FLOPs of the operations that run."""
 
     supports_higher_order_operators = True
 
@@ -108,7 +110,7 @@ class _Counter(TorchDispatchMode):
         self._count = count
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, or those of which it consists, and count it."""
+        """Run the operation, or the operations that it consists of, and count FLOPs."""
         kwargs, name = kwargs or {}, func.name().partition(".")[0]
         if isinstance(func, torch._ops.HigherOrderOperator):
             out = func(*args, **kwargs)
@@ -147,7 +149,7 @@ class _Counter(TorchDispatchMode):
     def _add_sdpa(self, name: str, given: dict[str, Any]) -> None:
         q, k, v = (given[name] for name in ("query", "key", "value"))
         mask, pairs = given.get("attn_mask", given.get("attn_bias")), (q.shape[-2], k.shape[-2])
-        if given.get("is_causal"):  # aligned at the start
+        if given.get("is_causal"):  # torch aligns the mask at the first query and key
             kept, total = sum(min(row + 1, pairs[1]) for row in range(pairs[0])), prod(pairs)
         elif mask is None:
             kept, total = 1, 1
@@ -168,7 +170,7 @@ class _Counter(TorchDispatchMode):
         self._add_attention(name, q, k, v, kept, batch * heads * q.shape[-2] * k.shape[-2])
 
     def _sum_of(self, is_kept: Tensor) -> int:
-        """Count the kept pairs; all of them if the mask has no data."""
+        """Count the kept pairs, or all pairs if the mask has no data."""
         if isinstance(is_kept, FakeTensor) or is_kept.is_meta:
             self._count.unread_masks += 1
             return is_kept.numel()
@@ -177,7 +179,7 @@ class _Counter(TorchDispatchMode):
     def _add_attention(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, kept: int, total: int
     ) -> None:
-        """Add both products of attention, of which the mask keeps a share of the pairs."""
+        """Add both products of attention, of whose pairs the mask keeps `kept` of `total`."""
         scores = 2 * q.numel() * k.shape[-2]
         flops = scores + scores // q.shape[-1] * v.shape[-1]
         is_backward = name.endswith("_backward")
@@ -189,7 +191,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _is_product(name: str) -> bool:
-    """Whether an operation without a formula may multiply matrices; any custom operation may."""
+    """Whether an operation without a formula may multiply matrices, as any custom operation may."""
     namespace, _, operation = name.partition("::")
     if namespace not in _KNOWN_NAMESPACES:
         return True
@@ -205,19 +207,20 @@ def model_flops(
     *,
     position: int = 0,
 ) -> dict[str, int]:
-    """Compute the FLOPs of a `NanoConfig` model by part: over a sequence, or after a prompt.
+    """Compute the FLOPs of a model's parts, for a sequence or for tokens after a cached prompt.
 
     Args:
-        config: The model.
-        batch: Sequences.
-        length: Tokens per sequence.
-        kept: (q_len, kv_len) → query-key pairs that its attention computes per head (`Work.kept`).
-        position: Cached tokens before the sequence; their work is done.
+        config: Configuration of the model.
+        batch: Number of sequences.
+        length: Number of tokens per sequence.
+        kept: Function of (q_len, kv_len) that returns the query-key pairs that attention computes
+            per head (`Work.kept`).
+        position: Number of cached tokens before the sequence.
 
     Returns:
-        Per part, for all layers: `projections` 2·tokens·(2d² + 2d·kv), `attention`
-        4·batch·heads·kept·head_dim, `mlp` 2·tokens·(3 or 2)·d·d_ff, `head` 2·tokens·d·vocab; and
-        their `total`.
+        FLOPs of each part, for all layers, and their `total`. `projections` are
+        2·tokens·(2d² + 2d·kv), `attention` is 4·batch·heads·kept·head_dim, `mlp` is
+        2·tokens·(3 or 2)·d·d_ff, and `head` is 2·tokens·d·vocab.
     """
     d, kv, layers = config.d_model, config.kv_heads * config.head_dim, config.num_layers
     per_pair = 4 * batch * config.num_heads * config.head_dim

@@ -1,4 +1,4 @@
-"""Read a GPU's clock, power and temperature during a timing, and find what disturbs it."""
+"""Read a GPU's clock, power and temperature during a timing, and find interference on the GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from nanolib.meters.machine import gpu_uuid
 
-# NVML's reasons for a lower clock that you did not choose, by their bits.
+# Bits by which NVML reports why a clock is lower than you chose.
 _SLOWED_BY = {
     0x08: "hardware slowdown",
     0x20: "heat",
@@ -29,11 +29,19 @@ def _pynvml() -> Any:
     return pynvml
 
 
+def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
+    """Return a reading of the driver; None if the GPU does not support it."""
+    try:
+        return getattr(nvml, f"nvmlDeviceGet{name}")(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
 def instant_watts(nvml: Any, gpu: Any) -> float:
-    """Read the power now, W.
+    """Read the present power of a GPU, W.
 
     Raises:
-        NVMLError: The driver does not report it.
+        NVMLError: The driver does not report the present power.
     """
     (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
     if field.nvmlReturn:
@@ -42,10 +50,10 @@ def instant_watts(nvml: Any, gpu: Any) -> float:
 
 
 def gpu_watts(nvml: Any, gpu: Any) -> float:
-    """Read the power now, W; if it is not reported, or 0, its mean over a second (since Ampere).
+    """Read the present power of a GPU, W, or its mean over a second if the driver reports none.
 
     Raises:
-        NVMLError: The driver reports neither.
+        NVMLError: The driver reports no power.
     """
     with contextlib.suppress(nvml.NVMLError):
         if (watts := instant_watts(nvml, gpu)) > 0:
@@ -54,11 +62,11 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
 
 
 class GpuState:
-    """Read one GPU's sensors; without an answer of its driver there are no readings.
+    """Record the readings of one GPU's sensors; without a driver there are no readings.
 
     Args:
-        device: As torch names it.
-        nvml: The module to ask; `pynvml` by default.
+        device: Name of the GPU in torch.
+        nvml: NVML module; `pynvml` by default.
     """
 
     def __init__(self, device: str, nvml: Any = None) -> None:
@@ -66,25 +74,27 @@ class GpuState:
         self._seen: defaultdict[str, list[float]] = defaultdict(list)
 
     def read(self) -> None:
-        """Read each sensor once; a sensor that the driver refuses is left out."""
+        """Read each sensor once, except those that the driver does not support."""
         gpu, nvml = self._gpu, self._nvml
         if gpu is None:
             return
-        for name, look in {
-            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-            "power_w": lambda: gpu_watts(nvml, gpu),
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-            "reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
-        }.items():
-            with contextlib.suppress(nvml.NVMLError):
-                self._seen[name].append(look())
+        readings = {
+            "clock_mhz": _ask(nvml, "ClockInfo", gpu, nvml.NVML_CLOCK_SM),
+            "temperature_c": _ask(nvml, "Temperature", gpu, nvml.NVML_TEMPERATURE_GPU),
+            "reasons": _ask(nvml, "CurrentClocksThrottleReasons", gpu),
+        }
+        with contextlib.suppress(nvml.NVMLError):
+            readings["power_w"] = gpu_watts(nvml, gpu)
+        for name, reading in readings.items():
+            if reading is not None:
+                self._seen[name].append(reading)
 
     def summary(self) -> dict[str, Any]:
-        """Return the readings' medians, the lowest clock and what lowered it."""
+        """Return the medians of the readings, the lowest clock, and why the clock was lowered."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
         found: dict[str, Any] = {
-            name: float(statistics.median(values)) for name, values in seen.items() if values
+            name: float(statistics.median(values)) for name, values in seen.items()
         }
         if clocks := seen.get("clock_mhz"):
             found["clock_least_mhz"] = float(min(clocks))
@@ -94,7 +104,7 @@ class GpuState:
 
     @functools.cached_property
     def _gpu(self) -> Any:
-        """The GPU's handle; None if the driver does not answer."""
+        """Handle of the GPU; None without a driver."""
         try:
             self._nvml.nvmlInit()
             return self._nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self._device))
@@ -106,8 +116,8 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
     """Describe other processes on a GPU, its utilization, a power cap, and what lowers its clock.
 
     Args:
-        uuid: `GPU-…`.
-        nvml: The module to ask; `pynvml` by default.
+        uuid: UUID of the GPU, `GPU-…`.
+        nvml: NVML module; `pynvml` by default.
     """
     nvml = nvml or _pynvml()
     try:
@@ -116,24 +126,17 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
     except nvml.NVMLError as error:
         return [f"other work on the GPU is not known ({error})"]
     lines = []
-
-    def ask(name: str) -> Any:
-        """Return None if the driver refuses: not every GPU supports every question."""
-        try:
-            return getattr(nvml, f"nvmlDeviceGet{name}")(gpu)
-        except nvml.NVMLError:
-            return None
-
-    processes = ask("ComputeRunningProcesses") or []
+    processes = _ask(nvml, "ComputeRunningProcesses", gpu) or []
     if others := sum(one.pid != os.getpid() for one in processes):
         lines.append(f"{others} other process(es) compute on the GPU")
-    use = ask("UtilizationRates")
+    use = _ask(nvml, "UtilizationRates", gpu)
     if use is not None and use.gpu > _BUSY_PERCENT:
         lines.append(f"the GPU's utilization is {use.gpu} %")
-    limit, usual = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
+    limit = _ask(nvml, "EnforcedPowerLimit", gpu)
+    usual = _ask(nvml, "PowerManagementDefaultLimit", gpu)
     if limit and usual and limit < usual:
         lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W")
-    reasons = ask("CurrentClocksThrottleReasons") or 0
+    reasons = _ask(nvml, "CurrentClocksThrottleReasons", gpu) or 0
     if named := [name for bit, name in _SLOWED_BY.items() if reasons & bit]:
         lines.append(f"the GPU's clock is lowered by {', '.join(named)}")
     return lines

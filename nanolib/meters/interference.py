@@ -1,4 +1,4 @@
-"""Find what disturbs a measurement: use of the CPUs by other processes, steal time, GPU work.
+"""Find interference: use of the CPUs by other processes, steal time, and other work on a GPU.
 
 with watch_cpus() as load:
     ...
@@ -23,24 +23,24 @@ from nanolib.meters.gpu import gpu_interference
 from nanolib.meters.machine import cpu_quota, gpu_uuid, throttled_periods, usable_cores, usable_cpus
 from nanolib.paths import LAUNCH_VARIABLE
 
-BUSY_SHARE = 0.10  # of the CPUs, above which other processes disturb a timing
-# Arguments in the command lines of processes that nanolib starts.
+BUSY_SHARE = 0.10  # other processes disturb a timing if they use a larger share of the CPUs
+# Processes that nanolib starts have one of these arguments in their command lines.
 _STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
 _KERNEL = "ipykernel_launcher"  # under `nano run`
 # A guest's time is part of the user's.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
-_STOLEN = 0.02  # of the CPU time, above which a hypervisor disturbs a timing
+_STOLEN = 0.02  # a hypervisor disturbs a timing if it takes a larger share of CPU time
 _LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing
 
 
 class CpuTimes(NamedTuple):
-    """CPU time until a moment, s.
+    """CPU time until a moment.
 
     Attributes:
-        everyone: By kind of time, summed over the CPUs that this process may run on.
-        ours: Of this command: the process that began it and its descendants.
-        periods: As `throttled_periods` returns them.
+        everyone: Kind of CPU time → its sum over the CPUs that this process may run on, s.
+        ours: CPU time of the process that began this command and of its descendants, s.
+        periods: Result of `throttled_periods` at that moment.
     """
 
     everyone: dict[str, float]
@@ -50,11 +50,11 @@ class CpuTimes(NamedTuple):
 
 @dataclass
 class CpuLoad:
-    """Use of the CPUs over a span. Shares are None if the span is too short or nothing is counted.
+    """Use of the CPUs over a span of time.
 
     Attributes:
-        others: Share of the CPUs that other processes used.
-        stolen: Share that a hypervisor took.
+        others: Share of the CPUs that other processes used; None if it is not known.
+        stolen: Share of the CPUs that a hypervisor took; None if it is not known.
         throttled: Share of the quota's periods in which this process was stopped; 0 without a
             quota.
         quota: Allowed CPU time, in cores.
@@ -67,22 +67,22 @@ class CpuLoad:
 
     @property
     def taken(self) -> float | None:
-        """Share of the CPUs that other processes and a hypervisor took."""
+        """Share of the CPUs that other processes and a hypervisor took; None if not known."""
         return None if self.others is None else min(1.0, self.others + self.stolen)
 
     @property
     def is_busy(self) -> bool:
-        """Whether others took so much that they disturb a timing."""
+        """Whether other processes and a hypervisor took so much that they disturb a timing."""
         return (self.taken or 0.0) > BUSY_SHARE
 
     @property
     def limited_by(self) -> str:
-        """The quota, if it stopped this process often enough to disturb a timing."""
+        """Name of the quota, if it stopped this process often enough to disturb a timing."""
         return f"a CPU quota of {self.quota:g} cores" if self.throttled > BUSY_SHARE else ""
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """Flags of a timing in this span."""
+        """Flags of a timing in this span of time."""
         busy = (Flag.BUSY_MACHINE,) if self.is_busy else ()
         return (*busy, Flag.THROTTLED) if self.limited_by else busy
 
@@ -94,7 +94,7 @@ class CpuLoad:
 
 @contextlib.contextmanager
 def watch_cpus() -> Iterator[CpuLoad]:
-    """Measure the use of the CPUs during the block; the result is filled in when it ends."""
+    """Measure the use of the CPUs during the block; the result is complete when the block ends."""
     load, before = CpuLoad(), cpu_times()
     try:
         yield load
@@ -103,19 +103,19 @@ def watch_cpus() -> Iterator[CpuLoad]:
 
 
 def cpu_times() -> CpuTimes:
-    """Read the CPU time until now."""
+    """Read the CPU time that was used until now."""
     children = os.times()
     ours = time.process_time() + children.children_user + children.children_system
     ours += _seconds_of(process for process in _family() if process.pid != os.getpid())
     every, mine = psutil.cpu_times(percpu=True), usable_cpus()
-    # CPUs that are offline are missing in the list, so its places may not be their numbers
+    # the list leaves out offline CPUs, so an index may not be the number of its CPU
     chosen = [every[number] for number in mine] if mine and max(mine) < len(every) else every
     everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
     return CpuTimes(everyone, ours, throttled_periods())
 
 
 def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
-    """Compute who used the CPUs between two moments."""
+    """Compute the use of the CPUs between two moments."""
     spent = {name: after.everyone[name] - before.everyone[name] for name in after.everyone}
     load, total = CpuLoad(quota=cpu_quota()), sum(spent.values())
     if total > _LEAST_S:
@@ -130,14 +130,14 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
 
 
 _REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
-_last_look = -math.inf, -math.inf  # the moment, and the CPU time used by then, s
+_last_look = -math.inf, -math.inf  # moment of the last reading and CPU time used until then, s
 
 
 def wait_for_compilers() -> None:
     """Wait, at most 10 s, until torch's compile processes are idle.
 
-    torch starts one process per core for the first compilation. It goes on before they have
-    started, so they would disturb a timing.
+    torch starts one process per core for the first compilation. Such a process may still start when
+    the compilation is over, and would disturb a timing.
     """
     global _last_look
     if "torch._inductor.async_compile" not in sys.modules:
@@ -155,7 +155,7 @@ def _seconds_of(processes: Iterable[psutil.Process]) -> float:
     """Return the CPU seconds of processes and of their children that have ended."""
     seconds = 0.0
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # it has just ended: its parent has its time
+        with contextlib.suppress(psutil.Error):  # the time of an ended process is in its parent's
             times = process.cpu_times()
             seconds += times.user + times.system
             seconds += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
@@ -163,7 +163,7 @@ def _seconds_of(processes: Iterable[psutil.Process]) -> float:
 
 
 def _family() -> list[psutil.Process]:
-    """List the processes of this command: `nano`, papermill, kernel, worker and ranks."""
+    """List the processes of this command, such as `nano`, papermill, kernel, worker and ranks."""
     first = psutil.Process()
     with contextlib.suppress(psutil.Error):
         started = _STARTED | ({_KERNEL} if LAUNCH_VARIABLE in os.environ else set())
@@ -176,7 +176,7 @@ def find_interference(device: str) -> list[str]:
     """Describe what would disturb a measurement now, one per line; empty on a quiet machine.
 
     Args:
-        device: As `resolve_device` names it.
+        device: Name of the device, from `resolve_device`.
     """
     with watch_cpus() as load:
         time.sleep(max(_WATCHED_S, 1.1 * _LEAST_S / usable_cores()))
@@ -187,7 +187,7 @@ def find_interference(device: str) -> list[str]:
 
 
 def cpu_interference(load: CpuLoad) -> list[str]:
-    """Describe other use of the CPUs."""
+    """Describe the use of the CPUs by other processes and a hypervisor, one per line."""
     if load.others is None:
         return ["the load by other processes is not known: this system counts no CPU time"]
     lines = []

@@ -30,8 +30,8 @@ def time_collectives(
     """Measure the time of collectives of several sizes on this rank, interleaved.
 
     Returns:
-        Per collective and size: `collective`, `payload` (bytes per rank), `messages` in sequence,
-        `sent` (bytes that each rank sends), `blocks` (ms).
+        A mapping per collective and size: `collective`, `payload` (bytes per rank), `messages` (in
+        sequence), `sent` (bytes that each rank sends) and `blocks` (time in each block, ms).
     """
     world = dist.get_world_size()
     rows, calls = {}, {}
@@ -57,11 +57,13 @@ def time_collectives(
 
 
 def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
-    """Count the bytes that all ranks send in one call, with the protocol; each rank calls it.
+    """Count the bytes that all ranks send in one call, including the protocol's.
+
+    Each rank calls this function at the same time.
 
     Returns:
-        The bytes; None if other processes share the network, or if the backend uses no interface,
-        as NCCL on one machine.
+        Number of bytes, or None if other processes share the network. The result is None too if
+        the backend uses no network interface, as NCCL on one machine.
     """
     if dist.get_backend() != "gloo" or not has_private_network():
         return None
@@ -85,13 +87,13 @@ def loopback_bytes() -> int:
     """Return the bytes that the loopback interface has sent, with headers, for all processes.
 
     Raises:
-        OSError: The system does not report it.
+        OSError: The system has no counter of these bytes.
     """
     return int(_interfaces()["lo"].split()[8])
 
 
 def has_private_network() -> bool:
-    """Whether this process has a private network."""
+    """Whether the network of this process has only the loopback interface."""
     return _COUNTERS.is_file() and list(_interfaces()) == ["lo"]
 
 
@@ -99,12 +101,12 @@ def enter_private_network() -> None:
     """Move this process, and those it starts, to a network with only the loopback interface.
 
     Raises:
-        OSError: The system does not allow it; nothing has changed.
+        OSError: The system does not allow a private network; the process keeps its network.
     """
     if sys.platform != "linux":
         raise OSError("this system has no network namespaces")
     libc = ctypes.CDLL(None, use_errno=True)
-    # Root needs no user namespace, and without one it keeps its rights to files.
+    # root needs no user namespace, in which it would lose its rights to files
     if libc.unshare(_NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket() as control:

@@ -1,7 +1,7 @@
-"""Describe the machine: its hardware, what it can compute, and what this process may use of it.
+"""Describe the machine: its hardware, its dtypes, and the resources that this process may use.
 
-A limit of a control group (cgroup v2, or v1's `cpu` and `memory`) holds for all groups below it. So
-the process's own group and its visible parents are read.
+A limit of a control group (cgroup v2, or v1's `cpu` and `memory`) applies to all groups inside it.
+So nanolib reads the process's own group and the visible groups around it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ FP8_COMPUTE_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine. `machine_id` depends on hardware only: with a new torch it is the same machine.
+    """A machine, whose `machine_id` depends on the hardware but not on the version of torch.
 
     Attributes:
         cpu: Model of the CPU.
-        cores: Cores that this process may use, by affinity and by its container's quota.
-        ram_gib: Memory, rounded to GiB.
-        gpus: Per GPU: name, memory_gib, compute_capability, fp8.
+        cores: Number of cores that this process may use, by affinity and by its container's quota.
+        ram_gib: Memory of the host, rounded to GiB.
+        gpus: Name, memory_gib, compute_capability and fp8 of each GPU.
         system: Operating system and architecture.
-        driver: Version of the GPU driver; empty without one.
+        driver: Version of the GPU driver; empty without a GPU.
         torch: Version of torch.
-        threads: Threads that torch uses inside an operation.
+        threads: Number of threads that torch uses inside an operation.
         governor: Frequency governor; empty if the system does not report it.
-        dtypes: Dtype → what computes it on the first GPU or the CPU: `tensor_cores`, `amx`,
-            `avx512`, `vector`, `emulated`.
+        dtypes: Dtype → the unit of the first GPU, or of the CPU, that computes it: `tensor_cores`,
+            `amx`, `avx512`, `vector` or `emulated`.
     """
 
     cpu: str
@@ -64,7 +64,7 @@ class Machine:
         return hashlib.sha256(json.dumps(hardware).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON types, without user and host names."""
+        """Return the attributes as JSON types; they contain no user or host name."""
         return asdict(self) | {"machine_id": self.machine_id, "gpus": list(self.gpus)}
 
 
@@ -106,7 +106,7 @@ def resolve_device(name: str) -> str:
 
 
 def gpu_uuid(device: str) -> str:
-    """Return the driver's name of a GPU, which does not depend on its number in this process."""
+    """Return the UUID of a GPU, which does not depend on the GPU's number in this process."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
@@ -116,7 +116,7 @@ def _gpu_count() -> int:
 
 
 def _cpu_info(field: str) -> str:
-    """Read a field of the first CPU on Linux; empty on other systems."""
+    """Return a field of the first CPU on Linux, or empty text on other systems."""
     lines = _text_of("/proc/cpuinfo").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
@@ -138,7 +138,7 @@ def _gpu(index: int) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    import pynvml  # most machines have no driver for it
+    import pynvml  # most machines have no NVIDIA driver
 
     try:
         pynvml.nvmlInit()
@@ -186,7 +186,8 @@ def free_disk_gib(path: Path) -> float:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
-# Of version 2 and of version 1: limit, use, and file cache, which the kernel frees when needed.
+# Versions 2 and 1 of cgroup have these files for limit and use, and this field for the file cache,
+# which the kernel frees when needed.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -194,7 +195,7 @@ _MEMORY = (
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may keep busy, by affinity and CPU quota; at least one."""
+    """Return the number of cores that this process may use, by affinity and quota; at least one."""
     return max(1, int(min(len(usable_cpus()) or os.cpu_count() or 1, cpu_quota())))
 
 
@@ -209,7 +210,7 @@ def cpu_quota() -> float:
 
 
 def throttled_periods() -> dict[str, tuple[int, int]]:
-    """Return, per control group with a quota, its periods and those in which it was stopped."""
+    """Return the periods of each control group with a quota, and those in which it was stopped."""
     found = {}
     for group, _ in _quotas():
         counts = _fields(group / "cpu.stat")
@@ -218,11 +219,11 @@ def throttled_periods() -> dict[str, tuple[int, int]]:
 
 
 def memory_limits() -> list[tuple[int, int]]:
-    """Return limit and use of each control group with a limit, bytes; file cache is not use."""
+    """Return limit and use of each control group with a limit, bytes, without the file cache."""
     found = []
     for group in _groups("memory"):
         for limit, used, cached in _MEMORY:
-            # a file of the other version does not exist, and "max" is not a limit
+            # the files of the other version do not exist, and "max" is not a limit
             with contextlib.suppress(OSError, ValueError):
                 most, taken = (int((group / name).read_text()) for name in (limit, used))
                 found.append((most, taken - _fields(group / "memory.stat").get(cached, 0)))
@@ -233,7 +234,7 @@ def memory_limits() -> list[tuple[int, int]]:
 def limit_threads() -> Iterator[None]:
     """Limit torch's threads in the block to the usable cores, unless OMP_NUM_THREADS sets them.
 
-    torch respects affinity but not a quota: two threads on half a core are stopped most of the
+    torch respects affinity but not a quota. Two threads on half a core would be stopped most of the
     time.
     """
     before = torch.get_num_threads()
@@ -259,7 +260,7 @@ def _quotas() -> Iterator[tuple[Path, float]]:
 
 
 def _groups(controller: str) -> list[Path]:
-    """List the folders of the process's control group and its parents, its own first."""
+    """List the folders of the process's control group and of its parents, innermost first."""
     try:
         lines = [line.split(":", 2) for line in (_PROC / "cgroup").read_text().splitlines()]
     except OSError:  # not Linux
@@ -274,7 +275,7 @@ def _groups(controller: str) -> list[Path]:
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Read the lines `name number` of a file; empty if it cannot be read."""
+    """Read the lines `name number` of a file; the result is empty if it cannot be read."""
     with contextlib.suppress(OSError):
         lines = (line.split() for line in file.read_text().splitlines())
         return {words[0]: int(words[1]) for words in lines if len(words) == 2}

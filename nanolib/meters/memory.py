@@ -1,4 +1,4 @@
-"""Measure memory: live tensor bytes, the resident set by the kernel, and CUDA's own counters."""
+"""Measure memory: live tensor bytes, the resident set of the process, and CUDA's counters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -21,21 +22,22 @@ from nanolib.meters.tensor_bytes import LiveBytes
 
 MIB = 2**20
 _PROC = Path("/proc/self")
+_EXPERTS = torch.ops.aten._grouped_mm.default
 
 
 @dataclass
 class Peak:
-    """Peak memory of a block, bytes; None if it is not known.
+    """Peak memory of a block of code, in bytes; None for a figure that is not known.
 
     Attributes:
-        before: Live before the block.
-        existing: Of these the tensors that count.
-        kept: Reserved by the allocator before the block.
-        live: Peak of live tensors, including those before.
-        reserved: Peak that the CUDA allocator reserved.
+        before: Live bytes before the block.
+        existing: Bytes of the tensors from before the block that count.
+        kept: Bytes that the CUDA allocator had reserved before the block.
+        live: Peak of live bytes, including those from before the block.
+        reserved: Peak of the bytes that the CUDA allocator reserved.
         resident: Rise of the resident set.
-        resident_message: Why `resident` is not known.
-        method: Of the rows.
+        resident_message: Reason why `resident` is not known.
+        method: Method of the rows.
     """
 
     before: int = 0
@@ -49,12 +51,12 @@ class Peak:
 
     @property
     def own(self) -> int:
-        """Live peak of the tensors that count; a GPU's allocator counts all others too."""
+        """Live peak of the tensors that count, without other tensors from before the block."""
         return self.live - self.before + self.existing
 
     @property
     def own_reserved(self) -> int | None:
-        """Reserved peak without what was reserved before, which CUDA graphs never release."""
+        """Reserved peak without earlier reservations, which CUDA graphs never release."""
         return None if self.reserved is None else self.reserved - self.kept + self.existing
 
 
@@ -63,11 +65,11 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     """Record the peak memory of the block.
 
     Args:
-        device: Where the tensors live.
-        existing: Tensors from before that count, such as weights and inputs.
+        device: Device of the tensors.
+        existing: Tensors from before the block that count, such as weights and inputs.
 
     Yields:
-        A `Peak`, filled in when the block ends, even by an error.
+        A `Peak`, which is complete when the block ends, even by an error.
     """
     counter = LiveBytes()
     counter.watch(*existing)
@@ -76,7 +78,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     if torch.device(device).type == "cuda":
         peak.method = "cuda_allocator"
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # or the cache of earlier cases would count
+        torch.cuda.empty_cache()  # otherwise the cache of earlier cases would count
         torch.cuda.reset_peak_memory_stats(device)
         peak.before = torch.cuda.memory_allocated(device)
         peak.kept = torch.cuda.memory_reserved(device)
@@ -95,19 +97,33 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         peak.live = counter.peak
 
 
+class _FakeTensors(FakeTensorMode):
+    """Give the products of a mixture's experts a shape in each dtype; torch has only bfloat16."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the empty result of a product of experts, or run another operation."""
+        if func is not _EXPERTS or args[0].dtype is torch.bfloat16:
+            return super().dispatch(func, types, args, kwargs or {})
+        # imported here, since the name is private to torch and only experts need it
+        from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
+
+        with self:
+            return empty_product(*args[:3], args[0].dtype)
+
+
 def fake_tensors() -> FakeTensorMode:
     """Return a mode in which tensors have shape, dtype and device but no data.
 
-    Tensors of two modes cannot be mixed, so a block inside another uses the same mode.
+    Tensors of two modes cannot be mixed, so nested blocks use the same mode.
     """
-    return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
+    return detect_fake_mode() or _FakeTensors(allow_non_fake_inputs=True)
 
 
 def why_not_planned(error: BaseException) -> str:
-    """Say in one line why a plan on fake tensors failed."""
+    """Describe in one line why a plan on fake tensors failed."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return (
-            f"its work depends on data, which a plan does not have ({error.func}); run it instead"
+            f"the work depends on data, which a plan does not have ({error.func}); run it instead"
         )
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
@@ -115,7 +131,7 @@ def why_not_planned(error: BaseException) -> str:
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
     """Return the free memory for new tensors; None if the device does not report it.
 
-    On the host it is the least of the system's free memory and what control groups have left.
+    On the host, this is the smallest of the system's free memory and that of each control group.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -129,7 +145,7 @@ def free_bytes(device: str | torch.device = "cpu") -> int | None:
 
 @contextmanager
 def resident_peak() -> Iterator[Peak]:
-    """Record how much the resident set rises during the block (Linux: `clear_refs` and `VmHWM`)."""
+    """Record the rise of the resident set during the block (Linux: `clear_refs` and `VmHWM`)."""
     peak = Peak()
     try:
         (_PROC / "clear_refs").write_text("5")
@@ -162,15 +178,15 @@ def measure_memory(
     """Measure the peak memory of one call, outside any timing.
 
     Args:
-        fn: What to call.
-        device: Where it computes.
-        existing: Tensors from before that count.
+        fn: Function to call.
+        device: Device on which the function computes.
+        existing: Tensors from before the call that count.
         scope: Scope of the rows.
-        predicted_bytes: Predicted live peak.
+        predicted_bytes: Predicted live peak, bytes.
 
     Returns:
-        `peak_memory` of `existing` and of the call's tensors, and `reserved_memory` (CUDA) or
-        `resident_memory` (CPU), MiB. All that was live before is in the details (`before`).
+        Rows of `peak_memory` (`existing` and the call's tensors) and of `reserved_memory` (CUDA) or
+        `resident_memory` (CPU), MiB. The detail `before` is all memory that was live before.
     """
     predicted = None if predicted_bytes is None else predicted_bytes / MIB
     with peak_memory(device, *existing) as live:
@@ -183,7 +199,7 @@ def measure_memory(
 
 
 def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
-    """Measure the rise of the resident set in one call, MiB; one reading has no interval."""
+    """Measure the rise of the resident set in one call, MiB, as one reading without an interval."""
     with resident_peak() as resident:
         fn()
     if resident.resident is None:

@@ -1,11 +1,12 @@
 """Attribute the peak memory of a call to tensor kinds, modules and operations.
 
-It works on real and on fake tensors.
+The tensors may be real or fake.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import sys
@@ -25,14 +26,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Part(NamedTuple):
-    """Tensors whose bytes count together.
+    """A group of tensors whose bytes are added up.
 
     Attributes:
         kind: A `MemoryKind`.
-        module: Their module; blocks of a stack count as one, `blocks.*`.
-        operation: The operation that made them, such as `aten::addmm`; empty if they existed
-            before.
-        line: Module and line of the code that saved them for the backward pass.
+        module: Name of the module that made the tensors; `blocks.*` for all blocks of a stack.
+        operation: Operation that made the tensors, such as `aten::addmm`; empty if the tensors
+            existed before the call.
+        line: Module and line of the code that saved the tensors for the backward pass.
     """
 
     kind: str
@@ -46,7 +47,7 @@ class MemoryBreakdown:
     """Memory use at a peak.
 
     Attributes:
-        parts: Part → bytes; they add up to the peak.
+        parts: Bytes of each part, which add up to the peak.
     """
 
     parts: Mapping[Part, int]
@@ -58,13 +59,13 @@ class MemoryBreakdown:
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Kind → bytes, in the order of `MemoryKind`, then others; without empty kinds."""
+        """Bytes of each kind that is not empty, in the order of `MemoryKind`."""
         found = self._summed(lambda part: part.kind)
         return {kind: found[kind] for kind in dict.fromkeys((*MemoryKind, *found)) if found[kind]}
 
     @property
     def by_module(self) -> dict[tuple[str, str], int]:
-        """Kind and module → bytes."""
+        """Bytes of each pair of kind and module."""
         return dict(self._summed(lambda part: part[:2]))
 
     def _summed(self, by: Callable[[Part], Any]) -> Counter[Any]:
@@ -74,42 +75,43 @@ class MemoryBreakdown:
         return found
 
     def largest(self, most: int) -> list[tuple[Part, int]]:
-        """Return the largest parts, in order."""
+        """Return the `most` largest parts with their bytes, in order of size."""
         return Counter(self.parts).most_common(most)
 
     def extrapolate(self, higher: MemoryBreakdown, blocks: int) -> MemoryBreakdown:
-        """Predict the memory use with more blocks, from that with one block more.
+        """Predict the memory use with more blocks: each adds as much as the first one more.
 
         Args:
-            higher: The breakdown with one block more.
-            blocks: How many blocks to add.
+            higher: Memory use with one block more.
+            blocks: Number of blocks to add.
         """
-        parts = self.parts | higher.parts
-        sizes = {part: (self.parts.get(part, 0), higher.parts.get(part, 0)) for part in parts}
-        grown = {part: low + (high - low) * blocks for part, (low, high) in sizes.items()}
-        return MemoryBreakdown({part: size for part, size in grown.items() if size})
+        parts = {}
+        for part in {**self.parts, **higher.parts}:
+            low, high = self.parts.get(part, 0), higher.parts.get(part, 0)
+            if size := low + (high - low) * blocks:
+                parts[part] = size
+        return MemoryBreakdown(parts)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Life:
-    """A storage: its size and part, and after how many events it was made and freed."""
+    """A storage: its size in bytes, and after how many events it was made and freed."""
 
     size: int
     module: str
     operation: str
     born: int
     died: float = math.inf
-    kind: str = ""
+    kind: str = MemoryKind.TEMPORARIES
     line: str = ""
 
     @property
     def part(self) -> Part:
-        module = _NUMBER.sub("*", self.module)
-        return Part(self.kind or MemoryKind.TEMPORARIES, module, self.operation, self.line)
+        return Part(self.kind, _without_numbers(self.module), self.operation, self.line)
 
 
 class MemoryTracker(LiveBytes):
-    """Counts as `LiveBytes` does, and records each storage's lifetime, module and kind.
+    """Count as `LiveBytes` does, and record each storage's lifetime, module and kind.
 
     Whether a storage is saved for the backward pass, or is a gradient, is known only after it was
     made. So `breakdowns` attributes the bytes when the call is over.
@@ -118,17 +120,16 @@ class MemoryTracker(LiveBytes):
         model: The model whose modules are named.
 
     Attributes:
-        existing: Bytes that `track_existing` counted.
-        section: The current part of the work, as `begin` named it.
+        existing: Bytes that `track_existing` has counted.
+        section: Name of the current part of the work, from `begin`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
         self._lives: list[_Life] = []
-        self._living: dict[int, _Life] = {}  # by their storage's key
+        self._living: dict[int, _Life] = {}  # key of a live storage → its life
         self._events: list[tuple[Any, int]] = []  # section and live bytes after each event
-        self._operation = ""
         self._inside: list[str] = []
         self.existing = 0
         self.section: Any = None
@@ -144,16 +145,16 @@ class MemoryTracker(LiveBytes):
         tensors: Iterable[torch.Tensor],
         owners: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        """Count tensors that existed before; weights belong to their modules.
+        """Count tensors that existed before the call; weights belong to their modules.
 
         Args:
             kind: A `MemoryKind`.
-            tensors: The tensors.
-            owners: The `id` of an optimizer's state → the weight whose module it belongs to.
+            tensors: Tensors of this kind.
+            owners: Map from the `id` of an optimizer's state to its weight, whose module counts.
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         names = {id(tensor): name for name, tensor in named}
-        self._operation = ""
+        self._operation = None
         for tensor in tensors:
             owner = (owners or {}).get(id(tensor), tensor)
             self._inside = [names.get(id(owner), "").rpartition(".")[0]]
@@ -166,25 +167,21 @@ class MemoryTracker(LiveBytes):
         for tensor in tensors:
             self._mark(tensor, kind)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `LiveBytes`; new storages belong to this operation."""
-        self._operation = func.name()
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
     def _count(self, key: int, size: int) -> None:
         super()._count(key, size)
         if size > 0:
             module = self._inside[-1] if self._inside else ""
-            self._living[key] = _Life(size, module, self._operation, len(self._events))
+            operation = self._operation.name() if self._operation else ""
+            self._living[key] = _Life(size, module, operation, len(self._events))
             self._lives.append(self._living[key])
         else:
             self._living.pop(key).died = len(self._events)
         self._events.append((self.section, self.current))
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
-        """Set the kind and module of a storage, unless they are set."""
+        """Set the kind and module of a storage, unless its kind is set already."""
         life = self._living.get(storage_key(tensor))
-        if life is None or life.kind:
+        if life is None or life.kind != MemoryKind.TEMPORARIES:
             return
         life.kind, life.module = kind, life.module if module is None else module
         if kind == MemoryKind.SAVED:
@@ -206,7 +203,7 @@ class MemoryTracker(LiveBytes):
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED)
             # an output that refers to itself would never be freed
-            return tensor.detach() if tensor.requires_grad else tensor
+            return tensor if tensor.is_leaf else tensor.detach()
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
@@ -222,17 +219,28 @@ class MemoryTracker(LiveBytes):
             yield
 
     def breakdowns(self) -> dict[Any, MemoryBreakdown]:
-        """Return the memory use at each section's peak; the call's peak is the largest of them."""
-        peaks: dict[Any, tuple[int, int]] = {}  # bytes, and after which event
+        """Return the memory use at each section's peak; the largest of them is the call's peak."""
+        peaks: dict[
+            Any, tuple[int, int]
+        ] = {}  # section → live bytes at its peak, and index of that event
         for event, (section, live) in enumerate(self._events):
             if section not in peaks or live > peaks[section][0]:
                 peaks[section] = live, event
-        found = {section: MemoryBreakdown(Counter()) for section in peaks}
+        lives = [(life.born, life.died, life.part, life.size) for life in self._lives]
+        found = {}
         for section, (_, event) in peaks.items():
-            for life in self._lives:
-                if life.born <= event < life.died:
-                    found[section].parts[life.part] += life.size
+            parts: Counter[Part] = Counter()
+            for born, died, part, size in lives:
+                if born <= event < died:
+                    parts[part] += size
+            found[section] = MemoryBreakdown(parts)
         return found
+
+
+@functools.cache
+def _without_numbers(module: str) -> str:
+    """Replace the number of a block by `*`."""
+    return _NUMBER.sub("*", module)
 
 
 def _line() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections import Counter
@@ -9,25 +10,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _LOOK_UPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
 _ROWS, _COLUMNS = 128, 32  # FlashAttention rounds lengths and head sizes up to these
-_WORKSPACE = -1  # a key that no storage has
+_WORKSPACE = -1  # no storage has this key
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of each storage that an operation returns, until it is freed.
+    """Count the bytes of each storage that an operation returns, until it is freed.
 
-    The count is deterministic. It is slow, so it never runs inside a timing. Buffers inside one
-    operation are not counted, except those that `workspace_bytes` knows.
+    The count is deterministic. Counting is slow, so it never runs inside a timing. Buffers inside
+    an operation do not count, except those that `workspace_bytes` returns.
 
     Attributes:
-        current: Live bytes now, of new storages and of those given to `watch`.
-        peak: Largest number of live bytes.
+        current: Live bytes of new storages and of those given to `watch`.
+        peak: Largest number of live bytes so far.
     """
 
     supports_higher_order_operators = True  # FlexAttention is one operation
@@ -37,6 +39,7 @@ class LiveBytes(TorchDispatchMode):
         self.current = 0
         self.peak = 0
         self._alive: dict[int, weakref.ref[Any]] = {}
+        self._operation: Any = None  # the operation that runs
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count the storages of tensors, each once."""
@@ -60,11 +63,16 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count its results, except views and results in place."""
-        if func is torch.ops.prim.device.default:  # fake tensors call it more often than all others
-            return func(*args)
-        given = {storage_key(x) for x in _tensors((args, kwargs))}
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # two thirds of a plan's operations ask for the device
+        self._operation = func
         out = func(*args, **kwargs or {})
-        self.watch(*(x for x in _tensors(out) if storage_key(x) not in given))
+        if _makes_no_storage(func):
+            return out
+        new = [x for x in _tensors(out) if storage_key(x) not in self._alive]
+        if new:  # some operations return an argument's storage without declaring it
+            given = {storage_key(x) for x in _tensors((args, kwargs))}
+            self.watch(*(x for x in new if storage_key(x) not in given))
         if workspace := workspace_bytes(func, args):  # freed before the operation returns
             self._count(_WORKSPACE, workspace)
             self._count(_WORKSPACE, -workspace)
@@ -75,15 +83,15 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
     """Return the bytes that a GPU operation uses in addition to its inputs and results.
 
     FlashAttention's backward pass sums the queries' gradients in float32. If heads come before
-    positions, torch copies the output and its gradient. With grouped heads, it makes the keys' and
-    values' gradients per head and sums them.
+    positions, torch copies the output and its gradient. With grouped heads, torch computes the
+    gradients of keys and values per query head and sums them.
 
     Args:
-        operation: As `__torch_dispatch__` receives it.
-        args: Its arguments.
+        operation: An operation, as `__torch_dispatch__` receives it.
+        args: Arguments of the operation.
 
-    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`; its allocator's peaks agree
-    within 0.01 % (tests/meters/test_memory.py).
+    Source: torch 2.11, `_flash_attention_backward` and `mha_bwd`. The peaks of torch's allocator
+    agree within 0.01 % (tests/meters/test_memory.py).
     """
     if operation is not _FLASH_BACKWARD or args[1].device.type != "cuda":
         return 0
@@ -97,11 +105,11 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
 
 
 class BytesRead(TorchDispatchMode):
-    """Counts the bytes that operations read of some tensors, each element once.
+    """Count the bytes that operations read of some tensors, each element once.
 
-    If a tensor is read in parts, the largest part counts. A table counts by the rows that are
-    looked up, and experts by the rows of tokens that choose them. Elements that the call has
-    written do not count.
+    If operations read different parts of a tensor, the largest part counts. A table counts by the
+    rows that are looked up. A stack of experts counts by the tokens that choose them. Elements that
+    the call has written do not count.
 
     Args:
         tensors: The existing tensors, such as weights and a cache.
@@ -117,15 +125,15 @@ class BytesRead(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Bytes that were read."""
+        """Number of bytes that operations have read."""
         return sum(
             max(0, most - self._written[key]) * self._sizes[key] for key, most in self._read.items()
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count what it reads."""
+        """Run the operation and count the elements that it reads."""
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.prim.device.default:  # fake tensors call it
+        if func is _DEVICE:
             return out
         made = {storage_key(x) for x in _tensors(out)}
         schema = getattr(func, "_schema", None)  # FlexAttention has none
@@ -159,10 +167,26 @@ def _elements(x: torch.Tensor) -> int:
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
 
 
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (x for x in tree_leaves(tree) if isinstance(x, torch.Tensor))
+@functools.cache
+def _makes_no_storage(operation: Any) -> bool:
+    """Whether all results of an operation are declared as views, or are not tensors."""
+    schema = getattr(operation, "_schema", None)
+    if schema is None:
+        return False
+    return all(x.alias_info or "Tensor" not in str(x.type) for x in schema.returns)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    # torch's `tree_leaves` is slower, and runs twice per operation
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors([*value.values()])
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number of the tensor's storage, which its views share."""
+    """Return a number that identifies the tensor's storage, which its views share."""
     return tensor.untyped_storage()._cdata

@@ -30,7 +30,7 @@ def _trace(folder, text):
         ("t_s,power_w\n0,5\n", r"has 1 sample\(s\)"),
         (
             "t_s,power_w\n0,5\n2,5\n1,5\n",
-            "line 4 of 'trace.csv' is not later than the one before; sort by t_s",
+            "line 4 of 'trace.csv' is not later than the line before; sort by t_s",
         ),
         (
             "t_s,power_w\n0,x\n1,5\n",

@@ -108,7 +108,8 @@ def test_a_call_that_dynamo_gives_up_compiling_is_refused(limit, compiled):
             assert [check().shape[0] for check in checks] == [2, 3, 4, 5, 6]
         else:
             with pytest.raises(
-                BadInput, match=r"^fn: torch would run part of it uncompiled, beyond .*_limit \(3\)"
+                BadInput,
+                match=r"^fn: torch would run part of the function uncompiled, beyond .*_limit \(3\)",
             ):
                 [check() for check in checks]
     torch._dynamo.reset()

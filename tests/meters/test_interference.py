@@ -78,13 +78,13 @@ def test_what_ones_own_quota_held_back_is_no_use_by_others(monkeypatch):
     assert not _load(1.0, {"a": (30, 7)}, user=1.0, idle=3.0).flags  # now and then
 
 
-_WORK = "import time\nwhile time.process_time() < 0.8: pass\n"
+_WORK = "import time\nwhile time.process_time() < 0.4: pass\n"
 
 
 def test_the_work_of_a_child_that_has_ended_is_ours():
     before = cpu_times()
     subprocess.run([sys.executable, "-c", _WORK], check=True)
-    assert cpu_times().ours - before.ours > 0.7
+    assert cpu_times().ours - before.ours > 0.3
 
 
 def test_the_work_of_a_process_outside_the_tree_is_that_of_others(tmp_path):
@@ -95,31 +95,32 @@ def test_the_work_of_a_process_outside_the_tree_is_that_of_others(tmp_path):
         subprocess.run([sys.executable, "-c", detached], check=True)
         while not done.exists():
             time.sleep(0.05)
-    assert load.others > 0 and cpu_times().ours - before.ours < 0.6
+    assert load.others > 0 and cpu_times().ours - before.ours < 0.3
 
 
-def test_what_nanolib_starts_belongs_to_the_command_that_started_it():
-    """A kernel looks up: papermill and `nano`, and all that they started, are no others."""
-    assert (started := process.python("x")[2]) in interference._STARTED
-    code = "from nanolib.meters import interference\nprint(interference._family()[0].pid)"
+def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch):
+    def started(by, *command):
+        return SimpleNamespace(
+            cmdline=lambda: [*command], parent=lambda: by, children=lambda recursive: []
+        )
 
-    def first(*arguments):
-        return int(subprocess.check_output([sys.executable, "-c", code, *arguments]))
-
-    assert first(started) == os.getpid() != first()  # without the argument, somebody else's process
+    nano = started(started(None, "sh"), "nano", "run")
+    worker = started(started(nano, *process.python("x")), *process.python("y"))
+    monkeypatch.setattr(psutil, "Process", lambda: worker)
+    assert interference._family() == [nano]
 
 
 def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", SimpleNamespace())
     monkeypatch.setattr(interference, "_last_look", (-math.inf, -math.inf))
-    monkeypatch.setattr(interference, "_LOOK_S", 1.0)  # a busy machine may give it none of a tenth
+    monkeypatch.setattr(interference, "_LOOK_S", 0.5)  # a busy machine may give it none of a tenth
     with subprocess.Popen([sys.executable, "-c", f"{_WORK}time.sleep(60)"]) as child:
         try:
             seconds = lambda: sum(psutil.Process(child.pid).cpu_times()[:2])  # noqa: E731
-            while seconds() < 0.2:  # it has begun
+            while seconds() < 0.1:  # it has begun
                 time.sleep(0.02)
             interference.wait_for_compilers()
-            assert seconds() >= 0.7 and child.poll() is None
+            assert seconds() >= 0.35 and child.poll() is None
         finally:
             child.kill()
 

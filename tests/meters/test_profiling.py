@@ -1,6 +1,7 @@
 """The profiler on a clock that moves only where the work says so, its overhead, and the trace of torch's own."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity
 
 from nanolib.meters.layers import operations, overhead
+from nanolib.meters.layers import profiler as profiler_module
 from nanolib.meters.layers.operations import write_trace
 from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
@@ -73,13 +75,13 @@ def test_minimal_has_each_block_and_each_neighbor_to_the_nanosecond(clock):
 @pytest.fixture
 def look_slowly(clock, monkeypatch):
     """Let each look at an output take 19 ms."""
-    real = torch.aminmax
+    real = profiler_module.sample_of
 
     def slow(x):
         clock[0] += 19_000_000
         return real(x)
 
-    monkeypatch.setattr(torch, "aminmax", slow)
+    monkeypatch.setattr(profiler_module, "sample_of", slow)
 
 
 def test_what_looking_takes_is_in_no_modules_time(clock, look_slowly):
@@ -206,3 +208,22 @@ def test_a_gpus_kernels_are_traced_where_there_is_one(tmp_path, monkeypatch, dev
     monkeypatch.setattr(operations, "profile", profile)
     write_trace(lambda: torch.ones(2) + 1, tmp_path / "case.json", device)
     assert asked == [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * device.startswith("cuda")]
+
+
+@pytest.mark.parametrize("config", [ProfilingConfig(), ProfilingConfig.deep(every_kth_token=100)])
+def test_a_call_without_details_enters_one_function_per_timed_module(clock, config):
+    model, entered = _Model(clock), []
+
+    def noted(frame, event, _):
+        if event == "call" and "nanolib/meters/layers" in frame.f_code.co_filename:
+            entered.append(frame.f_code.co_name)
+
+    with LayerProfiler(model, config):
+        model(X)  # the first call has details
+        sys.setprofile(noted)
+        try:
+            model(X)
+        finally:
+            sys.setprofile(None)
+    # two neighbors of the blocks, three blocks, and the model
+    assert sorted(entered) == [*["timed"] * 5, "watched"]

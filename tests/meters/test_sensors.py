@@ -191,4 +191,4 @@ def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
     assert source.name == "ioreport" and source.read().joules == 2.25
     vars(parts).clear()
     missing = find_sources(tmp_path, _NoDriver(), apple=module).missing
-    assert "none of its counters" in missing["Apple (IOReport)"]
+    assert "none of the chip's counters" in missing["Apple (IOReport)"]

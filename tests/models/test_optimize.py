@@ -131,7 +131,7 @@ def test_a_model_of_which_a_part_would_run_uncompiled_is_not_timed_as_compiled(l
                     step()
             with pytest.raises(
                 Unsupported,
-                match=r"^call: torch would run part of it uncompiled, beyond .* \(4\); raise",
+                match=r"^call: torch would run part of the function uncompiled, beyond .* \(4\); raise",
             ):
                 timed_call_ms(step)
     torch._dynamo.reset()

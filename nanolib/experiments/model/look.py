@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import Unsupported
@@ -143,22 +142,10 @@ class Look:
     counted: Counted | None = None
 
 
-class _ProductsOfExperts(TorchDispatchMode):
-    """Gives the products of a mixture's experts a shape in each dtype; torch does so in bfloat16."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make the empty result that torch's kernel makes, or run another operation."""
-        if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
-            return func(*args, **kwargs or {})
-        from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
-
-        return empty_product(*args[:3], args[0].dtype)
-
-
 @contextlib.contextmanager
 def without_data() -> Iterator[None]:
     """Make tensors without data in the block, and drop what the model's code prints."""
-    with fake_tensors(), silent(), _ProductsOfExperts():
+    with fake_tensors(), silent():
         yield
 
 

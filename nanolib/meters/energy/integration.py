@@ -1,4 +1,4 @@
-"""Compute the energy of a time window, with bounds, from power samples or from a counter."""
+"""Compute the energy of a time window, with bounds, from power samples or an energy counter."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from numpy.typing import ArrayLike
 from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
-_GAP = 2.5  # samples further apart than this many times the usual are a gap
-MOST_W = 10_000.0  # no device draws more, so a counter that jumps further was reset
+_GAP = 2.5  # a longer time between samples, in units of the median one, is a gap
+MOST_W = 10_000.0  # no device draws more, so a counter with a larger step was reset
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
     """Compute the energy between two moments from samples of power.
 
-    Power is linear between samples. Two samples at one moment are a step. A NaN is a gap, and so
-    are samples much further apart than usual: in a gap, power is between the least and largest
-    sample.
+    Power is linear between samples. Two samples at one moment are a step. A NaN is a gap, and a
+    much longer time than usual between two samples is a gap too. In a gap, power is between the
+    smallest and the largest sample.
 
     Args:
-        t_s: Moments in order, s, shape [n].
+        t_s: Moments of the samples in order, s, shape [n].
         power_w: Power at each moment, W, shape [n]; NaN for a failed reading.
-        start_s: Start of the window.
-        end_s: Its end.
+        start_s: Start of the window, s.
+        end_s: End of the window, s.
 
     Returns:
-        Joules. The bounds allow, at each edge, the change of power between the samples around it.
+        Energy, J. The bounds allow for the change of power between the samples around each edge.
 
     Example:
         >>> integrate([0.0, 1.0, 2.0], [10.0, 10.0, 10.0], 0.0, 2.0).estimate
@@ -67,21 +67,23 @@ def count(
 ) -> Interval:
     """Compute the energy between two moments from a counter.
 
-    The lower bound is between the readings inside the window, the upper between those outside it.
+    The lower bound is the energy between the first and the last reading inside the window. The
+    upper bound is the energy between the readings just outside the window.
 
     Args:
-        t_s: Moments in order, s, shape [n].
-        joules: The counter at each moment, J, shape [n]; NaN for a failed reading.
-        start_s: Start of the window.
-        end_s: Its end.
-        lag_s: Largest age of a reading.
+        t_s: Moments of the readings in order, s, shape [n].
+        joules: Value of the counter at each moment, J, shape [n]; NaN for a failed reading.
+        start_s: Start of the window, s.
+        end_s: End of the window, s.
+        lag_s: Largest age of a reading, s.
 
     Returns:
-        Joules. The bounds are wider by the counter's smallest step. A reset counts as if the
-        counter had gone on at its usual rate, and widens them too.
+        Energy, J. The counter's smallest step widens the bounds. A reset counts as if the counter
+        had gone on at its usual rate, and widens the bounds too.
 
     Raises:
-        BadInput: As for `integrate`; the samples must reach beyond the window by the lag.
+        BadInput: The readings are not valid for `integrate`, or do not reach beyond the window by
+            the lag.
     """
     t, counted = _checked(t_s, joules, start_s, end_s)
     read = ~np.isnan(counted)
@@ -96,7 +98,7 @@ def count(
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
-    # a reading is at most `lag_s` old, so this one is not older than the edge
+    # a reading is at most `lag_s` old, so a reading that much after an edge is not older than it
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
     unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
     unsure += float(min(steps[steps > 0], default=0.0))
@@ -108,12 +110,13 @@ def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np
     """Compute the steps of a counter from reading to reading.
 
     Args:
-        t_s: Moments in order, s, shape [n].
-        joules: The counter at each moment, J, shape [n]; NaN for a failed reading.
-        lag_s: Largest age of a reading.
+        t_s: Moments of the readings in order, s, shape [n].
+        joules: Value of the counter at each moment, J, shape [n]; NaN for a failed reading.
+        lag_s: Largest age of a reading, s.
 
     Returns:
-        Joules, shape [n − 1]; NaN for a reset: a step backwards, or larger than any power allows.
+        Steps, J, shape [n − 1]. A step is NaN if it is negative, or larger than any power allows,
+        since the counter was reset.
     """
     steps = np.diff(joules)
     most = MOST_W * (np.diff(t_s) + lag_s)
@@ -121,7 +124,7 @@ def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np
 
 
 def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
-    """Return the longest time without a change of the counter, s, ignoring NaN."""
+    """Return the longest time without a change of the counter, s. NaN is ignored."""
     read = ~np.isnan(joules)
     t, counted = t_s[read], joules[read]
     changes = np.flatnonzero(np.diff(counted)) + 1

@@ -1,11 +1,11 @@
-"""Measure the energy of code: a thread samples the power sources, and windows mark sections.
+"""Measure the energy of code. A thread samples the power sources, and windows mark sections.
 
     with EnergyMeter() as meter:
         with meter.window("prefill") as window:
             ...
     meter.measurements(window)
 
-Windows nest. An error closes its window, and a name can be measured again.
+Windows can be nested. An error closes its window, and a later window can have the same name.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from nanolib.meters.time.clock import Device, synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
-MIN_PERIODS = 10  # updates of its sensor that a window must contain
+MIN_PERIODS = 10  # a window must contain at least this many updates of its sensor
 _TRACE_POINTS = 60
-_SETTLE_S = 2.0  # longest wait for a slow source when a window ends
+_SETTLE_S = 2.0  # a window that ends waits no longer than this for a slow source
 _NO_READING = {
     Provenance.ESTIMATED: "estimated from the use of the cores: a range, not a reading",
     Provenance.REPLAYED: "from a recording, not a reading of this machine",
@@ -41,12 +41,12 @@ _NO_READING = {
 
 @dataclass
 class Window:
-    """A section of time.
+    """A section of code that is measured.
 
     Attributes:
-        name: The section's name.
-        start_s: Its start, on `time.monotonic`.
-        end_s: Its end; NaN while it is open.
+        name: Name of the section.
+        start_s: Start on the clock `time.monotonic`, s.
+        end_s: End on the same clock, s; NaN while the window is open.
     """
 
     name: str
@@ -55,30 +55,31 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
+        """Length of the window, s."""
         return self.end_s - self.start_s
 
 
 @dataclass
 class Track:
-    """A source and its readings."""
+    """A power source and its readings."""
 
     source: Source
     readings: list[Reading] = field(default_factory=list)
 
     @property
     def known_until_s(self) -> float:
-        """The moment up to which energy is known; a counter's reading may be a period old."""
+        """Moment until which energy is known, s; a counter's reading may be one period old."""
         last = self.readings[-1]
         return last.t_s if math.isnan(last.joules) else last.t_s - self.source.period_s
 
     def energy(self, window: Window) -> Interval:
-        """Compute the joules in a window.
+        """Compute the energy of a window, J.
 
         Raises:
-            BadInput: There are too few readings around it, or the readings are not valid.
+            BadInput: There are too few readings around the window, or they are not valid.
         """
-        t, watts, joules, low, high = np.array([*self.readings]).T  # a copy: the thread adds more
+        # a copy, since the thread adds readings
+        t, watts, joules, low, high = np.array([*self.readings]).T
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
         if not np.isnan(joules).all():
@@ -103,10 +104,10 @@ class Track:
         return BadInput(f"{name} {what}, which is not a valid reading; {remedy}")
 
     def checked_energy(self, window: Window) -> Interval:
-        """Compute the joules in a window, and check that it is long enough for its sensor.
+        """Compute the energy of a window, J, and check that the window is long enough.
 
         Raises:
-            BadInput: The window is too short, or as of `energy`.
+            BadInput: The window has too few updates of its sensor, or its readings are not valid.
         """
         name, period_s = self.source.name, self.source.period_s
         least_s = MIN_PERIODS * period_s
@@ -119,12 +120,11 @@ class Track:
         return self.energy(window)
 
     def power_trace(self, window: Window) -> dict[str, list[float]]:
-        """Return the power over a window as at most `_TRACE_POINTS` means, without gaps.
-
-        A counter's power is the mean between two of its changes.
+        """Return the power over a window as at most 60 means, without gaps.
 
         Returns:
-            `course_s`, seconds since the window's start, and `course_w`.
+            Times since the window's start (`course_s`, s) and power (`course_w`, W). A counter's
+            power is the mean from one change of the counter to the next.
         """
         t, watts, joules, _, _ = np.array([*self.readings]).T
         inside = (window.start_s <= t) & (t <= window.end_s)
@@ -142,7 +142,7 @@ class Track:
         }
 
     def rows(self, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
-        """Make the rows of `EnergyMeter.measurements` for this source."""
+        """Make the rows of one window for this source; see `EnergyMeter.measurements`."""
         source, seconds = self.source, window.seconds
         details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
         common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
@@ -175,14 +175,14 @@ class Track:
 
 
 class EnergyMeter:
-    """Samples power sources while it is entered.
+    """Sample power sources while the meter is entered.
 
     Args:
-        sources: Sources to sample; by default this machine's sensors, or the estimate if it has
+        sources: Power sources; by default this machine's sensors, or the estimate if there are
             none.
-        sample_s: Time between samples.
-        sink: Receives samples and windows as they are made.
-        device: The device that works. A window starts and ends when its queue is empty.
+        sample_s: Time between samples, s.
+        sink: Receiver of the rows of samples and windows.
+        device: Device that computes. A window starts and ends when the device's queue is empty.
 
     Example:
         >>> with EnergyMeter(device="cpu") as meter, meter.window("generation") as window:
@@ -223,7 +223,7 @@ class EnergyMeter:
             self.read()
 
     def read(self) -> None:
-        """Sample each source once, as the thread does."""
+        """Sample each source once."""
         for track in self.tracks:
             t_s, *values = reading = track.source.read()
             track.readings.append(reading)
@@ -233,7 +233,7 @@ class EnergyMeter:
 
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
-        """Open a window over the block. Leaving it waits for one more reading."""
+        """Open a window over the block, and wait for one more reading of each source at its end."""
         self._synchronize()
         window = Window(name, time.monotonic())
         try:
@@ -252,7 +252,7 @@ class EnergyMeter:
                 time.sleep(self._sample_s / 4)
 
     def idle(self, seconds: float) -> Window:
-        """Measure the idle baseline: a window in which this process sleeps."""
+        """Measure the idle baseline, a window of `seconds` in which this process sleeps."""
         with self.window("idle") as window:
             time.sleep(seconds)
         return window
@@ -264,12 +264,12 @@ class EnergyMeter:
 
         Args:
             window: A closed window.
-            idle: The baseline; its power is subtracted in a separate row (`net_energy`).
-            tokens: Tokens generated in the window.
+            idle: Window of the idle baseline, whose power `net_energy` leaves out.
+            tokens: Number of tokens generated in the window.
 
         Returns:
-            `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s), `net_energy`
-            (J). Provenance and method are the source's, scope is the window's name. A window that
-            is too short for its sensor gives a row with the status `unsupported`.
+            Rows of `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s) and
+            `net_energy` (J). Each row's scope is the window's name. A window that is too short for its
+            sensor has a row with the status `unsupported` instead.
         """
         return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

@@ -1,4 +1,4 @@
-"""Find power sensors: NVIDIA by NVML, AMD by amdsmi, Apple by IOReport, processors by RAPL."""
+"""Find power sensors: NVML for NVIDIA, amdsmi for AMD, IOReport for Apple, RAPL for processors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ from nanolib.meters.gpu import instant_watts
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
-_AMPERE = 8  # compute capability from which `nvml_power` is the mean over a second
-_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # none contains another
+_AMPERE = 8  # from this compute capability on, `nvml_power` is the mean over a second
+_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # these parts do not overlap
 
 
 @dataclass
 class Sensor:
-    """A source that asks a driver; a refusal is a gap.
+    """A source whose readings come from a driver. A reading that the driver refuses is a gap.
 
     Attributes:
-        of, name, period_s, provenance: As of `Source`.
-        unit: `joules` or `watts`.
-        ask: Returns the counter in J, or the power in W.
-        refusals: Errors by which the driver refuses.
+        of: Device that the sensor covers.
+        name: Method of the rows.
+        unit: Field of a `Reading`, `joules` or `watts`.
+        ask: Function that returns the counter in J, or the power in W.
+        refusals: Types of errors that mean the driver has no reading.
+        period_s: Time between changes of the reading, s.
+        provenance: Provenance of the rows.
     """
 
     of: str
@@ -45,7 +48,7 @@ class Sensor:
     provenance: Provenance = Provenance.MEASURED
 
     def read(self) -> Reading:
-        """Read it now."""
+        """Read the sensor; the reading has no value if the driver refuses."""
         now = time.monotonic()
         try:
             return Reading(now, **{self.unit: self.ask()})
@@ -53,13 +56,13 @@ class Sensor:
             return Reading(now)
 
 
-_Way = tuple[str, str, Callable[[], float]]  # name, unit and ask of a `Sensor`
+_Way = tuple[str, str, Callable[[], float]]  # fields `name`, `unit` and `ask` of a `Sensor`
 
 
 def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> Sensor:
-    """Choose the first of several ways that answers; if none does, raise the last one's error.
+    """Return the first of several sensors that works, or raise the error of the last one.
 
-    A driver may answer 0 for an unsupported reading, which counts as no answer.
+    A driver may return 0 for an unsupported reading, so a sensor at 0 does not work.
     """
     *others, last = [Sensor(of, *way, refusals) for way in ways]
     for sensor in others:
@@ -71,7 +74,7 @@ def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> S
 
 
 class _Missing(Exception):
-    """There is no such sensor; the message says why, and what to do."""
+    """A kind of sensor is missing; the message has the reason and a remedy."""
 
 
 def _imported(name: str, package: str) -> Any:
@@ -94,14 +97,14 @@ def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
         try:
             yield _nvidia_gpu(nvml, index, under_test)
         except nvml.NVMLError as error:
-            # forbidden, or a part of a GPU that shares its meter: the others still answer
+            # a GPU may be forbidden, or part of one that shares its meter; the other GPUs still work
             refused.append(f"gpu {index} reports neither energy nor power ({error})")
     if refused:
         raise _Missing("; ".join(refused))
 
 
 def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
-    """Use a GPU's energy counter if it has one, else its power now, else its mean over a second."""
+    """Use a GPU's energy counter, or its present power, or its mean power over a second."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     sensor = _answering(
         f"gpu {index}",
@@ -120,7 +123,7 @@ def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
 
 
 def _amd(amdsmi: Any) -> Iterator[Sensor]:
-    """Use each GPU's energy counter if it has one, else its power."""
+    """Use each GPU's energy counter, or its power if it has no counter."""
     if amdsmi is None:
         if not _KFD.exists():
             raise _Missing("no AMD GPU (no /dev/kfd)")
@@ -133,8 +136,8 @@ def _amd(amdsmi: Any) -> Iterator[Sensor]:
             for index, gpu in enumerate(amdsmi.amdsmi_get_processor_handles())
         ]
     except refusals as error:
-        why = str(error) or "it reports neither energy nor power"
-        raise _Missing(f"its driver does not answer ({why})") from None
+        why = str(error) or "a GPU reports neither energy nor power"
+        raise _Missing(f"the AMD driver does not answer ({why})") from None
     yield from sensors
 
 
@@ -154,17 +157,17 @@ def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception],
 
 
 def _first_number(found: Mapping[str, Any], *names: str) -> float:
-    """Return the first of these that is a number; amdsmi gives "N/A" or 0 for a missing one.
+    """Return the first field that is a number; amdsmi returns "N/A" or 0 for a missing one.
 
     Raises:
-        StopIteration: There is none.
+        StopIteration: No field is a number.
     """
     values = (found.get(name) for name in names)
     return float(next(x for x in values if isinstance(x, int | float) and x > 0))
 
 
 def _apple(apple: Any) -> Iterator[Sensor]:
-    """Add up the counters of processor, GPU and neural engine that the chip has."""
+    """Add up the counters of processor, GPU, neural engine and memory that the chip has."""
     if apple is None:
         if (sys.platform, platform.machine()) != ("darwin", "arm64"):
             raise _Missing("this machine is not a Mac with Apple silicon")
@@ -174,7 +177,7 @@ def _apple(apple: Any) -> Iterator[Sensor]:
         metrics = monitor.get_cumulative_energy()
         parts = [getattr(metrics, name, None) for name in _APPLE_PARTS]
         if not any(part is not None for part in parts):
-            raise OSError("none of its counters answers")
+            raise OSError("none of the chip's counters answers")
         return sum(part or 0 for part in parts) / 1e3
 
     refusals = OSError, RuntimeError
@@ -186,7 +189,7 @@ def _apple(apple: Any) -> Iterator[Sensor]:
 
 
 class _Zone:
-    """One RAPL counter, continued when its register wraps to zero."""
+    """A RAPL counter that goes on when its register wraps to zero."""
 
     def __init__(self, folder: Path) -> None:
         self._counter = folder / "energy_uj"
@@ -194,7 +197,7 @@ class _Zone:
         self._t_s, self._read_j, self._joules = -math.inf, 0.0, 0.0
 
     def joules(self) -> float:
-        """Return the counted energy; after a reset it goes backwards."""
+        """Return the counted energy, J; it decreases after a reset."""
         t_s, read_j = time.monotonic(), int(self._counter.read_text()) / 1e6
         step = (read_j - self._read_j) % self._range_j
         is_reset = step > MOST_W * (t_s - self._t_s + _RAPL_PERIOD_S)
@@ -204,7 +207,7 @@ class _Zone:
 
 
 def _rapl(root: Path) -> Iterator[Sensor]:
-    """Read packages, each with its DRAM, which it does not contain.
+    """Yield a sensor per package, with its DRAM, which the package's own counter does not contain.
 
     Cores are part of a package, and a package is part of psys, so these would count twice.
     """
@@ -231,15 +234,15 @@ def _rapl(root: Path) -> Iterator[Sensor]:
         raise _Missing(f"only root can read {counter}; {remedy}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise _Missing(f"its counter cannot be read ({why})") from None
+        raise _Missing(f"the counter cannot be read ({why})") from None
 
 
 class Found(NamedTuple):
-    """The sensors of this machine.
+    """The power sensors of this machine.
 
     Attributes:
-        sources: Those that answer; no energy is in two of them.
-        missing: Kind of sensor → why there is none, and what to do.
+        sources: Sensors that work; no energy is in two of them.
+        missing: Kind of sensor → reason why it is missing, and a remedy.
     """
 
     sources: list[Source]
@@ -253,14 +256,15 @@ def find_sources(
     apple: Any = None,
     under_test: str = "",
 ) -> Found:
-    """Find the sensors of this machine.
+    """Find the power sensors of this machine.
 
     Args:
         rapl_root: Folder in which Linux shows its power domains.
-        nvml: Module for NVIDIA; `pynvml` by default.
-        amdsmi: Module for AMD; `amdsmi` by default.
-        apple: Module for Apple; `zeus_apple_silicon` by default.
-        under_test: UUID of the measured NVIDIA GPU, to mark it: the driver has its own numbers.
+        nvml: Module for NVIDIA GPUs; `pynvml` by default.
+        amdsmi: Module for AMD GPUs; `amdsmi` by default.
+        apple: Module for Apple silicon; `zeus_apple_silicon` by default.
+        under_test: UUID of the measured NVIDIA GPU, whose sensor gets a mark. The driver's numbers
+            differ from those of this process.
     """
     found = Found([], {})
     for kind, sensors in {

@@ -1,8 +1,7 @@
-"""Sources of power readings, and an estimate for machines without a sensor.
+"""Define sources of power readings, and an estimate for machines without a sensor.
 
-`nanolib.meters.energy.meter` reads a source again and again. A source gives watts, or the joules
-of a counter that only grows. A failed reading is a gap, never zero. 0 W is a gap too, since a
-device that answers draws power.
+A source returns watts, or the joules of a counter that only grows. A failed reading is a gap, never
+zero. A reading of 0 W is a gap too, since a device that is on draws power.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ _BUSY_W_PER_CORE = (1.0, 25.0)
 
 
 class Reading(NamedTuple):
-    """One reading of a source; NaN for values that it does not have or could not read.
+    """One reading of a source. A value is NaN if the source has none or could not read it.
 
     Attributes:
-        t_s: Time on the clock `time.monotonic`.
-        watts: Power.
-        joules: The counter's value.
+        t_s: Time on the clock `time.monotonic`, s.
+        watts: Power, W.
+        joules: Value of the energy counter, J.
         low: Lower end of an estimated power, W.
-        high: Its upper end.
+        high: Upper end of an estimated power, W.
     """
 
     t_s: float
@@ -43,12 +42,12 @@ class Reading(NamedTuple):
 
 
 class Source(Protocol):
-    """Anything that measures power or counts energy.
+    """An object that measures power or counts energy.
 
     Attributes:
-        name: The `method` of the rows, such as `nvml_counter`, `rapl (package)` or `utilisation`.
-        of: The device that it covers, such as `gpu 0` or `package 0`.
-        period_s: Time between changes of its reading.
+        name: Method of the rows, such as `nvml_counter`, `rapl (package)` or `utilisation`.
+        of: Device that the source covers, such as `gpu 0` or `package 0`.
+        period_s: Time between changes of the reading, s.
         provenance: `measured`, `replayed` or `estimated`.
     """
 
@@ -58,21 +57,21 @@ class Source(Protocol):
     provenance: Provenance
 
     def read(self) -> Reading:
-        """Read it now."""
+        """Read the present power or energy."""
         ...
 
 
 class EstimateSource:
-    """Estimate the processor's power from the use of its cores: a range, not a reading."""
+    """Estimate the processor's power from the use of its cores, as a range."""
 
     name, of, period_s, provenance = "utilisation", "processor", 0.1, Provenance.ESTIMATED
 
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
-        psutil.cpu_percent()  # the first call has nothing to compare with
+        psutil.cpu_percent()  # the next call returns the use since this one
 
     def read(self) -> Reading:
-        """Scale between idle power and that of all cores, by the share of busy cores."""
+        """Interpolate between the power of idle and of busy cores, by the share of busy cores."""
         busy = psutil.cpu_percent() / 100 * self._cores
         low, high = (
             base + idle * self._cores + extra * busy
@@ -82,12 +81,12 @@ class EstimateSource:
 
 
 class ReplaySource:
-    """A recorded trace as a `Source`.
+    """Replay a recorded power trace, which starts when the source is made.
 
     Args:
         t_s: Moments since the start of the trace, s.
-        watts: Power at each moment.
-        clock: Returns the time, s; the trace starts when the source is made.
+        watts: Power at each moment, W.
+        clock: Function that returns the time, s.
     """
 
     name, of, provenance = "replay", "trace", Provenance.REPLAYED
@@ -112,14 +111,14 @@ class ReplaySource:
 
 
 def read_trace(path: Path) -> tuple[list[float], list[float]]:
-    """Read a recording: a CSV file with the columns `t_s` and `power_w`.
+    """Read a recorded power trace, a CSV file with the columns `t_s` and `power_w`.
 
     Returns:
-        Moments (s, the first at zero) and power (W).
+        Moments since the first sample, s, and power at each moment, W.
 
     Raises:
-        BadInput: The file cannot be read, lacks a column or has fewer than two samples; or a
-            line is not a time and a power, or is not in order.
+        BadInput: The file cannot be read, lacks a column or has fewer than two samples. A line that
+            is not a time and a power, or is not in order, is an error too.
     """
     import pandas as pd  # it loads slowly
 
@@ -135,7 +134,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
     wrong = ~(np.isfinite(t_s) & np.isfinite(watts) & (watts >= 0))
     for is_bad, why in (
         (wrong, "is not a time and a power; give seconds and watts"),
-        (t_s.diff() <= 0, "is not later than the one before; sort by t_s"),
+        (t_s.diff() <= 0, "is not later than the line before; sort by t_s"),
     ):
         if is_bad.any():
             raise BadInput(f"power_trace: line {is_bad.argmax() + 2} of {name} {why}")
@@ -145,10 +144,10 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
 
 
 class Sink(Protocol):
-    """Receives rows of the tables in `nanolib.store.schema.TRACE_TABLES`."""
+    """A receiver of rows of the tables in `nanolib.store.schema.TRACE_TABLES`."""
 
     def name(self, text: str) -> int:
-        """Return the index of a name."""
+        """Return the index by which rows refer to a name."""
         ...
 
     def at_us(self, t_s: float) -> int:
@@ -156,7 +155,7 @@ class Sink(Protocol):
         ...
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows."""
+        """Queue rows of a table."""
         ...
 
     def flush(self) -> str:

@@ -1,7 +1,7 @@
-"""Use torch's profiler: time operations, write a trace; and sample the attention weights.
+"""Time operations with torch's profiler, write a trace, and sample the attention weights.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
-the module's role, such as `q_proj`. If the module is a container, it keeps the operation's own
+the name of the module's role, such as `q_proj`. An operation that a container calls keeps its own
 name.
 """
 
@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 FUSED = "attention_fused"
-RANGE = "nanolib module "  # of a range's name, which ends with the module's
+RANGE = "nanolib module "  # a range's name starts with these words and ends with the module's name
 _QUERIES = 64
-_MASKED = -1e4  # a bias below this hides a pair, in 16 bits too
+_MASKED = -1e4  # a bias below this masks a pair; 16-bit dtypes can represent it
 
-# The end of a module's path -> its role; the first that fits. Other leaves keep their own name.
+# A module has the first role whose pattern matches the end of its path.
 _ROLES = {
     r"o_proj|(attn|attention)\.c_proj|attention\.output\.dense": "out_proj",
     r"query": "q_proj",
@@ -48,7 +48,7 @@ _BY_OPERATION = {
 
 
 def role_of(name: str, module: torch.nn.Module) -> str:
-    """Return a module's role, by a name that all models share; empty for a container."""
+    """Return the name of a module's role, which is the same in all models; empty for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -70,15 +70,15 @@ def operations_of(
     Args:
         events: Events of `torch.profiler.profile`.
         roles: Module -> its role.
-        on_gpu: Use the time of kernels on the device.
+        on_gpu: Use the time of kernels on the GPU instead of CPU time.
 
     Yields:
-        Outermost module, operation, nanoseconds.
+        Outermost module, operation, and time in nanoseconds.
     """
     for event in events:
         caller = event.cpu_parent
         if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
-            continue  # only operations that a module calls directly
+            continue  # an operation inside another is part of its time
         operation = roles[caller.name.removeprefix(RANGE)]
         while caller is not None:
             if caller.name.startswith(RANGE):
@@ -92,7 +92,7 @@ def operations_of(
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Calls `look` after each `scaled_dot_product_attention`, with its arguments by name."""
+    """Call `look` after each `scaled_dot_product_attention`, with its arguments by name."""
 
     def __init__(self, look: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
     """Compute the mean entropy of a query's weights (nats), mean largest weight, share near zero.
 
     Args:
-        inputs: As of `sampled_weights`.
+        inputs: Arguments of `scaled_dot_product_attention` by name.
         near_zero: Upper limit of a weight near zero; masked pairs do not count.
     """
     weights, kept = sampled_weights(inputs)
@@ -153,11 +153,11 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
 
 
 _CALLS = 3
-_SILENT = "6"  # of the tracer's own levels; it announces each beginning and end
+_SILENT = "6"  # a lower level of the tracer prints each beginning and end
 
 
 def torch_profiler(device: str | torch.device, **options: bool) -> profile:
-    """Make torch's profiler for a device; its tracer announces nothing."""
+    """Make torch's profiler for a device; its tracer prints nothing."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
@@ -169,9 +169,9 @@ def write_trace(call: Callable[[], object], path: Path, device: str | torch.devi
     """Write a Chrome trace of a few calls, for chrome://tracing or Perfetto.
 
     Args:
-        call: What to run; once before, so that nothing cold is traced.
-        path: The file, `.json`; its folder exists.
-        device: Where it computes.
+        call: Function to run. The first call is not traced, since it is cold.
+        path: The `.json` file to write, in an existing folder.
+        device: Device on which the function computes.
     """
     call()
     with torch_profiler(device, record_shapes=True, profile_memory=True) as found:
@@ -179,6 +179,6 @@ def write_trace(call: Callable[[], object], path: Path, device: str | torch.devi
             call()
     found.export_chrome_trace(str(path))
     trace = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("host_name", "traceName"):  # the machine's name, and the folder's
+    for name in ("host_name", "traceName"):  # a shared trace must not name the machine or folder
         trace.pop(name, None)
     path.write_text(json.dumps(trace), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Measure the overhead of a profiling mode: calls with and without a profiler, in turns."""
+"""Measure the overhead of a profiling mode, in turns of calls with and without a profiler."""
 
 from __future__ import annotations
 
@@ -30,28 +30,30 @@ class _Blocks:
     """Blocks of calls in one mode, each between two blocks without a profiler.
 
     Attributes:
-        own: Runs a block; returns wall and CPU seconds of a call, shape [2].
-        bare: The same without a profiler.
-        seconds: Result of each block.
-        ratios: Ratio of each block to the mean of the bare blocks around it.
+        own: Runs a block and returns wall and CPU time of a call, s, shape [2].
+        bare: Runs a block without a profiler and returns the same times.
+        rounds: Times of the bare block before, the block, and the bare block after, s.
+        stop: Always empty, since all modes end together.
     """
 
     own: Callable[[], np.ndarray]
     bare: Callable[[], np.ndarray]
-    seconds: list[np.ndarray] = field(default_factory=list)
-    ratios: list[np.ndarray] = field(default_factory=list)
-    stop: str = ""  # all modes end together
+    rounds: list[list[np.ndarray]] = field(default_factory=list)
+    stop: str = ""
 
     def take(self) -> np.ndarray:
-        """Run one block and return its ratio."""
-        before, own, after = self.bare(), self.own(), self.bare()
-        self.seconds.append(own)
-        self.ratios.append(2 * own / (before + after))
-        return self.ratios[-1]
+        """Run one block and return wall and CPU time of a call, s."""
+        self.rounds.append([self.bare(), self.own(), self.bare()])
+        return self.rounds[-1][1]
+
+    def ratios(self) -> np.ndarray:
+        """Return the ratio of each block to the mean of its bare blocks, shape [rounds, 2]."""
+        before, own, after = np.moveaxis(self.rounds, 1, 0)
+        return 2 * own / (before + after)
 
     def median_ms(self) -> float:
         """Return the median wall time of a call in this mode, ms."""
-        return 1e3 * float(np.median(self.seconds, axis=0)[0])
+        return 1e3 * float(np.median(self.rounds, axis=0)[1, 0])
 
 
 def measure_overhead(
@@ -67,53 +69,55 @@ def measure_overhead(
 ) -> Iterator[Measurement]:
     """Measure the overhead of each mode, in turns with the bare call.
 
-    Plain and detailed calls are timed separately and weighted as in use: one detailed call and k -
-    1 plain ones. Writing their rows is part of their time.
+    Plain and detailed calls are timed separately. Each mode's mean has k - 1 plain calls for each
+    detailed one. Queueing their rows is part of their time.
 
     Args:
-        model: The model that `call` calls once.
-        call: The work.
-        modes: Name -> settings.
-        scope: Start of the rows' scope.
-        sink: Receives rows of the profilers.
-        budget_s: Stop after this time, but not before six rounds.
-        rel_ci: Stop when the half-width of each interval is at most this.
-        seed: Seed of the order.
+        model: The model that is profiled.
+        call: Function that calls the model once.
+        modes: Name of each mode -> its settings.
+        scope: Start of the scope of the rows.
+        sink: Receiver of the profilers' rows.
+        budget_s: Time after which measuring stops, but not before six rounds.
+        rel_ci: Largest half-width of the intervals at which measuring stops.
+        seed: Seed of the order of modes.
 
     Yields:
-        `overhead` of each mode as a share of the bare call's wall time, and first that of bare
-        calls against themselves (`again`). The details have `cpu` (the same for the thread's CPU
-        time), `threads` (the part of both for reading power, in another thread), `pass_ms` (a
-        detailed call) and `plain_ms` (a bare call).
+        `overhead` of each mode as a share of the bare call's wall time. The first row, `again`,
+        compares bare calls with bare calls. Details are `cpu` (overhead in CPU time of the thread),
+        `threads` (share of reading power, in another thread), `pass_ms` (time of a detailed call)
+        and `plain_ms` (time of a bare call).
     """
     synchronize = synchronizer(next(model.parameters()).device)
     calls = 1
 
-    def seconds(config: ProfilingConfig | None = None, count: int = 0) -> np.ndarray:
-        call()  # each block follows a bare call, whatever ran before
+    def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
+        call()  # each block must follow a bare call
         bare = contextlib.nullcontext()
+        # deep mode alternates two kinds of detailed calls
+        count = calls + calls % 2 if config and config.has_details else calls
         with LayerProfiler(model, config, sink=sink) if config else bare as profiler:
             synchronize()
             start = np.array([time.perf_counter(), time.thread_time()])
-            for _ in range(count or calls):
+            for _ in range(count):
                 call()
             if profiler:
                 profiler.flush()
             synchronize()
             end = np.array([time.perf_counter(), time.thread_time()])
-        return (end - start) / (count or calls)
+        return (end - start) / count
 
-    def blocks(config: ProfilingConfig | None, count: int = 0) -> _Blocks:
-        return _Blocks(lambda: seconds(config, count), seconds)
+    def blocks(config: ProfilingConfig | None) -> _Blocks:
+        return _Blocks(lambda: seconds(config), seconds)
 
     again, watched = blocks(None), blocks(ProfilingConfig.minimal())
     detailed = {
-        name: blocks(config.replace(every_kth_token=1), 2)  # deep mode has two kinds of such calls
+        name: blocks(config.replace(every_kth_token=1))
         for name, config in modes.items()
         if config.has_details
     }
     kinds = {_AGAIN: again, _WATCHED: watched} | detailed
-    for kind in kinds.values():  # a first call compiles and allocates
+    for kind in kinds.values():  # the first block is slower, since it allocates
         kind.own()
     block_s = min(_BLOCK_S, budget_s / (3 * len(kinds) * FLOOR_BLOCKS))
     bare_s = seconds()[0]
@@ -121,9 +125,9 @@ def measure_overhead(
 
     def costs(name: str) -> np.ndarray:
         """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
-        ratios = np.array((again if name == _AGAIN else watched).ratios)
+        ratios = (again if name == _AGAIN else watched).ratios()
         if name in detailed:
-            ratios += (np.array(detailed[name].ratios) - ratios) / modes[name].every_kth_token
+            ratios += (detailed[name].ratios() - ratios) / modes[name].every_kth_token
         return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(ratios).T])
 
     end = time.monotonic() + budget_s

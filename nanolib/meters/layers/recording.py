@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -18,15 +17,19 @@ from nanolib.params import StrictModel
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
 _SAMPLE = 2048  # elements of an output
 
-# A sample of an output, and its smallest and largest element; they stay on the device.
-OutputSample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# A large output has three tensors: a sample, its smallest and its largest element. A small output
+# has only a copy. The tensors stay on the device.
+OutputSample = tuple[torch.Tensor, ...]
+
+# A mark has a module, its caller, its start and end, and the number of pauses before each of them.
+Mark = tuple[str, str | None, Any, Any, int, int]
 
 
 class DeepPass(NamedTuple):
-    """A block, or a module next to the blocks, in one call under torch's profiler.
+    """A module that the model calls directly, in one call that torch's profiler records.
 
     Attributes:
-        ms: Its time, including the profiler's overhead.
+        ms: Time of the module, ms, with the overhead of the profiler.
         operations: Operation -> total time of its calls, ms.
     """
 
@@ -39,13 +42,13 @@ class ModuleTime:
     """Recorded data of one module.
 
     Attributes:
-        name: As `named_modules` has it; empty for the model itself.
+        name: Name in `named_modules`; empty for the model itself.
         kind: `model`, `block`, or the class of the module.
-        inside: Name of the timed module that called it first. Modules inside "" add up to the
-            model.
-        calls_ms: Time of each call, ms, without deep passes.
-        passes: Deep passes.
-        values: Name -> a value per sampled call: `STATISTICS` of the output. For a block also
+        inside: Name of the timed module that called this one first. Times of the modules inside ""
+            add up to the model's.
+        calls_ms: Time of each call that torch's profiler did not record, ms.
+        passes: Calls that torch's profiler recorded.
+        values: Name -> a value per detailed call: `STATISTICS` of the output. A block also has
             `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
             `mlp_kill_ratio` and `norm_variance_ratio`.
     """
@@ -58,118 +61,113 @@ class ModuleTime:
     values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One call of the model, with numbers that stay on the device until they are read.
 
     Attributes:
-        number: Its number, from 0.
-        is_detailed: Whether all modules are timed.
+        number: Number of the call, from 0.
         profile: torch's profiler, if it records this call.
-        marks: Module, its caller, and the marks of its start and end.
+        marks: Times of the modules.
+        pauses: Moments between which statistics were computed, which no module's time includes.
         outputs: Module -> a sample of its output.
-        values: Module, statistic, value.
-        passes: Module that the model calls directly -> its deep pass.
+        values: Module, statistic and value.
     """
 
     number: int
-    is_detailed: bool
     profile: Any = None
-    marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    pauses: list[tuple[Any, Any]] = field(default_factory=list)
     outputs: dict[str, OutputSample] = field(default_factory=dict)
     values: list[tuple[str, str, torch.Tensor]] = field(default_factory=list)
-    passes: dict[str, DeepPass] = field(default_factory=dict)
 
 
 class Stopwatch:
-    """Marks moments on a device's own clock. The time between two marks excludes pauses."""
+    """Read a device's own clock.
+
+    Attributes:
+        is_cuda: Whether moments are CUDA events.
+        synchronize: Waits for the device.
+        now: Returns the present moment, which `nanoseconds` compares with another.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda, self.synchronize = device.type == "cuda", synchronizer(device)
-        self._pauses: list[tuple[Any, Any]] = []
+        self.now: Callable[[], Any] = self._event if self.is_cuda else self._read
+        if device.type == "cpu":
+            self.now = time.perf_counter_ns
 
-    def _now(self) -> Any:
-        if self.is_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            return event
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _read(self) -> int:
         self.synchronize()
         return time.perf_counter_ns()
 
-    def mark(self) -> tuple[Any, int]:
-        """Mark this moment."""
-        return self._now(), len(self._pauses)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the block's time."""
-        begin = self._now()
-        yield
-        self._pauses.append((begin, self._now()))
-
-    def forget(self) -> None:
-        """Drop the pauses, if no earlier mark is read again."""
-        self._pauses.clear()
-
-    def nanoseconds(self, begin: tuple[Any, int], end: tuple[Any, int]) -> int:
-        """Return the time between two marks; the device must have reached them."""
-        pauses = self._pauses[begin[1] : end[1]]
-        return self._between(begin[0], end[0]) - sum(self._between(*pause) for pause in pauses)
-
-    def _between(self, begin: Any, end: Any) -> int:
+    def nanoseconds(self, begin: Any, end: Any) -> int:
+        """Return the time between two moments; the device must have reached them."""
         return round(1e6 * begin.elapsed_time(end)) if self.is_cuda else end - begin
 
 
 def sample_of(out: torch.Tensor) -> OutputSample:
     """Sample an output for `summarize`, without waiting for the device."""
-    flat = out.detach().reshape(-1)
+    out = out.detach()
+    if out.numel() <= _SAMPLE:
+        return (out.to(torch.float32, copy=True),)
+    flat = out.reshape(-1)
     sample = flat[:: -(-len(flat) // _SAMPLE)].to(torch.float32, copy=True)
     return sample, *torch.aminmax(flat)
 
 
 def summarize(
-    outputs: Mapping[str, OutputSample], near_zero: float
-) -> Iterator[tuple[str, str, float]]:
+    outputs: Mapping[Any, OutputSample], near_zero: float
+) -> Iterator[tuple[Any, str, float]]:
     """Compute the statistics of outputs. Samples of equal size are stacked, which is much faster.
 
     Args:
-        outputs: Module -> result of `sample_of`.
+        outputs: Key of an output -> result of `sample_of`.
         near_zero: Upper limit of the magnitude of an element near zero.
 
     Yields:
-        Module, name in `STATISTICS`, value.
+        Key, name in `STATISTICS`, value.
     """
-    by_size: dict[int, list[str]] = {}
-    for module, (sample, _, _) in outputs.items():
-        by_size.setdefault(len(sample), []).append(module)
-    for size, modules in by_size.items():
-        samples = [outputs[module] for module in modules]
-        x, low, high = (torch.stack(parts) for parts in zip(*samples, strict=True))
+    by_size: dict[tuple[int, int], list[Any]] = {}
+    for key, parts in outputs.items():
+        by_size.setdefault((parts[0].numel(), len(parts)), []).append(key)
+    for (size, _), keys in by_size.items():
+        samples, *ends = zip(*(outputs[key] for key in keys), strict=True)
+        x = torch.stack([sample.flatten() for sample in samples])
+        magnitude = x.abs()
+        largest = magnitude.amax(dim=1)
+        for end in ends:
+            largest = torch.maximum(largest, torch.stack(end).abs().float())
         spread = x.std(dim=1, correction=min(1, size - 1))
-        near = (x.abs() < near_zero).float().mean(dim=1)
-        largest = torch.maximum(-low, high).float()
-        table = torch.stack([x.abs().mean(dim=1), spread, largest, near])
+        near = (magnitude < near_zero).float().mean(dim=1)
+        table = torch.stack([magnitude.mean(dim=1), spread, largest, near])
         for statistic, row in zip(STATISTICS, table.tolist(), strict=True):
-            for module, value in zip(modules, row, strict=True):
-                yield module, statistic, value
+            for key, value in zip(keys, row, strict=True):
+                yield key, statistic, value
 
 
 class ProfilingConfig(StrictModel):
-    """What a profiler records, and how often.
+    """Settings of a profiler: which data it records, and how often.
 
-    Assignment is validated. A profiler keeps the settings with which it was made.
+    Assignment is validated. A profiler copies its settings when it is made.
 
     Attributes:
-        modules: Time all modules in each k-th call. Blocks, and the modules next to them, are timed
-            in every call.
+        modules: Time all modules in each k-th call. Every call times the blocks, and the leaves
+            outside them.
         capture_activations: Summarize the outputs of the timed modules in each k-th call.
-        deep_profiling: Profile the operations and the attention weights of each k-th call.
+        deep_profiling: In each k-th call, profile either the operations or the attention weights.
         every_nth_layer: Time the modules of each n-th block only.
-        every_kth_token: k, in calls of the model.
-        near_zero: Activations and attention weights below this count as near zero.
+        every_kth_token: Number k of model calls from one detailed call to the next.
+        near_zero: Magnitude below which activations and attention weights count as near zero.
         power_sample_interval_ms: Time between power samples.
-        batch_db_commits: Commit rows of a trace in batches; if false, after each call.
-        preallocate_metrics: Summaries that stay on the device before they are copied to the host.
+        batch_db_commits: Commit the rows of a trace in batches. Otherwise, commit after each call.
+        preallocate_metrics: Most detailed calls whose statistics stay on the device before the host
+            copies them.
 
     Example:
         >>> ProfilingConfig(every_kth_token=0)
@@ -196,19 +194,19 @@ class ProfilingConfig(StrictModel):
 
     @classmethod
     def minimal(cls, **changes: Any) -> Self:
-        """Time the blocks only."""
+        """Return settings that time the blocks only."""
         return cls(**changes)
 
     @classmethod
     def standard(cls, **changes: Any) -> Self:
-        """Time every module, and summarize its output, in each k-th call."""
+        """Return settings that time every module and summarize its output, in each k-th call."""
         return cls(**{"modules": True, "capture_activations": True} | changes)
 
     custom = standard
 
     @classmethod
     def deep(cls, **changes: Any) -> Self:
-        """Like `standard`, and profile the operations of each k-th call."""
+        """Return the settings of `standard` that also profile operations, in each k-th call."""
         return cls.standard(**{"deep_profiling": True} | changes)
 
 

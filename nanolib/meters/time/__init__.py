@@ -1,1 +1,1 @@
-"""Measure durations: of blocks (`clock`), of calls (`latency`), and on ranks (`ranks`)."""
+"""Measure durations: `clock` times blocks, `latency` times calls, and `ranks` times ranks."""

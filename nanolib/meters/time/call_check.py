@@ -1,9 +1,9 @@
-"""Check the first two calls of a timed function: can its time be measured at all?
+"""Check by its first two calls whether the time of a function can be measured.
 
 The time of a call that only starts its work, or that returns a cached result, is meaningless. A
 function that torch stopped compiling must not be timed as a compiled one.
 
-This module imports nothing of nanolib: `nano ab` loads it into processes of other versions.
+This module imports nothing from nanolib, since `nano ab` loads it into processes of other versions.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
-_CACHED_RATIO = 100  # a cold first call is slower too, but by less
-# Methods of futures (of torch and of pools), collectives, processes and threads.
+_CACHED_RATIO = 100  # a cold first call is not this much slower than later ones
+# Futures, collectives, processes and threads have these methods.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
 
 class CallCheck:
-    """Wraps a function and checks its first two calls. Its result shows what a lambda hides.
+    """Wrap a function and check the results of its first two calls.
 
     Args:
         call: The timed function.
-        what: Its name in errors.
-        error: Raised if a call only starts its work, or if torch stops compiling it.
+        what: Name of the function in errors.
+        error: Type of the error if a call only starts its work, or if torch stops compiling it.
 
     Attributes:
-        call: The function; after two calls, call it directly.
+        call: The function, for direct calls after the first two.
         is_cached: Whether the second call took almost no time and returned the first result.
 
     Example:
@@ -50,7 +50,7 @@ class CallCheck:
         self._writes = 0
 
     def __call__(self) -> Any:
-        """Return the result of the call."""
+        """Call the function, check the call if it is one of the first two, and return its result."""
         self._calls += 1
         if self._calls > 2:
             return self.call()
@@ -67,7 +67,7 @@ class CallCheck:
         return result
 
     def _called(self) -> object:
-        dynamo = sys.modules.get("torch._dynamo")  # imported before anything is compiled
+        dynamo = sys.modules.get("torch._dynamo")  # torch imports it before it compiles a function
         if dynamo is None:
             return self.call()
         try:
@@ -75,26 +75,28 @@ class CallCheck:
                 return self.call()
         except dynamo.exc.FailOnRecompileLimitHit:
             limit = f"torch._dynamo.config.recompile_limit ({dynamo.config.recompile_limit})"
-            why = f"torch would run part of it uncompiled, beyond {limit}; raise that limit"
+            why = (
+                f"torch would run part of the function uncompiled, beyond {limit}; raise that limit"
+            )
             raise self._error(f"{self._what}: {why}") from None
 
     def _refuse_unfinished(self, result: object) -> None:
         found = result[0] if isinstance(result, list | tuple) and result else result
         if _is_unfinished(found):
             if inspect.iscoroutine(found):
-                found.close()  # or Python warns that nobody awaits it
+                found.close()  # otherwise Python warns that the coroutine was never awaited
             why = f"a call only starts the work and returns a {type(found).__name__}"
             raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 
 
 def _is_unfinished(result: object) -> bool:
-    """Whether a result stands for work that may not be done."""
+    """Whether the work that computes a result may be unfinished."""
     has = [all(callable(getattr(type(result), name, None)) for name in names) for names in _WAITS]
     return isinstance(result, Iterator | AsyncIterator | Awaitable) or any(has)
 
 
 def _kept(result: object) -> Callable[[], object]:
-    """Return a weak reference to the result if it allows one, else a strong one."""
+    """Return a weak reference to the result if possible, otherwise a strong one."""
     try:
         return weakref.ref(result)
     except TypeError:
@@ -102,7 +104,7 @@ def _kept(result: object) -> Callable[[], object]:
 
 
 def _writes(result: object) -> int:
-    """Count the writes to a tensor: one that is computed in place is the same object each time."""
-    with contextlib.suppress(RuntimeError):  # a tensor of inference mode has no count
+    """Count the writes to a tensor, since an output in place is the same object in each call."""
+    with contextlib.suppress(RuntimeError):  # a tensor from inference mode has no count
         return getattr(result, "_version", 0)
     return 0

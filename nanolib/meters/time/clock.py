@@ -1,4 +1,4 @@
-"""Clocks that time calls, on the host or by the device's events."""
+"""Time blocks of calls with the host's clock or with the events of a device."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ Device = str | torch.device
 
 
 class HostClock:
-    """Reads `perf_counter_ns` around each call, and synchronizes the device before.
+    """Read `perf_counter_ns` around each call, after the device is synchronized.
+
+    Args:
+        synchronize: Function that waits for the device; None if calls never return early.
 
     Attributes:
-        method: The method of the rows.
+        method: Method of the rows, `perf_counter`.
     """
+
+    method = "perf_counter"
 
     def __init__(self, synchronize: Call | None = None) -> None:
         self.synchronize = synchronize
-        self.method = "perf_counter"
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Run the phases in order, `calls` times, each phase `inner` times in a row.
@@ -52,10 +56,10 @@ class HostClock:
         return rows
 
     def warm_up(self, phases: Sequence[Call]) -> None:
-        """Do nothing: the steady state is found in the series."""
+        """Do nothing, since the steady state is found in the samples."""
 
     def resolution_ms(self) -> float:
-        """Return the smallest step between successive readings."""
+        """Return the smallest step between successive readings, ms."""
         return _perf_counter_step_ns() / 1e6
 
 
@@ -65,21 +69,21 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
-_UNKNOWN = 64 * 2**20  # bytes, if the size of the last-level cache is not known
+_UNKNOWN = 64 * 2**20  # a last-level cache of unknown size is taken to have 64 MiB
 _CPUS = Path("/sys/devices/system/cpu")
-_WARM_UP_S = 0.5  # long enough for the GPU clock to ramp up
+_WARM_UP_S = 0.5  # the GPU clock ramps up in less time
 _SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
 _LONGEST_LAUNCH_MS = 100.0  # three such rounds take as long as the longest sleep, 2**29 cycles
 
 
 class CudaClock:
-    """Records CUDA events around each phase and synchronizes once, at the end of the block.
+    """Record CUDA events around each phase and synchronize once, at the end of the block.
 
-    The device's sensors are read in each block, while it computes.
+    The GPU's sensors are read in each block, while the GPU computes.
 
     Args:
-        device: The GPU; it need not be the current one.
-        nvml: As in `GpuState`.
+        device: Any GPU of this process.
+        nvml: NVML module of `GpuState`; `pynvml` by default.
     """
 
     method = "cuda_event"
@@ -89,7 +93,7 @@ class CudaClock:
         self.state = GpuState(str(self.device), nvml)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `HostClock.time_block`."""
+        """Run the phases as `HostClock.time_block` does, and return ms, [calls][phases]."""
         with torch.cuda.device(self.device):
             rows = [_events(phases) for _ in range(calls)]
             torch.cuda.synchronize()
@@ -99,12 +103,12 @@ class CudaClock:
                     for _ in range(inner):
                         phase()
                     mark.record()
-            self.state.read()  # while it computes
+            self.state.read()  # the GPU still computes
             torch.cuda.synchronize()
             return [[ms / inner for ms in _between(marks)] for marks in rows]
 
     def warm_up(self, phases: Sequence[Call]) -> None:
-        """Run the phases for half a second."""
+        """Run the phases for half a second, so that the GPU's clock ramps up."""
         until = time.perf_counter() + _WARM_UP_S
         with torch.cuda.device(self.device):
             while time.perf_counter() < until:
@@ -115,8 +119,11 @@ class CudaClock:
     def host_and_device(self, phases: Sequence[Call]) -> list[dict[str, float]]:
         """Measure the host's time to launch each phase and the device's time to compute it, ms.
 
-        The device sleeps until all is queued, so that it never waits for the host. The result is
-        empty if a phase waits for the device itself, fills the queue or takes the host too long.
+        The device sleeps until all calls are queued, so that it never waits for the host.
+
+        Returns:
+            `host_ms` and `device_ms` of each phase. The times are missing if a phase waits for the
+            device, fills its queue or takes the host too long.
         """
         for doublings in range(_DOUBLINGS):
             with torch.cuda.device(self.device):
@@ -138,7 +145,7 @@ class CudaClock:
         return [{} for _ in phases]
 
     def resolution_ms(self) -> float:
-        """Return half a microsecond, as CUDA documents it."""
+        """Return half a microsecond, the resolution that CUDA documents, in ms."""
         return 0.5e-3
 
 
@@ -163,11 +170,11 @@ def _between(marks: Sequence[Any]) -> list[float]:
 
 
 class ColdClock:
-    """Overwrites the last-level cache before each call, which does not count.
+    """Overwrite the last-level cache before each call, outside the measured time.
 
     Args:
-        clock: Times the calls.
-        device: Where they compute.
+        clock: Clock that times the calls.
+        device: Device on which the calls compute.
     """
 
     def __init__(self, clock: Clock, device: Device) -> None:
@@ -179,7 +186,10 @@ class ColdClock:
         self._other.fill_(1)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """See `HostClock.time_block`; a GPU's call is launched while the cache is overwritten."""
+        """Time calls with a cold cache and return ms, shape [calls][phases].
+
+        A GPU's call is launched while the cache is overwritten.
+        """
         between = [call for phase in phases for call in (self._overwrite, phase)]
         rows = np.asarray(self._clock.time_block(between, calls * inner, 1))[:, 1::2]
         return rows.reshape(calls, inner, -1).mean(axis=1).tolist()
@@ -189,11 +199,11 @@ Clock = HostClock | CudaClock | ColdClock
 
 
 def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
-    """Return the total size of the last-level caches, bytes; 64 MiB if it is not known.
+    """Return the total size of a device's last-level caches, bytes; 64 MiB if it is not known.
 
     Args:
-        device: The device.
-        cpus: Folder in which Linux describes its CPUs.
+        device: Device whose caches count.
+        cpus: Folder in which Linux describes the CPUs.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -211,7 +221,7 @@ def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
 
 
 def clock_for(device: Device) -> Clock:
-    """Return the clock of a device."""
+    """Return the clock that times calls on a device."""
     device = torch.device(device)
     if device.type == "cuda":
         return CudaClock(device)
@@ -219,7 +229,7 @@ def clock_for(device: Device) -> Clock:
 
 
 def synchronizer(device: Device) -> Call:
-    """Return a function that waits for a device's queue; on a CPU it returns at once."""
+    """Return a function that waits for a device's queue; a CPU has none to wait for."""
     device = torch.device(device)
     if device.type in ("cuda", "xpu"):
         return functools.partial(getattr(torch, device.type).synchronize, device)

@@ -1,4 +1,4 @@
-"""Measure latency: the median of block medians with its interval, from the steady state."""
+"""Measure latency, the median of block medians with its interval, in the steady state."""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ def measure(
     """Measure how long one call of `fn` takes.
 
     Args:
-        fn: What to call; it takes no arguments.
-        rel_ci: Stop when the interval's half-width is at most this share of the estimate.
-        budget_s: Stop after this time, without the first call and a GPU's warm-up, but not before
-            six blocks.
-        device: Where `fn` computes; it selects the clock.
+        fn: Function to call without arguments.
+        rel_ci: Largest half-width of the interval, as a share of the estimate, that is enough.
+        budget_s: Time after which sampling stops, but not before six blocks. The first call and a
+            GPU's warm-up do not count.
+        device: Device on which `fn` computes; it selects the clock.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
-        outliers: `keep` labels outliers. `remove` drops them, to reproduce figures made that way,
-            and the row says so.
-        cold: Overwrite the last-level cache before each call.
-        collect: Takes the blocks instead of the stopping rule, as `nano ab` does.
+        outliers: `keep` labels outliers. `remove` drops outliers, to reproduce figures made that way,
+            and adds a flag to the row.
+        cold: Whether to overwrite the last-level cache before each call.
+        collect: Function that takes the blocks instead of the stopping rule, as `nano ab` does.
 
     Returns:
-        Metric `latency`, ms: the median of block medians. `details` say why sampling stopped.
+        A `latency` row, ms, whose estimate is the median of block medians. The detail `stop`
+        is the reason why sampling stopped.
 
     Raises:
         BadInput: `rel_ci` or `budget_s` is not positive, a call only starts its work (it returns an
@@ -81,17 +82,17 @@ def measure_phases(
 ) -> dict[str, Measurement]:
     """Measure how long each phase of a repeated sequence takes.
 
-    An example is a training step: forward, backward, optimizer. The phases run in order, each after
-    the one before. Stopping rule and steady state are those of the whole sequence.
+    An example is a training step: forward, backward, optimizer. The phases run in order, one after
+    the other. The stopping rule and the steady state are those of the whole sequence.
 
     Args:
-        phases: Scope → call, in order.
-        rel_ci: As in `measure`, for the sum of the phases.
-        budget_s: As in `measure`.
-        options: More fields of `Timing`.
+        phases: Scope of each phase → its call, in order.
+        rel_ci: Largest half-width of the interval of the phases' sum, as a share of the estimate.
+        budget_s: Time after which sampling stops, but not before six blocks.
+        options: Other fields of `Timing`.
 
     Returns:
-        Scope → `latency`; with several phases also their sum.
+        Scope → `latency` row. Several phases have a row for their sum too.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -103,7 +104,7 @@ def measure_phases(
 
 
 def measure_alone(timing: Timing) -> dict[str, Measurement]:
-    """Measure one `Timing`; see `measure_phases`."""
+    """Measure the phases of one `Timing` and return their `latency` rows by scope."""
     return measure_in_turns({"": timing}, seed=0)[0][""]
 
 
@@ -116,16 +117,16 @@ def measure_in_turns(
     """Measure several calls in rounds: a block of each per round, in random order.
 
     Args:
-        timings: Name → what to time.
-        seed: Seed of the order.
-        within: Name → context of its calls. If the context suppresses an error, only that name
-            ends.
+        timings: Name → phases to time.
+        seed: Seed of the random order.
+        within: Function from a name to the context of its calls. If the context suppresses an
+            error, only that name ends.
 
     Returns:
         Name → scope → row, without names that failed; and the rounds, for `speed_up_row`.
 
     Raises:
-        BadInput: As of `measure`.
+        BadInput: A field of a `Timing` is not valid, or a call cannot be timed.
     """
     for timing in timings.values():
         _check(timing)
@@ -158,7 +159,7 @@ def _check(timing: Timing) -> None:
 
 
 def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Measurement]:
-    """Make the row of each phase, and of their sum if there are several."""
+    """Make the row of each phase, and the row of their sum if there are several."""
     blocks, shape = sampler.result()
     clock, per_block = sampler.clock, shape["calls_per_block"]
     series = blocks.reshape(-1, len(timing.phases))
@@ -201,12 +202,12 @@ def summarize(
     """Summarize timings as a `latency` row: estimate, interval, flags and descriptive figures.
 
     Args:
-        samples: Milliseconds per call, in order, shape [blocks · calls_per_block].
-        calls_per_block: Calls in a block.
-        steady: The steady state; found in `samples` by default.
+        samples: Time of each call, ms, in order, shape [blocks · calls_per_block].
+        calls_per_block: Number of calls in a block.
+        steady: Steady state of the samples; by default it is found in `samples`.
         scope: Scope of the row.
-        method: The clock's method.
-        outliers: As in `measure`.
+        method: Method of the clock.
+        outliers: `keep`, or `remove` to drop outliers.
         details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)
@@ -248,7 +249,6 @@ def summarize(
 def _flags(
     medians: np.ndarray, is_kept: bool, steady: SteadyState, details: Mapping[str, Any]
 ) -> list[Flag]:
-    """List the flags of a row, whose outliers are kept or removed."""
     counts = count_outliers(medians)
     found = {
         Flag.OUTLIERS_SEVERE: is_kept and counts.severe > 0,

@@ -1,4 +1,4 @@
-"""Time code on each rank: named blocks of it, and calls that all ranks make together."""
+"""Time named blocks of code on a rank, and calls that all ranks make together."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 
 
 class Timer:
-    """Times named blocks and prints a table of them.
+    """Time named blocks of code and print a table of their times.
 
     A block's time excludes the blocks inside it, so all times add up to the elapsed time. With
-    several ranks, a block whose name starts with `comm_` has a barrier first. Its time counts as
-    `wait`, since waiting for a slow rank is not communication.
+    several ranks, a block whose name starts with `comm_` has a barrier first. The barrier's time
+    counts as `wait`, since waiting for a slow rank is not communication.
 
     Args:
-        device: The device to synchronize before each reading.
-        use_cuda: Use CUDA; an alternative to `device` for code of other suites.
+        device: Device to synchronize before each reading.
+        use_cuda: Whether to use CUDA; an alternative to `device` for code of other suites.
 
     Attributes:
-        seconds: Block → the time of each of its runs.
+        seconds: Name of a block → time of each of its runs, s.
 
     Raises:
         BadInput: There is no CUDA device.
@@ -59,7 +59,7 @@ class Timer:
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
-        """Add the block's wall time to `name`, without blocks inside it."""
+        """Add the wall time of the block to `name`, without the time of blocks inside it."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
                 dist.barrier()
@@ -69,7 +69,7 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        # per open block, the seconds of the blocks inside it
+        # each open block has an entry with the seconds of the blocks inside it
         within: list[float] = self._open.__dict__.setdefault("within", [])
         within.append(0.0)
         start = time.perf_counter()
@@ -83,11 +83,11 @@ class Timer:
                 within[-1] += took
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds in each block."""
+        """Return the total time of each block, s."""
         return {name: sum(times) for name, times in self.seconds.items()}
 
     def shares(self) -> dict[str, float]:
-        """Return the seconds of compute, wait, communication and other blocks."""
+        """Return the total time of compute, wait, communication and other blocks, s."""
         found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
         for name, seconds in self.totals().items():
             found[KINDS.get(name.split("_")[0], "other")] += seconds
@@ -109,7 +109,7 @@ class Timer:
             share = seconds / total if total else 0.0
             lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
         lines.append(f"{'total':<{width}}         {total:8.3f}")
-        write("\n".join(lines))  # at once, so that lines of ranks do not mix
+        write("\n".join(lines))  # one write, so that lines of ranks do not mix
 
 
 def _ranks() -> int:
@@ -117,11 +117,11 @@ def _ranks() -> int:
 
 
 class RankTimes(NamedTuple):
-    """Times of one rank. The largest over ranks is the time of the call.
+    """Times of calls on one rank. A call's time is the largest over ranks.
 
     Attributes:
-        ms: Name → milliseconds per call, a value per round.
-        is_busy: Per round, whether other processes disturbed it.
+        ms: Name → time of a call in each round, ms.
+        is_busy: Whether other processes disturbed each round.
     """
 
     ms: dict[str, list[float]]
@@ -129,7 +129,7 @@ class RankTimes(NamedTuple):
 
 
 class _RankSampler(BlockSampler):
-    """Takes blocks that start at once on all ranks and have one size."""
+    """Take blocks of one size that start at the same time on all ranks."""
 
     def __init__(self, call: Call, device: Device) -> None:
         super().__init__(_BarrierClock(synchronizer(device)), Timing({"": call}))
@@ -157,14 +157,14 @@ def time_across_ranks(
 ) -> RankTimes:
     """Measure how long each call takes on this rank.
 
-    A block lasts at least 5 ms and starts at once on all ranks. In each round, each call has one
-    block, in a random order that is the same on all ranks.
+    A block lasts at least 5 ms and starts at the same time on all ranks. In each round, each call
+    has one block, in a random order that is the same on all ranks.
 
     Args:
         calls: Name → call, the same on all ranks.
-        budget_s: Stop after this time or 100 rounds, but not before six rounds.
-        seed: Seed of the order.
-        device: Where this rank computes.
+        budget_s: Time after which measuring stops, at six rounds or more; it stops at 100 rounds.
+        seed: Seed of the random order.
+        device: Device on which this rank computes.
     """
     samplers: dict[str, BlockSampler] = {
         name: _RankSampler(call, device) for name, call in calls.items()
@@ -186,12 +186,12 @@ def time_parts_across_ranks(
     """Measure how long each part of a call takes on this rank, with a barrier before communication.
 
     Args:
-        calls: Name → call; it takes a `Timer`.
-        budget_s: As in `time_across_ranks`.
-        device: Where this rank computes.
+        calls: Name → call, which takes a `Timer`.
+        budget_s: Time after which measuring stops, at six runs or more; it stops at 100 runs.
+        device: Device on which this rank computes.
 
     Returns:
-        Name → for each run of the call, the part's name → milliseconds.
+        Name of a call → a mapping for each run: name of a part → its time, ms.
     """
     found: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     is_enough = _budget(budget_s, device)
@@ -210,7 +210,7 @@ def time_parts_across_ranks(
 
 
 def _budget(budget_s: float, device: Device) -> Callable[[int], bool]:
-    """Return a function that says, by the number of rounds, whether ranks have enough of them."""
+    """Return a function that decides from the number of rounds whether all ranks stop."""
     start = time.perf_counter()
 
     def is_enough(rounds: int) -> bool:

@@ -18,25 +18,30 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.stats.intervals import median_interval, range_confidence
 from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
 
-MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # fewer than six give no 95 % interval
+MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # fewer than six blocks give no 95 % interval
 CONFIDENCE = 0.95
-BLOCK_MS = 5.0  # least length of a block: long compared with the clock's resolution
+BLOCK_MS = 5.0  # a block must be long compared with the clock's resolution
 _BLOCK_RESOLUTIONS = 1000
 
-# Clock, phases, rel_ci, budget → ms, shape [blocks, calls per block, phases], and details.
+# A collector takes clock, phases, rel_ci and budget. The function returns times in ms, shape
+# [blocks, calls per block, phases], and details.
 Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What to time.
+    """Phases to time, and how to time them.
 
     Attributes:
-        phases: Scope → call, in order.
-        rel_ci, budget_s, device, outliers, cold: As in `measure`.
-        total: Scope of the row of their sum, if there are several.
-        collect: Takes the blocks instead of the stopping rule, as `nano ab` does to interleave
-            them.
+        phases: Scope of each phase → its call, in order.
+        rel_ci: Largest half-width of the interval, as a share of the estimate, that is enough.
+        budget_s: Time after which sampling stops, but not before six blocks.
+        device: Device on which the phases compute.
+        total: Scope of the row of the phases' sum, if there are several.
+        outliers: `keep`, or `remove` to drop outliers.
+        cold: Whether to overwrite the last-level cache before each call.
+        collect: Function that takes the blocks instead of the stopping rule. `nano ab` sets a
+            function that interleaves blocks.
     """
 
     phases: Mapping[str, Call]
@@ -50,17 +55,17 @@ class Timing:
 
 
 class BlockSampler:
-    """Takes blocks of one sequence of phases until they are enough.
+    """Take blocks of one sequence of phases until the stopping rule is met.
 
     Time between blocks does not count, so that several samplers can take turns.
 
     Args:
-        clock: Times a block.
-        timing: The phases, and when their blocks are enough.
+        clock: Clock that times a block.
+        timing: Phases and stopping rule.
 
     Attributes:
-        stop: Why the blocks are enough: `precision`, `budget`, `max_blocks` or `collected`. Empty
-            until they are.
+        stop: Why sampling stopped: `precision`, `budget`, `max_blocks` or `collected`; empty while
+            it goes on.
     """
 
     def __init__(self, clock: Clock, timing: Timing) -> None:
@@ -77,7 +82,8 @@ class BlockSampler:
     def begin(self) -> None:
         """Call the phases twice and choose the size of a block.
 
-        The first call is cold and may compile. The second one sets the size and is in the budget.
+        The first call is cold and may compile. The second call sets the size of a block, and its
+        time is part of the budget.
         """
         timing = self._timing
         if timing.collect is not None:
@@ -95,7 +101,7 @@ class BlockSampler:
         self._spent_s += time.perf_counter() - start
 
     def take(self) -> np.ndarray:
-        """Take one block and return the median of its calls, ms, a value per phase."""
+        """Take one block and return the median time of each phase, ms."""
         start = time.perf_counter()
         block = self.clock.time_block(self._calls, *self._shape)
         self._blocks.append(block)
@@ -121,7 +127,7 @@ class BlockSampler:
         return "precision" if enough else ""
 
     def result(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """Return ms, shape [blocks, calls per block, phases], and details."""
+        """Return times in ms, shape [blocks, calls per block, phases], and details."""
         if self.stop == "collected":
             return self._collected
         per_block, inner = self._shape
@@ -138,11 +144,11 @@ class BlockSampler:
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:
-    """Whether the steady part has enough blocks and a narrow interval; totals [blocks, calls]."""
+    """Whether the steady state of `totals`, shape [blocks, calls], has a narrow interval."""
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
-        return False  # too wide even with the warm-up: skip the slower search
+        return False  # skip the slower search for a steady state
     steady = find_steady_state(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
@@ -150,7 +156,7 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
 
 
 def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
-    """Find the steady state: change points, and cold first calls, which medians of 5 would hide."""
+    """Find the steady state from change points, and cold first calls, which medians of 5 hide."""
     found = steady_state(series, group=max(GROUP, calls_per_block))
     cold = leading_slow_samples(series) if len(series) >= 8 else 0
     if cold <= found.cut or cold >= len(series) / 2:
@@ -159,7 +165,7 @@ def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
-    """Return the median's 95 % interval; with too few blocks, their range and its coverage."""
+    """Return the median with its 95 % interval and confidence, or the range of too few blocks."""
     if (coverage := range_confidence(len(medians))) >= CONFIDENCE:
         return *median_interval(medians, CONFIDENCE), CONFIDENCE
     estimate = float(np.median(medians))
@@ -170,10 +176,10 @@ def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None,
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Switch the collector off and freeze all objects, so that `gc.collect()` is cheap.
+    """Switch the garbage collector off and freeze all objects, so that `gc.collect()` is cheap.
 
-    Its state is restored afterwards, and objects that others froze stay frozen. Within
-    `settled_heap` newer objects are frozen only if there are many, as after compiling.
+    The collector's state is restored afterwards, and objects that other code froze stay frozen.
+    Within `settled_heap`, newer objects are frozen only if there are many, as after compiling.
     """
     was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
     with _freezing() as freezes:
@@ -198,7 +204,7 @@ def settled_heap() -> Iterator[Callable[[], None]]:
     A collection of all objects of torch and a notebook takes 0.1 s, a hundred times per sweep.
 
     Yields:
-        A function to call between cases. It does nothing if others have frozen objects.
+        A function to call between cases, which does nothing if other code has frozen objects.
     """
     within = _frozen_here
 
@@ -214,14 +220,14 @@ def settled_heap() -> Iterator[Callable[[], None]]:
 # Python 3.12 starts with 375 frozen objects. A program that freezes all objects has at least 4,000.
 _AT_START = 1_000
 _frozen_here = False
-_SLOW_S = 0.01  # of a collection; a block takes half as long
+_SLOW_S = 0.01  # a collection that takes this long is slow, since a block takes half as long
 
 
 @contextmanager
 def _freezing() -> Iterator[bool]:
     """Yield whether the block may freeze objects; they are unfrozen when it ends."""
     global _frozen_here
-    # counting torch's 500,000 objects takes 20 ms, so our own freeze is remembered
+    # counting torch's 500,000 objects takes 20 ms, so a variable remembers nanolib's own freeze
     if _frozen_here or gc.get_freeze_count() > _AT_START:
         yield False
         return

@@ -1,4 +1,4 @@
-"""Time several calls in turns, a block of each per round: a disturbance affects all of them."""
+"""Time several calls in turns, one block of each per round, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-ROUNDS = "rounds"  # the method of a speed-up
-_LABEL_S = 0.3  # between looks at the CPUs, which take milliseconds
-_FEW_BUSY = 0.25  # share of busy rounds that can be left out
+ROUNDS = "rounds"  # a `speed_up` row has this method
+_LABEL_S = 0.3  # a reading of the CPUs' load takes milliseconds, so rounds in this time share one
+_FEW_BUSY = 0.25  # no larger share of busy rounds can be left out
 
 
 @dataclass
 class Round:
-    """A block of each sampler that needs one.
+    """One block of each sampler that has not stopped.
 
     Attributes:
-        ms: Name → block medians, ms, a value per phase.
+        ms: Name → median time of each phase in the block, ms.
         is_busy: Whether other processes disturbed the round.
     """
 
@@ -41,16 +41,16 @@ def take_turns(
     *,
     enough: Callable[[int], bool] | None = None,
 ) -> list[Round]:
-    """Take blocks in rounds, in random order, until every sampler has enough.
+    """Take blocks in rounds, in random order, until every sampler stops.
 
     Args:
         samplers: Name → sampler that has begun. A sampler whose block fails is removed.
-        seed: Seed of the order.
-        within: As in `measure_in_turns`.
-        enough: Number of rounds → whether to stop, if the samplers do not stop by themselves.
+        seed: Seed of the random order.
+        within: Function from a name to the context of its block.
+        enough: Function from the number of rounds to whether all samplers stop.
 
     Returns:
-        The rounds, in order, with busy ones labeled.
+        The rounds, in order, with a label on busy ones.
     """
     order, rounds = random.Random(seed), []
     labels = _BusyLabels() if len(samplers) > 1 else None
@@ -72,20 +72,20 @@ def take_turns(
 
 
 class _BusyLabels:
-    """Labels rounds by the load of the CPUs, over as many rounds as the CPUs' counters need."""
+    """Label rounds by the load of the CPUs; one reading labels all rounds since the last one."""
 
     def __init__(self) -> None:
         self._labeled, self._before, self._since = 0, cpu_times(), time.monotonic()
 
     def update(self, rounds: Sequence[Round], last: bool = False) -> None:
-        """Label the rounds since the last label, if that is long enough ago."""
+        """Label the rounds since the last label, if enough time has passed."""
         if not last and time.monotonic() - self._since < _LABEL_S:
             return
         after = cpu_times()
         load = load_between(self._before, after)
         if load.taken is not None:
             is_busy = load.is_busy
-        elif last and self._labeled:  # too short for a label of their own
+        elif last and self._labeled:  # the last rounds are too short for a reading
             is_busy = rounds[self._labeled - 1].is_busy
         else:
             return
@@ -98,14 +98,14 @@ def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
     """Estimate the speed-up over a baseline from blocks of the same rounds.
 
     Args:
-        baseline_ms: Times of the baseline, shape [n], n >= 6.
-        own_ms: Times of the other, in the same rounds.
+        baseline_ms: Times of the baseline, ms, shape [n], n >= 6.
+        own_ms: Times of the other call in the same rounds, ms, shape [n].
 
     Returns:
-        The ratio with its 95 % interval: Hodges–Lehmann on the logarithms of the rounds' ratios.
+        The ratio with its 95 % interval, from the Hodges–Lehmann estimate on logarithms.
 
     Raises:
-        TooFewSamples: Fewer than six rounds.
+        TooFewSamples: There are fewer than six rounds.
     """
     logs = np.log(np.asarray(baseline_ms) / np.asarray(own_ms))
     return Interval(*np.exp(hodges_lehmann(logs)).tolist())
@@ -116,18 +116,18 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that have both.
 
-    Busy rounds are left out if 20 clean rounds remain, or six that are three quarters of all. If
-    not, all rounds count and the row is flagged.
+    Busy rounds are left out if 20 clean rounds remain, or six that are three quarters of all rounds.
+    Otherwise all rounds count and the row has a flag.
 
     Args:
-        rounds: As `take_turns` returns them.
-        name: The call.
-        baseline: The call to compare with.
-        phase: Index of a phase; None for the sum.
+        rounds: Rounds from `take_turns`.
+        name: Name of the call.
+        baseline: Name of the call to compare with.
+        phase: Index of a phase; None for the sum of all phases.
         scope: Scope of the row.
 
     Returns:
-        The row; None if fewer than six rounds have both.
+        The row, or None if fewer than six rounds have both calls.
     """
     both = [one for one in rounds if name in one.ms and baseline in one.ms]
     clean = [one for one in both if not one.is_busy]
