@@ -127,7 +127,7 @@ class MemoryTracker(LiveBytes):
         self._model = model
         self._lives: list[_Life] = []
         self._living: dict[int, _Life] = {}  # by their storage's key
-        self._events: list[tuple[Any, int]] = []  # section and live bytes after each event
+        self._events: list[Any] = []  # the section of each event
         self._operation = ""
         self._inside: list[str] = []
         self.existing = 0
@@ -136,7 +136,7 @@ class MemoryTracker(LiveBytes):
     def begin(self, section: Any) -> None:
         """Begin or continue a section; the section before it ends."""
         self.section = section
-        self._events.append((section, self.current))
+        self._events.append(section)
 
     def track_existing(
         self,
@@ -179,7 +179,7 @@ class MemoryTracker(LiveBytes):
             self._lives.append(self._living[key])
         else:
             self._living.pop(key).died = len(self._events)
-        self._events.append((self.section, self.current))
+        self._events.append(self.section)
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Set the kind and module of a storage, unless they are set."""
@@ -221,17 +221,28 @@ class MemoryTracker(LiveBytes):
             )
             yield
 
-    def breakdowns(self) -> dict[Any, MemoryBreakdown]:
-        """Return the memory use at each section's peak; the call's peak is the largest of them."""
+    def breakdowns(self, resized: Callable[[int], int] = int) -> dict[Any, MemoryBreakdown]:
+        """Return the memory use at each section's peak; the call's peak is the largest of them.
+
+        Args:
+            resized: Maps the bytes of a storage to those that count, such as for another batch.
+        """
+        sizes = [resized(life.size) for life in self._lives]
+        changes: Counter[float] = Counter()
+        for life, size in zip(self._lives, sizes, strict=True):
+            changes[life.born] += size
+            changes[life.died] -= size
         peaks: dict[Any, tuple[int, int]] = {}  # bytes, and after which event
-        for event, (section, live) in enumerate(self._events):
+        live = 0
+        for event, section in enumerate(self._events):
+            live += changes[event]
             if section not in peaks or live > peaks[section][0]:
                 peaks[section] = live, event
         found = {section: MemoryBreakdown(Counter()) for section in peaks}
         for section, (_, event) in peaks.items():
-            for life in self._lives:
+            for life, size in zip(self._lives, sizes, strict=True):
                 if life.born <= event < life.died:
-                    found[section].parts[life.part] += life.size
+                    found[section].parts[life.part] += size
         return found
 
 

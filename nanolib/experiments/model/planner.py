@@ -14,16 +14,20 @@ from torch import nn
 from nanolib.config import PRESETS
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.look import without_data
+from nanolib.experiments.model.steps import Step
 from nanolib.measurement import BadInput, MemoryKind, Unsupported
-from nanolib.meters.memory import why_not_planned
+from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import hugging_face_config, layers_field, resolve
-from nanolib.run.memory_plan import breakdowns_by_depth
+from nanolib.run.memory_plan import StackMemory
 from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
-MAX_MASKED = 2**17  # tokens, if a mask is made: its tiles are real and grow with the square
-_BISECT_EVERY = 4  # guesses: a line may creep towards a bend
+MAX_MASKED = 2**17  # tokens, since a mask has real tiles whose number grows with the square
+_BISECT_EVERY = 4  # guesses between two bisections, since a line may creep towards a bend
+# Calls are followed with a prime number of sequences: it divides only the bytes of tensors that grow
+# with the batch, so that their bytes in any other batch are known.
+_FOLLOWED_BATCH = 10_007
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
@@ -62,7 +66,7 @@ class Use:
 
 
 class Planner:
-    """Plans uses of one model at one shape after the other; each is counted once.
+    """Plans uses of one model. The calls of a use are followed once at each sequence length.
 
     Args:
         request: A `planning.Request`: the model, its dtypes, its optimizer and its ranks.
@@ -71,6 +75,9 @@ class Planner:
     def __init__(self, request: Any) -> None:
         self.request, self.source, self.ranks = request, request.case, request.ranks
         self.breakdown, self._late = functools.cache(self._breakdown), ""
+        self._memory = functools.cache(self._followed)
+        self._step = functools.cache(self._built)
+        self._mode = fake_tensors()  # all calls share weights, and so must share the mode
 
     def use(self, name: str) -> Use:
         """Plan a use, and find the largest batch that fits at each context length."""
@@ -89,8 +96,7 @@ class Planner:
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        # A model may read its data, which a plan does not have.
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # such as of a model that reads its data
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 
@@ -107,7 +113,7 @@ class Planner:
 
     @property
     def contexts(self) -> list[int]:
-        """The requested length, and powers of two up to the model's context."""
+        """Return the requested length, and powers of two up to the model's context."""
         length = self.source.seq_len
         most = min(max(length, self.source.context_length or 0), MAX_MASKED)
         power = 1 << most.bit_length() - 1
@@ -115,13 +121,34 @@ class Planner:
 
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
         """Plan the memory at a use's peak at a shape, on one rank."""
-        case = self._case(name, batch // self.ranks, length)
-        layers, depth = self.stack
-        at = functools.partial(case.at_depth, optimizer=self.request.optimizer, layers=layers)
-        shared = functools.partial(self._shared, cache_share=self._cache_share(case))
-        with without_data():
-            scopes = breakdowns_by_depth(depth, at, shared)
+        batch //= self.ranks
+        # The user's code may depend on the batch, so that its calls must have this batch.
+        followed = batch if self.source.runs_code else _FOLLOWED_BATCH
+
+        def resized(size: int) -> int:
+            return size if size % followed else size // followed * batch
+
+        memory, cache_share = self._memory(name, followed, length)
+        shared = functools.partial(self._shared, cache_share=cache_share)
+        scopes = memory.breakdowns(shared, resized)
         return max(scopes.values(), key=lambda found: found.peak)
+
+    def _followed(self, name: str, batch: int, length: int) -> tuple[StackMemory, float]:
+        """Follow the calls of a use at a shape; see also `_cache_share`."""
+        case = self._case(name, batch, length)
+
+        def at(depth: int) -> Step:
+            step, ids = self._step(name, depth), case.no_ids()
+            step.read(ids if case.mode == "training" else ids[:, :-1])
+            return step
+
+        with without_data(self._mode):
+            return StackMemory(self.stack[1], at), self._cache_share(case)
+
+    def _built(self, name: str, depth: int) -> Step:
+        """Build the model and the calls of a use, in a stack of `depth` blocks."""
+        layers, optimizer = self.stack[0], self.request.optimizer
+        return self._case(name, 1, 2).at_depth(depth, optimizer, layers)
 
     def _cache_share(self, case: ModelCase) -> float:
         """Return the bytes of a cache with keys and values of `kv_dtype` as a share of its bytes."""
@@ -150,9 +177,6 @@ class Planner:
         case = replace(case, optimization=optimizations[self.request.is_mixed])
         if self.request.is_mixed and mode == "training":
             case = replace(case, dtype="float32")
-        if not case.own:
-            longer = lengthened(case.preset, case.overrides, length)
-            case = replace(case, overrides=case.overrides | longer)
         if mode == "generation":  # the cache holds `length` tokens in the end
             return GenerationCase(**vars(case) | {"seq_len": length - 1})
         return replace(case, seq_len=length)
