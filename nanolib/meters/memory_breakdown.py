@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -221,13 +221,18 @@ class MemoryTracker(LiveBytes):
             )
             yield
 
-    def breakdowns(self, resized: Callable[[int], int] = int) -> dict[Any, MemoryBreakdown]:
+    @property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each storage, in the order in which they were made."""
+        return [life.size for life in self._lives]
+
+    def breakdowns(self, sizes: Sequence[int] | None = None) -> dict[Any, MemoryBreakdown]:
         """Return the memory use at each section's peak; the call's peak is the largest of them.
 
         Args:
-            resized: Maps the bytes of a storage to those that count, such as for another batch.
+            sizes: Bytes of each storage in a call of another shape. By default `self.sizes`.
         """
-        sizes = [resized(life.size) for life in self._lives]
+        sizes = self.sizes if sizes is None else sizes
         changes: Counter[float] = Counter()
         for life, size in zip(self._lives, sizes, strict=True):
             changes[life.born] += size

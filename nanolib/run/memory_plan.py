@@ -103,29 +103,30 @@ class StackMemory:
 
     Args:
         depth: Number of blocks; 0 if the stack is not known.
-        at: Returns the calls of the model with a number of blocks: `model`, and `workloads()` by kind.
+        ats: One function for each followed shape: number of blocks → calls of the model, with
+            `model` and `workloads()`.
     """
 
-    def __init__(self, depth: int, at: Callable[[int], Any]) -> None:
+    def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
         lows = [depth] if depth <= _LOW + 1 else [_LOW, _LOW + 1]
         self._more = depth - _LOW
         with fake_tensors():
-            self._stacks = [_followed_calls(at, low) for low in lows]
+            self._stacks = [[_followed_calls(at, low) for at in ats] for low in lows]
 
     def breakdowns(
         self,
         shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole,
-        resized: Callable[[int], int] = int,
+        resized: Callable[..., int] = int,
     ) -> dict[str, MemoryBreakdown]:
         """Return the memory at each scope's peak.
 
         Args:
             shared: Returns the part of one rank, if several ranks share the memory.
-            resized: Maps the bytes of a tensor to its bytes in a call on another batch.
+            resized: Maps the bytes of a tensor in each followed shape to those in another shape.
         """
         found = {}
-        for scope in self._stacks[0]:
-            sections, *higher = (calls[scope].breakdowns(resized) for calls in self._stacks)
+        for scope in self._stacks[0][0]:
+            sections, *higher = (_by_section(scope, shapes, resized) for shapes in self._stacks)
             for stack in higher:
                 sections = {
                     section: low.extrapolate(stack[section], self._more)
@@ -133,6 +134,14 @@ class StackMemory:
                 }
             found[scope] = max(map(shared, sections.values()), key=lambda each: each.peak)
         return found
+
+
+def _by_section(
+    scope: str, shapes: list[dict[str, MemoryTracker]], resized: Callable[..., int]
+) -> dict[Any, MemoryBreakdown]:
+    trackers = [calls[scope] for calls in shapes]
+    sizes = zip(*(tracker.sizes for tracker in trackers), strict=True)
+    return trackers[0].breakdowns([resized(*of_tensor) for of_tensor in sizes])
 
 
 def _followed_calls(at: Callable[[int], Any], depth: int) -> dict[str, MemoryTracker]:

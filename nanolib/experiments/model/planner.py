@@ -75,8 +75,8 @@ class Planner:
     def __init__(self, request: Any) -> None:
         self.request, self.source, self.ranks = request, request.case, request.ranks
         self.breakdown, self._late = functools.cache(self._breakdown), ""
-        self._memory = functools.cache(self._followed)
-        self._step = functools.cache(self._built)
+        self._memory, self._step = map(functools.cache, (self._followed, self._built))
+        self._cache_share = functools.cache(self._share_of_cache)
         self._mode = fake_tensors()  # all calls share weights, and so must share the mode
 
     def use(self, name: str) -> Use:
@@ -124,40 +124,42 @@ class Planner:
         batch //= self.ranks
         # The user's code may depend on the batch, so that its calls must have this batch.
         followed = batch if self.source.runs_code else _FOLLOWED_BATCH
+        shortest, longest = min(self.contexts), max(self.contexts)
+        grows_evenly = not self.source.own and self.source.attention_type == "dense"
+        lengths = (shortest, longest) if grows_evenly and shortest < longest else (length,)
 
-        def resized(size: int) -> int:
-            return size if size % followed else size // followed * batch
+        def resized(short: int, long: int = 0) -> int:
+            if len(lengths) == 2:
+                short += (long - short) * (length - shortest) // (longest - shortest)
+            return short if short % followed else short // followed * batch
 
-        memory, cache_share = self._memory(name, followed, length)
-        shared = functools.partial(self._shared, cache_share=cache_share)
-        scopes = memory.breakdowns(shared, resized)
+        shared = functools.partial(self._shared, cache_share=self._cache_share(name, length))
+        scopes = self._memory(name, followed, lengths).breakdowns(shared, resized)
         return max(scopes.values(), key=lambda found: found.peak)
 
-    def _followed(self, name: str, batch: int, length: int) -> tuple[StackMemory, float]:
-        """Follow the calls of a use at a shape; see also `_cache_share`."""
-        case = self._case(name, batch, length)
-
-        def at(depth: int) -> Step:
-            step, ids = self._step(name, depth), case.no_ids()
-            step.read(ids if case.mode == "training" else ids[:, :-1])
-            return step
-
+    def _followed(self, name: str, batch: int, lengths: tuple[int, ...]) -> StackMemory:
+        """Follow the calls of a use at each length."""
         with without_data(self._mode):
-            return StackMemory(self.stack[1], at), self._cache_share(case)
+            ats = (functools.partial(self._at, name, batch, length) for length in lengths)
+            return StackMemory(self.stack[1], *ats)
+
+    def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
+        """Return the calls of a use at a shape. Its model and optimizer are made once per depth."""
+        case, step = self._case(name, batch, length), self._step(name, depth)
+        step.read(case.no_ids() if case.mode == "training" else case.no_ids()[:, :-1])
+        return step
 
     def _built(self, name: str, depth: int) -> Step:
-        """Build the model and the calls of a use, in a stack of `depth` blocks."""
         layers, optimizer = self.stack[0], self.request.optimizer
         return self._case(name, 1, 2).at_depth(depth, optimizer, layers)
 
-    def _cache_share(self, case: ModelCase) -> float:
+    def _share_of_cache(self, name: str, length: int) -> float:
         """Return the bytes of a cache with keys and values of `kv_dtype` as a share of its bytes."""
+        case = self._case(name, 1, length)
         if not self.request.kv_dtype or case.mode != "generation":
             return 1.0
-        layers, depth = self.stack
-        case = replace(case, overrides=case.overrides | ({layers: 1} if depth else {}))
-        with without_data():
-            step = case.step(case.build(), case.no_ids(), 1e-3)
+        with without_data(self._mode):
+            step = self._at(name, 1, length, min(1, self.stack[1]))
             step.first()
             size = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
             cached = step.generation.keys_and_values
