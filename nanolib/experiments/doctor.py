@@ -75,8 +75,10 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         BadInput: A budget is not positive, or the output folder cannot be created.
     """
     params = Params(budget_s=budget_s, sustained_s=sustained_s)
-    make_folder(output_folder())  # fail before the measurements
-    with limit_threads():  # the same threads as in a run
+    make_folder(
+        output_folder()
+    )  # a folder that cannot be created is reported before any measurement
+    with limit_threads():  # runs have this limit too
         machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -129,7 +129,7 @@ class MemoryTracker(LiveBytes):
         self._model = model
         self._lives: list[_Life] = []
         self._living: dict[int, _Life] = {}  # key of a live storage → its life
-        self._events: list[tuple[Any, int]] = []  # section and live bytes after each event
+        self._events: list[Any] = []  # section of each event
         self._inside: list[str] = []
         self.existing = 0
         self.section: Any = None
@@ -137,7 +137,7 @@ class MemoryTracker(LiveBytes):
     def begin(self, section: Any) -> None:
         """Begin or continue a section; the section before it ends."""
         self.section = section
-        self._events.append((section, self.current))
+        self._events.append(section)
 
     def track_existing(
         self,
@@ -176,7 +176,7 @@ class MemoryTracker(LiveBytes):
             self._lives.append(self._living[key])
         else:
             self._living.pop(key).died = len(self._events)
-        self._events.append((self.section, self.current))
+        self._events.append(self.section)
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Set the kind and module of a storage, unless its kind is set already."""
@@ -218,12 +218,32 @@ class MemoryTracker(LiveBytes):
             )
             yield
 
-    def breakdowns(self) -> dict[Any, MemoryBreakdown]:
-        """Return the memory use at each section's peak; the largest of them is the call's peak."""
-        peaks: dict[
-            Any, tuple[int, int]
-        ] = {}  # section → live bytes at its peak, and index of that event
-        for event, (section, live) in enumerate(self._events):
+    @property
+    def sizes(self) -> list[int]:
+        """Return the bytes of each storage, in the order in which they were made."""
+        return [life.size for life in self._lives]
+
+    def breakdowns(self, sizes: Sequence[int] | None = None) -> dict[Any, MemoryBreakdown]:
+        """Return the memory use at each section's peak; the call's peak is the largest of them.
+
+        Args:
+            sizes: Bytes of each storage in a call of another shape. By default `self.sizes`.
+        """
+        sizes = self.sizes if sizes is None else sizes
+        lives = [
+            (life.born, life.died, life.part, size)
+            for life, size in zip(self._lives, sizes, strict=True)
+        ]
+        changes: Counter[float] = Counter()
+        for born, died, _, size in lives:
+            changes[born] += size
+            changes[died] -= size
+        peaks: dict[Any, tuple[int, int]] = {}  # section → bytes at its peak, and that event
+        live = 0
+        for event, section in enumerate(self._events):
+            live += changes[event]
+            if section not in peaks or live > peaks[section][0]:
+                peaks[section] = live, event
             if section not in peaks or live > peaks[section][0]:
                 peaks[section] = live, event
         lives = [(life.born, life.died, life.part, life.size) for life in self._lives]

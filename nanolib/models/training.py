@@ -24,20 +24,19 @@ def train(
     """Train by AdamW on the loss of the next token.
 
     Args:
-        model: ids → logits. Its weights change.
-        batches: One per step, int64 [batch, length + 1], on the model's device.
-        rate: Learning rate, or step → learning rate.
-        autocast: Dtype of the products, None for that of the weights. In float16 the loss is
-            scaled.
-        clip: Largest norm of all gradients, None for no limit.
+        model: Maps ids to logits. Training changes its weights.
+        batches: A batch of ids for each step, int64 [batch, length + 1], on the model's device.
+        rate: Learning rate, or a function that maps a step to it.
+        autocast: Dtype of the products, or None for the dtype of the weights. In float16 the loss
+            is scaled.
+        clip: Largest norm of all gradients, or None for no limit.
 
     Returns:
         The loss before each step, nats per token, float32 [steps].
     """
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3 if callable(rate) else rate, fused=True
-    )
-    kind = next(model.parameters()).device.type
+    weights = [*model.parameters()]
+    optimizer = torch.optim.AdamW(weights, lr=1e-3 if callable(rate) else rate, fused=True)
+    kind = weights[0].device.type
     scaler = torch.amp.GradScaler(kind, enabled=autocast is torch.float16)
     forward, losses = logits_of(model), []
     for step, ids in enumerate(batches):
@@ -49,7 +48,7 @@ def train(
         scaler.scale(loss).backward()
         if clip is not None:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            nn.utils.clip_grad_norm_(weights, clip)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()

@@ -34,7 +34,6 @@ UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
 _HEADROOM = 0.9  # of the free memory: the process and the system need some
 _PLANS: dict[str, Plan] = {}
 _LOW = 2  # blocks: a first one and a last one
-_At = Callable[[int], tuple[nn.Module, Iterable["Workload"]]]
 
 
 @dataclass
@@ -94,45 +93,66 @@ def _peak(work: Workload) -> int:
     return counter.peak
 
 
-def breakdowns_by_depth(
-    depth: int, at: _At, shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole
-) -> dict[str, MemoryBreakdown]:
-    """Return the memory at each scope's peak in a stack of equal blocks, without any data.
+class StackMemory:
+    """The memory of the calls of a stack of equal blocks, counted without any data.
 
     A call has sections: before each block, in it, after it, and its backward pass. With each more
     block, the peak of a section grows by the same amount of weights, gradients, states, caches and
     activations. So it follows from a stack of two blocks and one of three. The call's peak is the
-    largest of all sections, which may be another one in a high stack than in a low one.
+    largest of all sections, which may be another section in a high stack than in a low one.
 
     Args:
-        depth: How many blocks; 0 if the stack is not known.
-        at: Returns the model with that many blocks, and its workloads by kind.
-        shared: Returns the part of one rank, if several ranks share the memory.
+        depth: Number of blocks; 0 if the stack is not known.
+        ats: One function for each followed shape: number of blocks → calls of the model, with
+            `model` and `workloads()`.
     """
-    with fake_tensors():
-        if depth <= _LOW + 1:
-            found = _by_section(at, depth)
-        else:
-            found, higher = _by_section(at, _LOW), _by_section(at, _LOW + 1)
-            for scope, sections in found.items():
-                for section, low in sections.items():
-                    sections[section] = low.extrapolate(higher[scope][section], depth - _LOW)
-    return {
-        scope: max(map(shared, sections.values()), key=lambda each: each.peak)
-        for scope, sections in found.items()
-    }
+
+    def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
+        lows = [depth] if depth <= _LOW + 1 else [_LOW, _LOW + 1]
+        self._more = depth - _LOW
+        with fake_tensors():
+            self._stacks = [[_followed_calls(at, low) for at in ats] for low in lows]
+
+    def breakdowns(
+        self,
+        shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole,
+        resized: Callable[..., int] = int,
+    ) -> dict[str, MemoryBreakdown]:
+        """Return the memory at each scope's peak.
+
+        Args:
+            shared: Returns the part of one rank, if several ranks share the memory.
+            resized: Maps the bytes of a tensor in each followed shape to those in another shape.
+        """
+        found = {}
+        for scope in self._stacks[0][0]:
+            sections, *higher = (_by_section(scope, shapes, resized) for shapes in self._stacks)
+            for stack in higher:
+                sections = {
+                    section: low.extrapolate(stack[section], self._more)
+                    for section, low in sections.items()
+                }
+            found[scope] = max(map(shared, sections.values()), key=lambda each: each.peak)
+        return found
 
 
-def _by_section(at: _At, depth: int) -> dict[str, dict[Any, MemoryBreakdown]]:
-    """Return, by scope and section, the memory at its peak in a stack of `depth` blocks."""
-    model, works = at(depth)
-    stacks = [
-        part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth
-    ]
+def _by_section(
+    scope: str, shapes: list[dict[str, MemoryTracker]], resized: Callable[..., int]
+) -> dict[Any, MemoryBreakdown]:
+    trackers = [calls[scope] for calls in shapes]
+    sizes = zip(*(tracker.sizes for tracker in trackers), strict=True)
+    return trackers[0].breakdowns([resized(*of_tensor) for of_tensor in sizes])
+
+
+def _followed_calls(at: Callable[[int], Any], depth: int) -> dict[str, MemoryTracker]:
+    """Follow the calls of a stack of `depth` blocks, by scope."""
+    step = at(depth)
+    lists = (part for part in step.model.modules() if isinstance(part, nn.ModuleList))
+    stacks = [part for part in lists if len(part) == depth]
     found = {}
-    for work in works:
+    for work in step.workloads():
         work.first()
-        found[work.scope] = followed(work, model, stacks).breakdowns()
+        found[work.scope] = followed(work, step.model, stacks)
     return found
 
 

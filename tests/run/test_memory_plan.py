@@ -228,7 +228,7 @@ def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch)
 
 def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(monkeypatch):
     """Simulated: the tensors lie on the CPU, the allocator's figures are told."""
-    work = next(iter(_case().at_depth(0)[1]))
+    work = next(_case().at_depth(0).workloads())
     work.call()
     live = breakdown(work, torch.nn.Module()).peak
 

@@ -62,7 +62,7 @@ class LivePower:
         try:
             self._generate()
             self.said.value = "Stopped."
-        # shown in the widget, since nobody sees the traceback of a thread
+        # The widget shows the error, since nobody sees the traceback of a thread.
         except (BadInput, RuntimeError) as error:
             self.said.value = html.escape(str(error))
         finally:
@@ -98,7 +98,7 @@ class LivePower:
             power = f"{watts:.0f} W by {track.source.name}"
             if provenance is Provenance.ESTIMATED:
                 power = f"{low:.0f} to {high:.0f} W, estimated from CPU utilization"
-        except BadInput as error:  # throughput goes on without power
+        except BadInput as error:  # the throughput is shown without power
             low = watts = high = math.nan
             has_ended = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
             power = (

@@ -40,7 +40,7 @@ _RATE = 1e-3
 class SmallDecoderCase(Case):
     """Training of the small decoder, planned as one training step."""
 
-    supports_ab: ClassVar[bool] = False  # nothing is timed
+    supports_ab: ClassVar[bool] = False  # the case times nothing
 
     @property
     def config(self) -> NanoConfig:
@@ -161,9 +161,12 @@ def parity_verdict(differences: list[float], margin: float) -> str:
     return "worse" if low > 0 else "better" if high < 0 else "inconclusive"
 
 
-@functools.lru_cache(maxsize=256)
+@functools.cache
 def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
-    """Train once and return the mean loss of the last tenth of the steps, cached."""
+    """Train once and return the mean loss of the last tenth of the steps.
+
+    The result is cached, since all recipes share the runs in bf16.
+    """
     dtype = _TYPES.get(case.recipe, torch.bfloat16)
     cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
     warm = max(1, case.steps // TENTHS)
@@ -231,7 +234,7 @@ class NumericsCase(SmallDecoderCase):
 
 def _error_rows(name: str, seen: dict[str, torch.Tensor], cast: fp8.Cast) -> Iterator[Measurement]:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
-    # operands with the dimension that the product sums over. Each product is a @ b
+    # Each product is a @ b. Each operand has the dimension that the product sums over.
     products = {
         "output": ((x, -1), (weight.t(), 0)),
         "input_gradient": ((gradient, -1), (weight, 0)),

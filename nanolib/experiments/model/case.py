@@ -50,22 +50,22 @@ class ModelCase(ShapedCase):
     mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
 
-    position: ClassVar[int] = 0  # tokens in the cache before those whose work is counted
+    position: ClassVar[int] = 0  # number of tokens in the cache before the counted ones
 
     @property
     def model_case(self) -> ModelCase:
-        """Itself; see `ModelWorkCase`."""
+        """Return the case itself, as `ModelWorkCase.model_case` returns the case of its model."""
         return self
 
     @property
     def planned_as(self) -> ModelCase:
-        """The case with the same plan: the name is left out, and a compiled model is the eager one."""
+        """Return the case whose plan is used: without a name, and eager instead of compiled."""
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
     @property
     def counted(self) -> Counted | None:
-        """Weights, work and traffic; None if only a run can count them."""
+        """Return weights, FLOPs and bytes of a call, or None if only a run can count them."""
         return look_at(self.planned_as).counted if self.own else count_by_formula(self)
 
     def __str__(self) -> str:
@@ -74,29 +74,27 @@ class ModelCase(ShapedCase):
         return f"{self.name} {self.mode} {shape}"
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run it, as far as is known without running your code."""
+        """Return why this machine cannot run the case, without running the user's code."""
         reason = ""
         if self.own and not self.runs_code:
             reason = missing(self.preset) or self.plan().unsupported
         return reason or unsupported_on(self.optimization, self.device)
 
     def plan(self) -> Plan:
-        """Return the peak memory, counted without running the case."""
+        """Plan the peak memory without running the case."""
         return look_at(self.planned_as).plan
 
-    def at_depth(
-        self, depth: int, optimizer: str = "adamw", layers: str = "num_layers"
-    ) -> tuple[nn.Module, Iterator[Workload]]:
-        """Build the model with another number of blocks, and its calls.
+    def at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
+        """Build the model with another number of blocks, and its calls, on ids without data.
 
         Args:
-            depth: Blocks; 0 for the model's own number.
-            optimizer: A key of `OPTIMIZERS`.
-            layers: The option that sets the number of blocks.
+            depth: Number of blocks. 0 keeps the model's own number.
+            optimizer: Key of `OPTIMIZERS`.
+            layers: Option of the model that sets the number of blocks.
         """
         overrides = self.overrides | ({layers: depth} if depth else {})
         model = replace(self, overrides=overrides).build()
-        return model, self.step(model, self.no_ids(), 1e-3, optimizer).workloads()
+        return self.step(model, self.no_ids(), 1e-3, optimizer)
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Predict by formula, without planning memory.
@@ -117,7 +115,7 @@ class ModelCase(ShapedCase):
         return predicted if latency is None else predicted | {"latency": latency}
 
     def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
-        """Predict, and count FLOPs that take data by a run first."""
+        """Predict, after a run that counts FLOPs if they depend on data."""
         counted = self.counted
         if counted is None or (counted.count and counted.count.unread_masks):
             count_by_running(self.planned_as)
@@ -126,26 +124,26 @@ class ModelCase(ShapedCase):
     def step(
         self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
-        """Build the calls that are timed and whose memory is measured."""
+        """Build the calls whose time and memory are measured."""
         if self.mode == "inference":
             return Inferring(model, ids[:, :-1], self.optimization)
         return Training(model, ids, self.optimization, learning_rate, optimizer)
 
     @property
     def group(self) -> str:
-        """See `Case.group`: all optimizations and dtypes of one model, shape and mode."""
+        """Return one name for all optimizations and dtypes of a model, shape and mode."""
         overrides = json.dumps(self.overrides, sort_keys=True)
         model = (self.device, self.preset, overrides, self.attention_type)
         return " ".join(map(str, (*model, self.seq_len, self.batch_size, self.mode)))
 
     @property
     def title(self) -> str:
-        """See `Case.title`."""
+        """Return the optimization and the dtype, which differ within a group."""
         return f"{self.optimization} {self.dtype}"
 
     @property
     def is_baseline(self) -> bool:
-        """See `Case.is_baseline`: the eager model in each dtype."""
+        """Return whether the model is eager: each dtype has its own baseline."""
         return self.optimization == "eager"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
@@ -161,7 +159,8 @@ class ModelCase(ShapedCase):
             yield exact(metric, size, method="count", predicted=predicted[metric])
         ids = text_batch(self, params.corpus, params.seed)
         step = self.step(model, ids, params.learning_rate)
-        yield from step.against_eager(self.optimization)  # before a step changes the weights
+        # A training step changes the weights, so the comparison comes before the timing.
+        yield from step.against_eager(self.optimization)
         flops, scope = int(predicted["flops"]), {"scope": step.scope}
         count = self.counted.count
         if count is None and isinstance(step, Inferring):
@@ -180,7 +179,8 @@ class ModelCase(ShapedCase):
         yield from rate_rows(whole, flops, self.dtype, ceilings)
         yield rate("tokens_per_second", step.tokens, whole)
         for work in step.workloads():
-            trace(work, self, params)  # first: under a counter of memory nothing compiled runs
+            # Nothing compiled runs under a memory counter, so the trace comes first.
+            trace(work, self, params)
             yield from self._memory_rows(work, model)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
         compiles = self.optimization != "eager" or self.attention_type == "flex"
@@ -188,34 +188,37 @@ class ModelCase(ShapedCase):
             yield from determinism_rows(model, ids[:, :-1])
 
     def _memory_rows(self, work: Workload, model: nn.Module) -> list[Measurement]:
-        """Measure the peak of a call, by kind if a counter sees its tensors."""
         look = look_at(self.planned_as)
         if self.planned_as.optimization == self.optimization:
             planned = look.breakdowns.get(work.scope)
             return breakdown_rows(work, model, self.device, look.plan, planned)
+        # The counter does not see the tensors of a compiled model.
         rows = memory_rows if self.device.startswith("cuda") else unattributed_rows
         return rows(work, self.device, look.plan)
 
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
-    """A prompt, and tokens generated one by one over its cache; FLOPs are of the first token."""
+    """A model that reads a prompt and then generates token by token over its cache.
+
+    Its FLOPs are those of the first generated token.
+    """
 
     new_tokens: int = 1
 
     @property
     def position(self) -> int:
-        """The prompt's length."""
+        """Return the prompt's length, tokens."""
         return self.seq_len
 
     def step(
         self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
-        """Build the calls: reading the prompt, and one token after it."""
+        """Build the calls that read the prompt and generate one token."""
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
 
     def unsupported(self) -> str:
-        """See `ModelCase.unsupported`; also a prompt and tokens that exceed the context."""
+        """Return why the case cannot run, such as more tokens than the context has."""
         length = self.context_length
         if length is not None and self.seq_len + self.new_tokens > length:
             return (
@@ -226,38 +229,38 @@ class GenerationCase(ModelCase):
 
 
 class ModelWorkCase(Case):
-    """A case that does the work of a `ModelCase`, its `model_case`, and is planned as that one."""
+    """A case whose calls are those of a `ModelCase`, its `model_case`, which also plans it."""
 
     @property
     def attention(self) -> str:
-        """The attention of its model."""
+        """Return the attention type of the model, `own` for a model of the user."""
         is_own = self.preset not in PRESETS
         return "own" if is_own else self.overrides.get("attention_type", "dense")
 
     @property
     def runs_code(self) -> bool:
-        """See `Case.runs_code`."""
+        """Return whether building the model runs the user's code."""
         return self.model_case.runs_code
 
     def unsupported(self) -> str:
-        """See `ModelCase.unsupported`."""
+        """Return why this machine cannot run the model."""
         return self.model_case.unsupported()
 
     def plan(self) -> Plan:
-        """See `ModelCase.plan`."""
+        """Plan the peak memory of the model's call."""
         return self.model_case.plan()
 
     def work_of(self, case: ModelCase) -> dict[str, float]:
-        """Return `parameters` and `flops` of a call; empty if only a run can count them."""
+        """Return `parameters` and `flops` of a call, or nothing if only a run can count them."""
         counted = case.counted
         return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
 
 
 @dataclass(frozen=True)
 class LossCase(ModelWorkCase, ShapedCase):
-    """A model trained on real text for some steps."""
+    """A model that trains on real text for some steps."""
 
-    supports_ab: ClassVar[bool] = False  # nothing is timed
+    supports_ab: ClassVar[bool] = False  # the case times nothing
 
     steps: int
     learning_rate: float
@@ -269,7 +272,7 @@ class LossCase(ModelWorkCase, ShapedCase):
 
     @property
     def model_case(self) -> ModelCase:
-        """The training step of the same model at the same shape."""
+        """Return the training step of the same model at the same shape."""
         shape = (getattr(self, field.name) for field in fields(ShapedCase))
         return ModelCase(*shape, "training")
 
@@ -299,7 +302,7 @@ class LossCase(ModelWorkCase, ShapedCase):
 
 
 def planned_training(case: Case, config: NanoConfig, batch_size: int) -> Plan:
-    """Plan the peak memory of a training step of a config's model, at a case's length."""
+    """Plan the peak memory of a training step of a config's model, at a case's sequence length."""
     shape = (config.attention_type, case.seq_len, batch_size, config.dtype)
     named = ("", min(PRESETS), config.model_dump())
     return ModelCase(case.device, *named, *shape, "training").plan()

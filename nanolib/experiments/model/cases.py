@@ -33,7 +33,7 @@ from nanolib.run.peaks_case import ceiling_cases
 
 
 def valid_model(name: str) -> str:
-    """Check that a name has the form of your own model's, without running code.
+    """Check that a name has the form of a user's model, without running code.
 
     Raises:
         ValueError: The name has another form.
@@ -48,11 +48,11 @@ def valid_model(name: str) -> str:
 class OwnModelParams(shared.Params):
     """Parameters of a notebook on whole models: presets, or a model of your own.
 
-    Subclasses have `presets`, and describe the parameters for their notebook.
+    Subclasses add `presets` and describe the parameters for their notebook.
     """
 
-    LENGTHS: ClassVar[str] = "seq_lens"  # the parameter with the sequence lengths
-    READS_TEXT: ClassVar[bool] = True  # the input of a preset is bytes, not ids of its vocabulary
+    LENGTHS: ClassVar[str] = "seq_lens"  # name of the parameter with the sequence lengths
+    READS_TEXT: ClassVar[bool] = True  # whether a preset reads bytes, not ids of its vocabulary
 
     overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
     model: str = pydantic.Field("", max_length=500)
@@ -64,7 +64,7 @@ class OwnModelParams(shared.Params):
 
     @property
     def reads(self) -> tuple[str, int]:
-        """The parameter with the longest sequence that the model reads, and its tokens."""
+        """Return the parameter with the longest sequence that the model reads, and its tokens."""
         return self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
 
     def models(self) -> list[tuple[str, dict[str, Any]]]:
@@ -74,12 +74,11 @@ class OwnModelParams(shared.Params):
         return [(preset, self.overrides) for preset in self.presets]
 
     def changes(self) -> list[dict[str, Any]]:
-        """Return the fields of each configuration of a preset that differ from it."""
+        """Return the overrides of each configuration that is built from a preset."""
         return [self.overrides]
 
     @pydantic.model_validator(mode="after")
     def _models_fit(self) -> OwnModelParams:
-        """Check the models and their lengths, without running your code."""
         if self.model_options and not self.model:
             raise ValueError(
                 "model_options: there is no model to take them; "
@@ -90,18 +89,21 @@ class OwnModelParams(shared.Params):
                 reads = {"longest": self.reads, "reads_text": self.READS_TEXT}
                 shared.fitting_config(preset, changes, **reads)
         elif not runs_code(self.model):
-            with contextlib.suppress(Unsupported):  # its cases report it
+            with contextlib.suppress(Unsupported):  # the cases report a missing library
                 config = check_hugging_face(self.model, self.model_options, *self.reads)
                 vocabulary = getattr(config.get_text_config(), "vocab_size", text.VOCAB_SIZE)
                 if vocabulary < text.VOCAB_SIZE:
                     raise BadInput(
-                        f"model_options: vocab_size {vocabulary} cannot hold "
-                        f"the {text.VOCAB_SIZE} bytes of the text; raise it"
+                        f"model_options: vocab_size {vocabulary} is too small for text, "
+                        f"which has {text.VOCAB_SIZE} different bytes; raise it"
                     )
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
-        """Look once at a model that is your code, for all cases that will be measured.
+        """Run your code once, without data, for the plans of all cases.
+
+        Args:
+            cases: The cases that will be measured.
 
         Raises:
             BadInput: There is no such model.
@@ -116,9 +118,9 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
 
     Args:
         name: `hf:` and a class.
-        options: Fields of its configuration.
-        field: The parameter with the longest sequence.
-        longest: The longest sequence that the model reads, tokens.
+        options: Fields of the model's configuration.
+        field: Name of the parameter with the longest sequence.
+        longest: Longest sequence that the model reads, tokens.
 
     Returns:
         The configuration.
@@ -151,7 +153,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
-    """Return the name of a model in charts and tables; a changed model has its changes in it."""
+    """Name a model for charts and tables, with its overrides and its optimization."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > 60:
         digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
@@ -165,21 +167,24 @@ class Params(OwnModelParams):
 
     Attributes:
         presets: Names in `nanolib.PRESETS`.
-        model: A model of your own in the presets' place: `package.module:build`, or `hf:LlamaForCausalLM` (extra `hf`).
-        model_options: What that function, or that class's configuration, takes.
+        model: Your own model instead of the presets: `package.module:build`, or
+            `hf:LlamaForCausalLM` (extra `hf`).
+        model_options: Arguments of that function, or of that class's configuration.
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
         dtypes: Types of the weights.
         attention_types: Attention kinds.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
-        optimizations: Names in `nanolib.models.optimize.OPTIMIZATIONS`; generation is eager, or by `cuda_graph`.
+        optimizations: Names in `nanolib.models.optimize.OPTIMIZATIONS`. Only `eager` and
+            `cuda_graph` generate.
         train: Whether to measure training steps too.
-        new_tokens: Tokens generated one by one after a prompt of each sequence length; 0 for none.
-        generation_batch_sizes: More batches of generation, after a prompt of the longest sequence length.
-        determinism: Whether to compare logits run to run, alone and in a batch, and by prefill and by decode.
-        loss_steps: Steps of training on real text whose loss is recorded; 0 for none.
-        learning_rate: Of AdamW, for those steps.
-        corpus: A text file or folder; empty means the standard library's sources.
+        new_tokens: Tokens to generate after a prompt of each sequence length, or 0 for none.
+        generation_batch_sizes: More batches for generation at the longest sequence length.
+        determinism: Whether to compare logits run to run, alone and in a batch, and by prefill and
+            by decode.
+        loss_steps: Training steps on real text to record the loss of, or 0 for none.
+        learning_rate: Learning rate of AdamW in these steps.
+        corpus: A text file or a folder instead of the standard library's sources.
     """
 
     NAME: ClassVar[str] = "model"
@@ -224,12 +229,12 @@ class Params(OwnModelParams):
     )
 
     def changes(self) -> list[dict[str, Any]]:
-        """See `OwnModelParams.changes`; one for each attention."""
+        """Return the overrides with each attention type."""
         return [self.overrides | {"attention_type": kind} for kind in self.attention_types]
 
 
 def cases(params: Params) -> list[Case]:
-    """List the ceilings, then each model's shapes in each mode and its loss at the shortest length."""
+    """List the peak rates, then each model in each mode and its loss at the shortest length."""
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = ["own"] if params.model else params.attention_types

@@ -13,16 +13,16 @@ from nanolib.measurement import Measurement, Unsupported, exact
 from nanolib.models.generation import generation_of
 from nanolib.models.user import logits_of
 
-_POSITIONS = 8  # the last of each sequence
+_POSITIONS = 8  # number of positions to compare, the last of each sequence
 
 
 def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measurement]:
     """Compare logits run to run, of a sequence alone and in a batch, and of a prompt and its tokens.
 
     Args:
-        model: In evaluation mode.
+        model: The model, in evaluation mode.
         ids: int64, shape [batch, length]. Each sequence becomes two of half the length, so that a
-            batch has several and needs no more memory than a forward pass.
+            batch has several sequences and needs no more memory than a forward pass.
 
     Yields:
         `ulp_difference` and `greedy_agreement` of the last positions, by scope.
@@ -42,7 +42,7 @@ def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measuremen
     }
     for scope, (logits, other) in others.items():
         row = {"scope": scope, "method": f"logits of the last {positions} positions"}
-        with contextlib.suppress(Unsupported):  # no cache, or logits that are not finite
+        with contextlib.suppress(Unsupported):  # the model has no cache, or a logit is not finite
             ulps, agreement = compare_logits(logits, other())
             yield exact("ulp_difference", ulps, **row)
             yield exact("greedy_agreement", agreement, **row)
@@ -50,7 +50,7 @@ def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measuremen
 
 @torch.no_grad()
 def _read(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
-    """Compute logits of the last positions, shape [batch, positions, vocab_size]."""
+    """Compute logits of the last positions at once, shape [batch, positions, vocab_size]."""
     logits = logits_of(model)(ids)
     if not isinstance(logits, torch.Tensor) or logits.dim() != 3:
         raise Unsupported("the model returns no logits of shape [batch, length, vocab_size]")
@@ -58,7 +58,7 @@ def _read(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
 
 
 def _decode(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
-    """The same over a cache, token by token."""
+    """Compute logits of the last positions token by token, shape [batch, positions, vocab_size]."""
     generation, logits = generation_of(model, ids[:, :-positions], positions), []
     generation.prefill()
     for position in range(-positions, 0):
@@ -71,12 +71,12 @@ def compare_logits(some: torch.Tensor, others: torch.Tensor) -> tuple[float, flo
     """Compare the logits of the same positions.
 
     Args:
-        some: Floating-point, shape [..., vocab_size].
-        others: As `some`.
+        some: Logits of one computation, floating-point, shape [..., vocab_size].
+        others: Logits of another computation, same shape and dtype.
 
     Returns:
-        The largest difference, in units in the last place of its position's largest logit: one near
-        zero has a tiny unit of its own. Then the share of positions whose largest logit is the same.
+        The largest difference, in units in the last place of its position's largest logit. A logit
+        near zero would have a tiny unit. Then the share of positions with the same largest logit.
 
     Raises:
         Unsupported: A logit is not finite.

@@ -1,4 +1,4 @@
-"""A model at one shape, and what tensors without data show of it: memory, work and traffic."""
+"""A model at one shape, and its memory, work and traffic as tensors without data show them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import Unsupported
@@ -27,10 +28,10 @@ from nanolib.models.user import (
     silent,
 )
 from nanolib.run.case import Case, Plan
-from nanolib.run.memory_plan import UNCOUNTED, breakdowns_by_depth
+from nanolib.run.memory_plan import UNCOUNTED, StackMemory
 from nanolib.run.timeout import answers_of, one_line, planning_time_limit
 
-# of one case in the helper, s; if Python can be interrupted, `planning_time_limit` ends it before
+# Time limit of each case of the user's code, s. `planning_time_limit` usually ends it earlier.
 _LIMIT_S = 90.0
 
 
@@ -48,23 +49,23 @@ class ShapedCase(Case):
 
     @property
     def own(self) -> bool:
-        """Whether it is the user's own model: `preset` names it, and `overrides` are its options."""
+        """Return whether `preset` names the user's own model, whose options are `overrides`."""
         return self.preset not in PRESETS
 
     @property
     def runs_code(self) -> bool:
-        """See `Case.runs_code`."""
+        """Return whether building the model runs the user's code."""
         return self.own and runs_code(self.preset)
 
     @property
     def config(self) -> NanoConfig:
-        """The configuration of a preset's model."""
+        """Return the configuration of a preset's model."""
         changes = {"attention_type": self.attention_type, "dtype": self.dtype}
         return NanoConfig.from_preset(self.preset, **self.overrides | changes)
 
     @property
     def context_length(self) -> int | None:
-        """The longest sequence, tokens; None if it is not known."""
+        """Return the longest sequence of the model, tokens, or None if it is not known."""
         if self.runs_code:
             return None
         if self.own:
@@ -73,7 +74,7 @@ class ShapedCase(Case):
 
     @property
     def item(self) -> int:
-        """Bytes of a weight."""
+        """Return the bytes of a weight."""
         return getattr(torch, self.dtype).itemsize
 
     def build(self, seed: int | None = None) -> nn.Module:
@@ -83,7 +84,7 @@ class ShapedCase(Case):
         return create_model(self.config, self.device, seed)
 
     def not_planned(self) -> str:
-        """Return why its memory cannot be planned; empty if it can."""
+        """Return why the memory cannot be planned, or an empty string."""
         if self.own:
             return ""
         options = attention.shared_options(self.attention_type, self.config.attention_options)
@@ -93,19 +94,29 @@ class ShapedCase(Case):
         return "" if known else "what is kept depends on the input"
 
     def no_ids(self) -> torch.Tensor:
-        """Return ids of the case's shape, all 0: int64 [batch, length + 1]."""
+        """Make ids that are all 0: int64, shape [batch_size, seq_len + 1]."""
         return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
 
 def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[torch.Tensor]:
-    """Draw batches of real text for a case: int64 [batch_size, seq_len + 1], on its device."""
+    """Draw batches of real text for a case.
+
+    Args:
+        case: A case with `batch_size`, `seq_len` and `device`.
+        corpus: Text file or folder. If empty, the standard library's sources.
+        seed: Seed of the random windows of the text.
+        count: Number of batches.
+
+    Yields:
+        int64 ids, shape [batch_size, seq_len + 1], on the case's device.
+    """
     generator = torch.Generator().manual_seed(seed)
     shape = (count, case.batch_size, case.seq_len + 1)
     return text.batches(text.load(corpus), *shape, generator, case.device)
 
 
 def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
-    """Draw the first of these batches."""
+    """Draw the first of the batches that `text_batches` yields."""
     return next(text_batches(case, corpus, seed, 1))
 
 
@@ -114,11 +125,11 @@ class Counted:
     """The work of one call of a model.
 
     Attributes:
-        parameters: Weights.
-        flops: FLOP of what is timed; in training the backward pass too, as far as weights learn.
-            Attention counts the pairs that its mask keeps.
+        parameters: Number of weights.
+        flops: FLOP of the timed call. In training, the backward pass of the weights that learn is
+            in it. Attention counts the pairs that its mask keeps.
         bytes: Bytes that must move at least once.
-        count: FLOPs of a model of the user's own, as they were counted.
+        count: The counted FLOPs of a user's model, or None if a formula gave them.
     """
 
     parameters: int
@@ -129,12 +140,12 @@ class Counted:
 
 @dataclass(frozen=True)
 class Look:
-    """What tensors without data show of a case.
+    """Memory and work of a case, found on tensors without data.
 
     Attributes:
-        plan: Its peaks, or why they are not planned.
+        plan: Peak memory by scope, or the reason why it is not planned.
         breakdowns: Scope → memory use at its peak.
-        counted: Of your own model; None if it does not run without data.
+        counted: Work of a user's model, or None if the model needs data to run.
     """
 
     plan: Plan
@@ -143,9 +154,9 @@ class Look:
 
 
 @contextlib.contextmanager
-def without_data() -> Iterator[None]:
-    """Make tensors without data in the block, and drop what the model's code prints."""
-    with fake_tensors(), silent():
+def without_data(mode: FakeTensorMode | None = None) -> Iterator[None]:
+    """Make tensors without data in the block, in a given mode if any, and drop what code prints."""
+    with mode or fake_tensors(), silent():
         yield
 
 
@@ -153,7 +164,7 @@ _LOOKS: dict[str, Look] = {}
 
 
 def look_at(case: Any) -> Look:
-    """Look at a `ModelCase`; `look_at_code` does if its model is your code.
+    """Plan and count a `ModelCase` once per process. A user's code runs in a process of its own.
 
     Raises:
         BadInput: There is no such model.
@@ -167,11 +178,11 @@ def look_at(case: Any) -> Look:
 
 
 def look_at_code(name: str, cases: Sequence[Any]) -> None:
-    """Look at your code once for all its cases, in a process that ends afterwards.
+    """Plan and count all cases of a user's code in one process that ends afterwards.
 
     Args:
-        name: Where the model comes from.
-        cases: Of type `ModelCase`; without any, only the name is checked.
+        name: Source of the model, `package.module:build`.
+        cases: Cases of type `ModelCase`. Without cases, only the name is checked.
 
     Raises:
         BadInput: There is no such model.
@@ -196,11 +207,11 @@ def _look(case: Any) -> Look:
     depth = 0 if case.own else case.config.num_layers
     try:
         with without_data(), planning_time_limit():
-            breakdowns = breakdowns_by_depth(depth, case.at_depth)
+            breakdowns = StackMemory(depth, case.at_depth).breakdowns()
         plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
         return Look(Plan(reason=one_line(error), unsupported=one_line(error)))
-    except (Exception, SystemExit) as error:  # the case decides by running
+    except (Exception, SystemExit) as error:  # the run shows whether the case is valid
         plan = Plan(reason=f"not planned: {why_not_planned(error)}")
     if not case.own:
         return Look(plan, breakdowns)
@@ -213,14 +224,14 @@ def _look(case: Any) -> Look:
 
 
 def count_by_running(case: Any) -> None:
-    """Count by a run what tensors without data did not show; `look_at` returns it from then on."""
+    """Count by a run the work that depends on data, and store it for later calls of `look_at`."""
     _LOOKS[case.case_id] = dataclasses.replace(look_at(case), counted=_count(case))
 
 
 def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
-    # checkpointing computes more, and autocast counts the same
+    # Checkpointing would compute more, and autocast computes the same, so eager is counted.
     step = dataclasses.replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
@@ -232,7 +243,7 @@ def _count(case: Any) -> Counted:
 
 
 def count_by_formula(case: Any) -> Counted:
-    """Return the work of one call of a preset's model, by formula."""
+    """Compute the work of one call of a preset's model by formula."""
     config, weights = case.config, case.config.parameter_count
     options = attention.shared_options(config.attention_type, config.attention_options)
 
@@ -244,7 +255,8 @@ def count_by_formula(case: Any) -> Counted:
     length = 1 if case.position else case.seq_len
     parts = model_flops(config, case.batch_size, length, kept, position=case.position)
     moved = _elements_moved(case.mode, weights, weights)
-    if case.position:  # a token attends to itself too, which is not in the cache yet
+    if case.position:
+        # A token attends to itself too, but its own key is not in the cache yet.
         keys = round((kept(1, case.position + 1) - 1) * config.kv_heads)
         cached = 2 * config.num_layers * case.batch_size * keys * config.head_dim
         moved = config.decoded_parameters(case.batch_size) + cached
@@ -255,12 +267,12 @@ def count_by_formula(case: Any) -> Counted:
 def _elements_moved(mode: str, parameters: int, learning: int) -> int:
     """Count the elements that a call must move at least once.
 
-    A forward pass reads the weights. A training step reads them twice, writes gradients, and fused
-    AdamW reads those, the weights and both states, and writes all but the gradients.
+    A forward pass reads the weights. A training step reads them twice and writes the gradients.
+    Fused AdamW reads gradients, weights and both states, and writes weights and both states.
 
     Args:
-        mode: Of the call.
-        parameters: Weights.
-        learning: Those of them that get a gradient.
+        mode: Mode of the case, such as `training`.
+        parameters: Number of weights.
+        learning: Number of weights that get a gradient.
     """
     return 2 * parameters + (1 + 4 + 3) * learning if mode == "training" else parameters

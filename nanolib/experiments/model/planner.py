@@ -14,16 +14,20 @@ from torch import nn
 from nanolib.config import PRESETS
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.look import without_data
+from nanolib.experiments.model.steps import Step
 from nanolib.measurement import BadInput, MemoryKind, Unsupported
-from nanolib.meters.memory import why_not_planned
+from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import hugging_face_config, layers_field, resolve
-from nanolib.run.memory_plan import breakdowns_by_depth
+from nanolib.run.memory_plan import StackMemory
 from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
-MAX_MASKED = 2**17  # tokens, if a mask is made: its tiles are real and grow with the square
-_BISECT_EVERY = 4  # guesses: a line may creep towards a bend
+MAX_MASKED = 2**17  # tokens, since a mask has real tiles whose number grows with the square
+_BISECT_EVERY = 4  # guesses between two bisections, since a line may creep towards a bend
+# Calls are followed with a prime number of sequences: it divides only the bytes of tensors that grow
+# with the batch, so that their bytes in any other batch are known.
+_FOLLOWED_BATCH = 10_007
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
@@ -62,7 +66,7 @@ class Use:
 
 
 class Planner:
-    """Plans uses of one model at one shape after the other; each is counted once.
+    """Plans uses of one model. The calls of a use are followed once at each sequence length.
 
     Args:
         request: A `planning.Request`: the model, its dtypes, its optimizer and its ranks.
@@ -71,6 +75,9 @@ class Planner:
     def __init__(self, request: Any) -> None:
         self.request, self.source, self.ranks = request, request.case, request.ranks
         self.breakdown, self._late = functools.cache(self._breakdown), ""
+        self._memory, self._step = map(functools.cache, (self._followed, self._built))
+        self._cache_share = functools.cache(self._share_of_cache)
+        self._mode = fake_tensors()  # all calls share weights, and so must share the mode
 
     def use(self, name: str) -> Use:
         """Plan a use, and find the largest batch that fits at each context length."""
@@ -89,8 +96,7 @@ class Planner:
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        # A model may read its data, which a plan does not have.
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # such as of a model that reads its data
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 
@@ -107,7 +113,7 @@ class Planner:
 
     @property
     def contexts(self) -> list[int]:
-        """The requested length, and powers of two up to the model's context."""
+        """Return the requested length, and powers of two up to the model's context."""
         length = self.source.seq_len
         most = min(max(length, self.source.context_length or 0), MAX_MASKED)
         power = 1 << most.bit_length() - 1
@@ -115,22 +121,45 @@ class Planner:
 
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
         """Plan the memory at a use's peak at a shape, on one rank."""
-        case = self._case(name, batch // self.ranks, length)
-        layers, depth = self.stack
-        at = functools.partial(case.at_depth, optimizer=self.request.optimizer, layers=layers)
-        shared = functools.partial(self._shared, cache_share=self._cache_share(case))
-        with without_data():
-            scopes = breakdowns_by_depth(depth, at, shared)
+        batch //= self.ranks
+        # The user's code may depend on the batch, so that its calls must have this batch.
+        followed = batch if self.source.runs_code else _FOLLOWED_BATCH
+        shortest, longest = min(self.contexts), max(self.contexts)
+        grows_evenly = not self.source.own and self.source.attention_type == "dense"
+        lengths = (shortest, longest) if grows_evenly and shortest < longest else (length,)
+
+        def resized(short: int, long: int = 0) -> int:
+            if len(lengths) == 2:
+                short += (long - short) * (length - shortest) // (longest - shortest)
+            return short if short % followed else short // followed * batch
+
+        shared = functools.partial(self._shared, cache_share=self._cache_share(name, length))
+        scopes = self._memory(name, followed, lengths).breakdowns(shared, resized)
         return max(scopes.values(), key=lambda found: found.peak)
 
-    def _cache_share(self, case: ModelCase) -> float:
+    def _followed(self, name: str, batch: int, lengths: tuple[int, ...]) -> StackMemory:
+        """Follow the calls of a use at each length."""
+        with without_data(self._mode):
+            ats = (functools.partial(self._at, name, batch, length) for length in lengths)
+            return StackMemory(self.stack[1], *ats)
+
+    def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
+        """Return the calls of a use at a shape. Its model and optimizer are made once per depth."""
+        case, step = self._case(name, batch, length), self._step(name, depth)
+        step.read(case.no_ids() if case.mode == "training" else case.no_ids()[:, :-1])
+        return step
+
+    def _built(self, name: str, depth: int) -> Step:
+        layers, optimizer = self.stack[0], self.request.optimizer
+        return self._case(name, 1, 2).at_depth(depth, optimizer, layers)
+
+    def _share_of_cache(self, name: str, length: int) -> float:
         """Return the bytes of a cache with keys and values of `kv_dtype` as a share of its bytes."""
+        case = self._case(name, 1, length)
         if not self.request.kv_dtype or case.mode != "generation":
             return 1.0
-        layers, depth = self.stack
-        case = replace(case, overrides=case.overrides | ({layers: 1} if depth else {}))
-        with without_data():
-            step = case.step(case.build(), case.no_ids(), 1e-3)
+        with without_data(self._mode):
+            step = self._at(name, 1, length, min(1, self.stack[1]))
             step.first()
             size = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
             cached = step.generation.keys_and_values
@@ -150,9 +179,6 @@ class Planner:
         case = replace(case, optimization=optimizations[self.request.is_mixed])
         if self.request.is_mixed and mode == "training":
             case = replace(case, dtype="float32")
-        if not case.own:
-            longer = lengthened(case.preset, case.overrides, length)
-            case = replace(case, overrides=case.overrides | longer)
         if mode == "generation":  # the cache holds `length` tokens in the end
             return GenerationCase(**vars(case) | {"seq_len": length - 1})
         return replace(case, seq_len=length)

@@ -1,4 +1,4 @@
-"""Check whether a model fits in memory, what uses it, and what would fit, on any hardware."""
+"""Check whether a model fits in memory, what uses the memory, and which batch would fit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from nanolib.run import params as shared
 from nanolib.run.timeout import answers_of
 
 GIB = 2**30
+# These fields describe a config file, not a model.
 _NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
-_NO_FIELDS |= {"transformers_version", "_name_or_path"}  # of a config file, not of a model
-_LIMIT_S = 120.0  # of one use of a model that is your code
+_NO_FIELDS |= {"transformers_version", "_name_or_path"}
+_LIMIT_S = 120.0  # time limit of each use of a model that is the user's code, s
 
 
 def memory_bytes(amount: str | int) -> int:
-    """Return the bytes of `80GiB`, `24GB` or a number of bytes.
+    """Convert an amount such as `80GiB`, `24GB` or a number of bytes to bytes.
 
     Raises:
         BadInput: The amount has another form.
@@ -97,7 +98,7 @@ class Request(StrictModel):
 
     @property
     def title(self) -> str:
-        """Dtypes, shape and memory."""
+        """Describe the dtypes, the shape and the memory of the request."""
         precision = self.case.dtype + (", training in mixed precision" if self.is_mixed else "")
         cache = f", keys and values in {self.kv_dtype}" if self.kv_dtype else ""
         shape = f"{self.batch_size} × {self.seq_len} tokens"
@@ -107,7 +108,7 @@ class Request(StrictModel):
 
     @property
     def case(self) -> ModelCase:
-        """The case that all others are made from."""
+        """Return the case from which the cases of all uses are made."""
         options, kind = self.options, self.attention_type
         if ":" in self.model:
             kind = "own"
@@ -118,7 +119,7 @@ class Request(StrictModel):
 
 
 def format_bytes(size: int) -> str:
-    """Return an amount of memory with its unit."""
+    """Format an amount of memory with its unit."""
     return pydantic.ByteSize(size).human_readable(separator=" ")
 
 
@@ -127,8 +128,8 @@ class MemoryPlan:
     """Whether a model fits, and what uses the memory.
 
     Attributes:
-        title: Model, shape and memory.
-        uses: One per use.
+        title: Model, dtypes, shape and memory of the request.
+        uses: Memory of each use, in the order of `USES`.
     """
 
     title: str
@@ -136,17 +137,17 @@ class MemoryPlan:
 
     @property
     def planned(self) -> list[Use]:
-        """The uses that could be planned."""
+        """Return the uses that have a plan."""
         return [use for use in self.uses if not use.refused]
 
     @property
     def largest(self) -> Use:
-        """The use with the highest peak."""
+        """Return the use with the highest peak."""
         return max(self.planned, key=lambda use: use.breakdown.peak)
 
     @property
     def sentences(self) -> list[str]:
-        """What fits, what does not, and what would."""
+        """Return sentences: which uses fit, what the others lack, and why some have no plan."""
         fitting = [use.name for use in self.planned if use.fits]
         lines = [f"fits: {'; '.join(fitting)}" if fitting else "nothing fits as it is"]
         lines += [_remedy(use) for use in self.planned if not use.fits]
@@ -158,7 +159,7 @@ class MemoryPlan:
         return ("GiB", GIB) if self.largest.breakdown.peak >= GIB else ("MiB", MIB)
 
     def table(self) -> pd.DataFrame:
-        """Make a table with a column per use: its peak, the kinds in it, and whether it fits."""
+        """Make a table with a column per use: its peak, its kinds of memory, and whether it fits."""
         name, unit = self._unit
         lines = {}
         for use in self.planned:
@@ -179,7 +180,7 @@ class MemoryPlan:
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
     def parts(self, use: Use, most: int = 6) -> pd.DataFrame:
-        """Make a table of the largest parts of a peak, with the line or operation that made them."""
+        """Make a table of the largest parts of a peak, with the line or operation that made each."""
         name, unit = self._unit
         return pd.DataFrame(
             {
@@ -193,7 +194,7 @@ class MemoryPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON types; sizes are in bytes."""
+        """Return the plan as JSON types, with sizes in bytes."""
         uses = []
         for use in self.uses:
             found = {"use": use.name, "refused": use.refused, "memory": use.memory}
@@ -205,34 +206,34 @@ class MemoryPlan:
         return {"title": self.title, "sentences": self.sentences, "uses": uses}
 
     def __str__(self) -> str:
-        """The sentences and the tables."""
+        """Return the sentences and the tables as text."""
         tables = (table.to_string(index=False) for table in (self.table(), self.batches()))
         return "\n".join([self.title, *self.sentences, "", "\n\n".join(tables)])
 
 
 def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
-    """Plan whether a model fits into memory, and what uses it.
+    """Plan whether a model fits into memory, and what uses the memory.
 
-    For inference, decoding and training, on tensors without data.
+    Inference, decoding and training are planned on tensors without data.
 
     Args:
         model: A preset; `package.module:build`; `hf:` and a class of transformers; or the path of a
             `config.json` of transformers.
-        memory: Of one rank, such as `80GiB`.
-        **rest: As in the command line, with their defaults.
-            `seq_len` (1024): Tokens.
+        memory: Memory of one rank, such as `80GiB`.
+        **rest: Options of `nano plan`, with their defaults.
+            `seq_len` (1024): Tokens per sequence.
             `batch_size` (1): Sequences over all ranks.
-            `dtype` (float32): Of weights and activations.
-            `precision`: Of training, `mixed` or `pure`. Mixed is the default if there is no `dtype`:
+            `dtype` (float32): Dtype of weights and activations.
+            `precision`: Precision of training, `mixed` or `pure`. Without a `dtype` it is mixed:
                 bfloat16 by autocast, with weights and optimizer states in float32.
-            `kv_dtype`: Of keys and values in a cache; by default as the model computes them.
-            `optimizer` (adamw): Or sgd or momentum.
-            `attention_type` (dense): Of a preset.
-            `ranks` (1): Of FSDP, modelled. They share weights, gradients and states.
+            `kv_dtype`: Dtype of keys and values in a cache. By default the model's own.
+            `optimizer` (adamw): Optimizer of training: adamw, sgd or momentum.
+            `attention_type` (dense): Attention of a preset.
+            `ranks` (1): Ranks of FSDP, modelled. They share weights, gradients and states.
             `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
 
     Returns:
-        The memory of each use. A peak counts live tensors to the byte, without the process itself.
+        The memory of each use. A peak is the bytes of all live tensors, without the process itself.
 
     Raises:
         BadInput: A value is not valid.
@@ -273,7 +274,7 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _remedy(use: Use) -> str:
-    """Say how much memory a use lacks, what uses the most of it, and what would fit."""
+    """Describe how much memory a use lacks, what uses most of it, and which batch would fit."""
     peak, by_kind = use.breakdown.peak, use.breakdown.by_kind
     kind = max(by_kind, key=lambda kind: by_kind[kind])
     ways = [f"batch {most} at {length} tokens" for length, most in use.batches.items() if most]
@@ -286,7 +287,7 @@ def _remedy(use: Use) -> str:
 
 
 def _batch(most: int | None) -> str:
-    """Format a largest batch, with a plus if no larger one was tried."""
+    """Format a largest batch, with a plus if no larger batch was tried."""
     if most is None:
         return "not planned"
     return f"{most}{'+' if most == MAX_BATCH else ''}" if most else "—"

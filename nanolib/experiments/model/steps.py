@@ -24,12 +24,12 @@ class Step:
     """A call that is repeated.
 
     Attributes:
-        scope: The scope of the whole call's rows.
-        compared: The result that is compared with the eager model's.
-        model: The model that is called.
-        ids: Its input, int64 [batch, length]; training takes one token more.
-        phases: Scope → call, in order.
-        tokens: Tokens that a call reads or makes.
+        scope: Scope of the whole call's rows.
+        compared: Name of the result that is compared with the eager model's.
+        model: The model.
+        ids: The model's input, int64 [batch, length]. Training takes one token more.
+        phases: Scope → part of the call, in order.
+        tokens: Number of tokens that a call reads or makes.
     """
 
     scope: ClassVar[str]
@@ -39,13 +39,17 @@ class Step:
     phases: dict[str, Callable[[], object]]
     tokens: int
 
+    def read(self, ids: torch.Tensor) -> None:
+        """Replace the input, which may have another shape."""
+        self.ids = ids
+
     def __call__(self) -> None:
         """Call all phases."""
         for phase in self.phases.values():
             phase()
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
-        """Return the tensors that exist before a call, by kind: weights, tables and ids."""
+        """Return the tensors that exist before a call, by `MemoryKind`."""
         weights = [*self.model.parameters(), *self.model.buffers()]
         return {MemoryKind.WEIGHTS: weights, MemoryKind.INPUTS: [self.ids]}
 
@@ -66,7 +70,7 @@ class Step:
         raise NotImplementedError
 
     def eager_result(self) -> Any:
-        """Compute the same without the optimization."""
+        """Compute the compared result without the optimization."""
         raise NotImplementedError
 
     def difference(self) -> float:
@@ -87,9 +91,9 @@ class Inferring(Step):
     """A forward pass without gradients.
 
     Args:
-        model: Is put into evaluation mode.
+        model: Model to call, which is put into evaluation mode.
         ids: int64, shape [batch, length].
-        optimization: A key of `OPTIMIZATIONS`.
+        optimization: Key of `OPTIMIZATIONS`.
     """
 
     scope, compared = "inference", "logits"
@@ -122,7 +126,7 @@ def check_loss(model: nn.Module) -> None:
         raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")
 
 
-# Name → what makes the optimizer. SGD's fused kernel takes no tensors without data.
+# Name → function that makes the optimizer. SGD's fused kernel takes no tensors without data.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": functools.partial(torch.optim.AdamW, fused=True),
     "sgd": functools.partial(torch.optim.SGD, foreach=False),
@@ -131,14 +135,14 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Training(Step):
-    """Forward, backward and a step of the optimizer; with fp16 autocast the loss is scaled.
+    """A forward pass, a backward pass and a step of the optimizer. fp16 autocast scales the loss.
 
     Args:
-        model: Is put into training mode.
+        model: Model to train, which is put into training mode.
         ids: int64, shape [batch, length + 1].
-        optimization: A key of `OPTIMIZATIONS`.
-        learning_rate: Of the optimizer.
-        optimizer: A key of `OPTIMIZERS`.
+        optimization: Key of `OPTIMIZATIONS`.
+        learning_rate: Learning rate of the optimizer.
+        optimizer: Key of `OPTIMIZERS`.
     """
 
     scope, compared = "training_step", "gradient"
@@ -156,7 +160,7 @@ class Training(Step):
         self._eager = logits_of(model)
         self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
         self._optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=learning_rate)
-        # A scaler reads the values of its tensors, which a plan does not have.
+        # A scaler reads the values of tensors, and the tensors of a plan have none.
         has_data = not isinstance(ids, torch._subclasses.FakeTensor)
         scaled = has_data and optimization == "autocast_float16"
         self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
@@ -200,7 +204,7 @@ class Training(Step):
         return torch.cat([gradient.flatten() for gradient in found])
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
-        """See `Step.kinds`; also the optimizer's states."""
+        """Return weights, input and the optimizer's states by kind."""
         return super().kinds() | {MemoryKind.STATES: [state for _, state in self._states()]}
 
     def first(self) -> None:
@@ -209,7 +213,7 @@ class Training(Step):
             self()
 
     def owners(self) -> dict[int, torch.Tensor]:
-        """See `Step.owners`."""
+        """Map the `id` of each optimizer state to its weight."""
         return {id(state): weight for weight, state in self._states()}
 
     def _states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -218,12 +222,12 @@ class Training(Step):
 
 
 class Generating(Step):
-    """A prompt that is read at once, then token by token.
+    """A prompt that is read at once, and tokens that are generated one by one.
 
     Args:
-        model: Is put into evaluation mode.
+        model: Model to call, which is put into evaluation mode.
         prompt: int64, shape [batch, length].
-        new_tokens: Tokens after which it goes back to the end of the prompt.
+        new_tokens: Number of tokens after which the cache goes back to the end of the prompt.
         optimization: `eager` or `cuda_graph`.
     """
 
@@ -232,16 +236,23 @@ class Generating(Step):
     def __init__(
         self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimization: str = "eager"
     ) -> None:
-        self.model, self.ids = model.eval(), prompt
-        self.generation = generation_of(model, prompt, new_tokens, optimization == "cuda_graph")
-        self.phases, self.tokens = {self.scope: self.generation.decode}, len(prompt)
+        self.model, self._captured = model.eval(), optimization == "cuda_graph"
+        self._new_tokens = new_tokens
+        self.read(prompt)
+        self.tokens = len(prompt)
+
+    def read(self, ids: torch.Tensor) -> None:
+        """Replace the prompt."""
+        self.ids = ids
+        self.generation = generation_of(self.model, ids, self._new_tokens, self._captured)
+        self.phases = {self.scope: self.generation.decode}
 
     def result(self) -> torch.Tensor:
         """Return the cache after all tokens."""
         return _filled_cache(self.generation)
 
     def eager_result(self) -> torch.Tensor:
-        """Return the cache that is filled without the optimization."""
+        """Return the cache after all tokens without the optimization."""
         new_tokens = self.generation.new_tokens
         return _filled_cache(generation_of(self.model, self.ids, new_tokens))
 
@@ -251,7 +262,10 @@ class Generating(Step):
         return self.generation.tensors[:-2]
 
     def measure_prompt(self, params: Any, device: str) -> Measuring:
-        """Time the prompt, and fill the cache: a kernel may be planned for each of its lengths."""
+        """Time the prompt, and then fill the cache.
+
+        A library may plan a kernel at the first call with a new length of the cache.
+        """
         prefill = self.generation.prefill
         timed = yield params.timed(device, {"prefill": prefill})
         yield timed["prefill"]
@@ -259,13 +273,13 @@ class Generating(Step):
         self.generation.all_tokens()
 
     def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
-        """See `Step.kinds`; also the cache and the last token."""
+        """Return weights, cache, prompt and last token by kind."""
         *cache, prompt, token = self.generation.tensors
-        # the cache is not the last: a counter's loop would keep what a call replaces
+        # The cache comes first, since a loop over the kinds would keep its last tensor alive.
         return {MemoryKind.CACHE: cache} | super().kinds() | {MemoryKind.INPUTS: [prompt, token]}
 
     def first(self) -> None:
-        """Read the prompt and a token, if two fit: windows keep the prompt's tensors until then."""
+        """Read the prompt, and a token if two fit: until then, windows keep the prompt's tensors."""
         self.generation.prefill()
         if self.generation.new_tokens > 1:
             self.generation.decode()
@@ -277,7 +291,7 @@ class Generating(Step):
         yield from super().workloads()
 
     def _unread(self) -> None:
-        """Keep the masks of a prompt but not its cache, as for a prompt that is read again."""
+        """Read the prompt and empty the cache, which leaves only the masks that a prompt makes."""
         self.generation.prefill()
         self.generation.forget()
 

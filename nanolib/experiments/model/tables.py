@@ -1,4 +1,4 @@
-"""One line per model and shape, per part of a peak, and per batch of a generation."""
+"""Tables of models: a line per shape, per part of a memory peak, and per batch of generation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanolib.report.tables import (
 )
 
 MIB = 2**20
-MOST_MODELS, _MOST_PARTS = 4, 8  # of a chart, and of a model in the table of its memory
+MOST_MODELS, _MOST_PARTS = 4, 8  # models in a chart, and parts of each model in its table
 _FACTORS = ["name", "optimization", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 MODEL = ["run_id", "name", "attention_type", "dtype"]
 SERIES = [*MODEL, "seq_len"]
@@ -28,7 +28,7 @@ CALLS = {
     "decode": "next token",
     "training_step": "training step",
 }
-SCOPES = ("inference", "decode", "training_step")  # whose times of one shape are ranked
+SCOPES = ("inference", "decode", "training_step")  # the scopes whose times are ranked
 
 _COLUMNS = (
     Column("name", "Model"),
@@ -36,7 +36,7 @@ _COLUMNS = (
     Column("shape", "Attention, batch, dtype"),
     Column("parameters", "", "parameters"),
     Column("weight_memory", "", "weight_memory"),
-    Column("flops_kept", "", "flops", "inference"),  # the first of its rows
+    Column("flops_kept", "", "flops", "inference"),  # the first row with this scope
     Column("flops_full", "", "flops", "inference", "flop_counter"),
     Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
     Column("inference_share", "", "mfu", "inference"),
@@ -83,11 +83,11 @@ PART_COLUMNS = {
 
 @cached
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per model and shape.
+    """Make a table with a line per model and shape.
 
     Returns:
-        The factors; `_COLUMNS`; `flags`, `message`; and per scope of `SCOPES` what `with_speed_ups` gives,
-        such as `decode_speed_up`.
+        The factors, `_COLUMNS`, `flags`, `message`, and for each scope of `SCOPES` the columns of
+        `with_speed_ups`, such as `decode_speed_up`.
     """
     rows = rows_with_factor(rows, "model", "mode")
     if rows.empty:
@@ -106,11 +106,14 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The largest peak of each eager model whose parts are known, of training if it was trained.
+    """Make a table with the largest peak of each eager model whose parts are known.
+
+    The peak is that of training if the model was trained.
 
     Returns:
         `run_id`, `name`, `attention_type`, `seq_len`, `batch_size`, `dtype`, `scope`, `mib`,
-        `planned` (MiB), `parts` (kind, module, operation, line, bytes of each); the largest first.
+        `planned` (MiB) and `parts` (kind, module, operation, line, bytes of each). The largest peak
+        comes first.
     """
     found = pick(rows_with_factor(rows, "model", "mode"), "peak_memory")
     if found.empty:
@@ -129,7 +132,11 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def part_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """The largest parts of each model's largest peak; columns as in `PART_COLUMNS`, and `run_id`, `seq_len`."""
+    """Make a table of the largest parts of each model's largest peak.
+
+    Returns:
+        `run_id`, `seq_len` and `PART_COLUMNS`.
+    """
     tables = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
         parts = pd.DataFrame(row["parts"], columns=["kind", "module", "operation", "line", "size"])
@@ -152,25 +159,31 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per model whose logits were computed in several ways; `agreement` is the lowest of them."""
+    """Make a table with a line per model whose logits were computed in several ways.
+
+    `agreement` is the lowest share of equal greedy tokens.
+    """
     table = drop_missing(model_table(rows), "runs_ulp")
     shares = table.filter(like="_agreement").min(axis=1)
     return table.assign(agreement=shares.map("{:.0%}".format))
 
 
 def call_of(row: pd.Series) -> str:
-    """The call that a row is of, and its length, for people."""
+    """Name the call of a row and its sequence length, for people."""
     return f"{CALLS[row['scope']]}, n = {int(row['seq_len'])}"
 
 
 def bytes_by_kind(row: pd.Series) -> pd.Series:
-    """Kind → bytes of a peak, the largest first."""
+    """Sum the bytes of a peak by kind, the largest first."""
     return pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().sort_values(ascending=False)
 
 
 @cached
 def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per batch of each eager generation measured with several: `user` and `total` tokens per second."""
+    """Make a table with a line per batch of each eager generation that has several batches.
+
+    `user` and `total` are tokens per second of one sequence and of all.
+    """
     table = drop_missing(model_table(rows), "decode")
     if table.empty:
         return table

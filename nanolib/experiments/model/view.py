@@ -1,4 +1,4 @@
-"""What a person sees of whole models: the time of a call, the memory at its peak, batches of a generation, the loss."""
+"""Charts and findings of whole models: time of a call, peak memory, generation, and loss."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from nanolib.report.tables import drop_missing, in_ms
 
 
 def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Memory at the largest peak of each model, by kind."""
+    """Draw the memory at the largest peak of each model, by kind."""
     bars = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
         sizes = bytes_by_kind(row)
@@ -55,7 +55,7 @@ def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Tokens per second of all users and of each over the batch size."""
+    """Draw tokens per second of all users, and of each user, over the batch size."""
     table, parts = batch_table(rows), [pd.DataFrame()]
     for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
         shape = table["attention_type"] + ", " + table["dtype"]
@@ -81,7 +81,11 @@ def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Loss over real training steps; `rows` must carry samples."""
+    """Draw the loss over training steps on real text.
+
+    Args:
+        rows: Rows of measurements with their samples.
+    """
     curves, subtitle = [pd.DataFrame()], ["Before each step, on bytes of the corpus. One seed."]
     for _, row in pick(rows_with_factor(rows, "model", "steps"), "loss").iterrows():
         name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
@@ -113,7 +117,7 @@ model_performance = scaling_chart(
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """What each model costs, what optimizations change, what uses the memory, and what a batch brings."""
+    """Return the cost of each model, its memory use, and the effect of optimizations and batches."""
     table = model_table(rows)
     timed = drop_missing(table, "inference")
     if timed.empty:
@@ -134,7 +138,7 @@ def _about(row: pd.Series) -> str:
 
 
 def _cost(row: pd.Series) -> Finding:
-    """What a model costs at its longest length."""
+    """Return the time of a model's calls at its longest length."""
     times, evidence = [f"Inference takes {in_ms(row, 'inference')}"], []
     scopes = ["inference"]
     if pd.notna(row["decode"]):
@@ -157,7 +161,7 @@ def _cost(row: pd.Series) -> Finding:
 
 
 def _changes(table: pd.DataFrame) -> Iterator[Finding]:
-    """Each optimization and dtype against what it was timed in turns with, at its longest length."""
+    """Compare each optimization and dtype with the eager model that was timed in turns with it."""
     words = {
         Order.ABOVE: "faster",
         Order.BELOW: "slower",
@@ -188,7 +192,7 @@ _WAYS = {
 
 
 def _determinism(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Where the same tokens, computed in another way, give other greedy tokens."""
+    """Return the models whose greedy tokens differ if the logits are computed in another way."""
     for _, row in determinism_table(rows).iterrows():
         for way, words in _WAYS.items():
             if row[f"{way}_agreement"] < 1:
@@ -198,7 +202,7 @@ def _determinism(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
-    """What uses each model's largest peak."""
+    """Return the kinds of memory at each model's largest peak."""
     for _, row in peak_table(rows).iterrows():
         sizes = bytes_by_kind(row)
         (kind, most), *rest = (sizes / sizes.sum()).items()
@@ -210,7 +214,7 @@ def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
-    """What the largest batch of a generation brings over the smallest."""
+    """Compare the tokens per second of a generation's largest batch with those of its smallest."""
     table = batch_table(rows)
     for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
         first, last = group.iloc[0], group.iloc[-1]

@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from nanolib.measurement import BadInput
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-_BITS = {
-    "e4m3": (3, -6),
-    "e5m2": (2, -14),
-}  # bits of the mantissa, smallest exponent of a normal number
-_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # bits of its mantissa, mask of its exponent
+# Format → bits of the mantissa, and smallest exponent of a normal number.
+_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}
+_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # bits of float32's mantissa, mask of its exponent
 _LEAST_AMAX = 1e-12
 
 
@@ -68,7 +66,7 @@ class Recipe:
 
 
 _ROW = Cast(granularity="row", power_of_2=True)
-# torchao's names. `torchao.float8.config` defines them.
+# `torchao.float8.config` defines these recipes under the same names.
 RECIPES = {
     "tensorwise": Recipe(),
     "rowwise": Recipe(_ROW, _ROW, _ROW, _ROW, _ROW, _ROW),
@@ -87,10 +85,9 @@ CONTROLS = {
     "no_scaling": _all(scaled=False),
     "scale_off_by_1024": _all(off_by=1024.0),
 }
-EVERYWHERE = (
-    "e5m2_everywhere",
-)  # controls that convert all layers, those of `excluded_modules` too
-# Products in bf16 with sums in float32: the baseline of emulated 8-bit products.
+# Controls that convert all layers, those of `excluded_modules` too.
+EVERYWHERE = ("e5m2_everywhere",)
+# The baseline of emulated 8-bit products has operands in bf16 and sums in float32.
 BF16 = "bf16"
 
 
@@ -114,62 +111,64 @@ def round_to(x: Tensor, format: str) -> Tensor:
     step makes float32 round to it.
 
     Args:
-        x: Any shape, float32 or narrower.
-        format: `e4m3` or `e5m2`.
+        x: Tensor of any shape, float32 or narrower.
+        format: Format to round to, `e4m3` or `e5m2`.
 
     Returns:
-        float32, shape of `x`, clamped to the largest value. NaN for NaN.
+        The rounded values, float32, clamped to the format's largest value. NaN stays NaN.
     """
     bits, least = _BITS[format]
     largest = torch.finfo(FORMATS[format]).max
     wide = x.float().clamp(-largest, largest)
-    # 2^e: without the mantissa's bits
+    # Clearing the mantissa's bits leaves 2^e.
     power = wide.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
     larger = power.clamp_(min=2.0**least).mul_(1.5 * 2.0 ** (_FLOAT32_BITS - bits))
     return (wide + larger).sub_(larger).copysign_(wide)
 
 
 def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
-    """Compute a tensor's scale: the format's largest value over the largest magnitude, in float64, then float32.
+    """Compute the scale of a cast: the format's largest value over the largest magnitude, float32.
 
     Args:
-        x: The tensor.
+        x: Tensor to cast.
         cast: Its cast.
-        dim: For a scale per row, the dimension of the maximum, which the product sums over.
+        dim: Dimension that the product sums over. With a scale per row, the maximum is along it.
     """
     if not cast.scaled:
         return torch.full((), cast.off_by, device=x.device)
     amax = x.abs().amax() if cast.granularity == "tensor" else x.abs().amax(dim=dim, keepdim=True)
-    largest = torch.finfo(FORMATS[cast.format]).max
-    scale = (largest / amax.double().clamp(min=_LEAST_AMAX)).float()
+    largest = torch.full((), torch.finfo(FORMATS[cast.format]).max, device=x.device)
+    # torchao divides in float64 and then rounds to float32, which gives the same bits
+    scale = largest / amax.float().clamp_(min=_LEAST_AMAX)
     if cast.power_of_2:
         scale = torch.exp2(torch.floor(torch.log2(scale)))
-    return scale * cast.off_by
+    return scale if cast.off_by == 1 else scale * cast.off_by
 
 
 def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
     """Cast an operand and divide by its scale again: float32, or `x` itself if it has no format.
 
     Args:
-        x: Any shape.
-        cast: The cast.
-        dim: As in `scale_of`.
+        x: Tensor of any shape.
+        cast: The cast of the operand.
+        dim: Dimension that the product sums over.
     """
     if not cast.format:
         return x
     if cast.format == "bf16":
         return x.bfloat16().float()
+    x = x.float()
     scale = scale_of(x, cast, dim)
-    return round_to(x.float() * scale, cast.format).div_(scale)
+    return round_to(x * scale, cast.format).div_(scale)
 
 
 def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
     """Count what a cast to eight bits loses.
 
     Args:
-        x: Any shape.
-        cast: The cast.
-        dim: As in `scale_of`.
+        x: Tensor of any shape.
+        cast: The cast to eight bits.
+        dim: Dimension that the product sums over.
 
     Returns:
         The share of elements that became zero (underflow), and the share that was clamped
@@ -177,11 +176,18 @@ def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
     """
     scaled, largest = x.float() * scale_of(x, cast, dim), torch.finfo(FORMATS[cast.format]).max
     underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
-    # rounding alone maps up to half a step above the largest value to it
+    # Values up to half a step above the largest value are rounded to it, not clamped.
     step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
-    return float(underflow.float().mean()), float(
-        (scaled.abs() > largest + step / 2).float().mean()
-    )
+    overflow = scaled.abs() > largest + step / 2
+    return float(underflow.float().mean()), float(overflow.float().mean())
+
+
+def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
+    """Cast the operand of two products, which sum over its columns and over its rows."""
+    cast = round_trip(x, first, -1)
+    if first == second and first.granularity == "tensor":
+        return cast, cast
+    return cast, round_trip(x, second, 0)
 
 
 class EmulatedProduct(torch.autograd.Function):
@@ -192,39 +198,45 @@ class EmulatedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe, rounded: bool = False
+    ) -> Tensor:
         """Multiply the operands of the output."""
-        ctx.save_for_backward(x, weight)
-        ctx.recipe = recipe
-        rows = x.reshape(-1, x.shape[-1])
-        out = torch.mm(
-            round_trip(rows, recipe.input, -1), round_trip(weight, recipe.weight, -1).t()
-        )
-        return out.to(x.dtype).reshape(*x.shape[:-1], -1)
+        ctx.recipe, ctx.kinds, ctx.shape = recipe, (x.dtype, weight.dtype), x.shape
+        ctx.product = torch.bfloat16 if rounded else x.dtype
+        rows = x.reshape(-1, x.shape[-1]).to(ctx.product)
+        a, a_for_weight = _cast_twice(rows, recipe.input, recipe.input_for_weight)
+        b, b_for_input = _cast_twice(weight, recipe.weight, recipe.weight_for_input)
+        ctx.save_for_backward(a_for_weight, b_for_input)
+        out = torch.mm(a, b.t()).to(ctx.product).to(x.dtype)
+        return out.reshape(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Multiply the operands of both gradients."""
         (x, weight), recipe = ctx.saved_tensors, ctx.recipe
-        rows, g = x.reshape(-1, x.shape[-1]), gradient.reshape(-1, gradient.shape[-1])
-        a, b = round_trip(g, recipe.gradient, -1), round_trip(weight, recipe.weight_for_input, 0)
-        d_x = torch.mm(a, b).to(g.dtype)
-        a = round_trip(g, recipe.gradient_for_weight, 0)
-        b = round_trip(rows, recipe.input_for_weight, 0)
-        d_weight = torch.mm(a.t(), b.to(a.dtype)).to(g.dtype)
-        return d_x.reshape(x.shape), d_weight.to(weight.dtype), None
+        rows = gradient.reshape(-1, gradient.shape[-1]).to(ctx.product)
+        g, g_for_weight = _cast_twice(rows, recipe.gradient, recipe.gradient_for_weight)
+        of_x = torch.mm(g, weight)
+        of_weight = torch.mm(g_for_weight.t(), x.to(g_for_weight.dtype))
+        # each is rounded as the tensor cores would return it
+        of_x, of_weight = (
+            found.to(ctx.product).to(kind)
+            for found, kind in zip((of_x, of_weight), ctx.kinds, strict=True)
+        )
+        return of_x.reshape(ctx.shape), of_weight, None, None
 
 
 class EmulatedLinear(nn.Linear):
     """A linear layer whose products are emulated.
 
-    Under autocast its input is cast as for any other.
+    Under autocast, its input is cast as for other linear layers.
 
     Args:
-        source: The layer whose weights it takes.
-        recipe: The casts.
-        rounded: Whether input and output are rounded to bf16 while the model's tensors stay
-            float32, which a CPU multiplies faster.
+        source: Layer whose weights it takes.
+        recipe: Casts of the operands.
+        rounded: Whether to round input and output to bf16 while the model's tensors stay float32,
+            which a CPU multiplies faster.
     """
 
     def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False) -> None:
@@ -234,12 +246,10 @@ class EmulatedLinear(nn.Linear):
         self.recipe, self.rounded = recipe, rounded
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: shape [..., in_features]. The result has [..., out_features]."""
+        """Map x, shape [..., in_features], to shape [..., out_features]."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
-        dtype = x.dtype
-        with torch.autocast(kind, enabled=False):
-            x = x.bfloat16() if self.rounded else x
-            out = EmulatedProduct.apply(x, self.weight, self.recipe).to(dtype)
-            return out if self.bias is None else out + self.bias.to(out.dtype)
+            with torch.autocast(kind, enabled=False):
+                return self(x.to(torch.get_autocast_dtype(kind)))
+        out = EmulatedProduct.apply(x, self.weight, self.recipe, self.rounded)
+        return out if self.bias is None else out + self.bias.to(out.dtype)
