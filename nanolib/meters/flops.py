@@ -211,7 +211,8 @@ def model_flops(
         config: The model.
         batch: Sequences.
         length: Tokens per sequence.
-        kept: (q_len, kv_len) → query-key pairs that its attention computes per head (`Work.kept`).
+        kept: (q_len, kv_len) → query-key pairs that attention computes, per head on average
+            (`Work.kept`).
         position: Cached tokens before the sequence; their work is done.
 
     Returns:

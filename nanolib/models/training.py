@@ -1,4 +1,4 @@
-"""Train a model for its loss. `experiments.model.steps.Training` has the steps that are timed."""
+"""Train a model to measure its loss. `experiments.model.steps` has the timed steps."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def train(
     autocast: torch.dtype | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Train by AdamW on the loss of the next token.
+    """Train a model by AdamW on the loss of the next token.
 
     Args:
-        model: ids → logits. Its weights change.
-        batches: One per step, int64 [batch, length + 1], on the model's device.
-        rate: Learning rate, or step → learning rate.
-        autocast: Dtype of the products, None for that of the weights. In float16 the loss is
-            scaled.
-        clip: Largest norm of all gradients, None for no limit.
+        model: Module that maps ids to logits. The weights change.
+        batches: Token ids of each step, int64, shape [batch, length + 1], on the model's device.
+        rate: Learning rate, or a function from the step to the learning rate.
+        autocast: Dtype of the products, or None for the dtype of the weights. In float16 the loss
+            is scaled.
+        clip: Largest norm of all gradients, or None for no limit.
 
     Returns:
-        The loss before each step, nats per token, float32 [steps].
+        Loss before each step, in nats per token, float32, shape [steps].
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-3 if callable(rate) else rate, fused=True

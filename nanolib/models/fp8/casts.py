@@ -1,8 +1,8 @@
 """Cast tensors to eight bits and back: formats, scales, recipes, and products of cast operands.
 
-A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps it,
-and rounds to nearest even. Without FP8 tensor cores a product is emulated:
-(a / scale_a) @ (b / scale_b) in float32, bit for bit torchao's own emulation.
+A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps the
+tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a product as
+(a / scale_a) @ (b / scale_b) in float32. The result equals torchao's own emulation bit for bit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from nanolib.measurement import BadInput
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-_BITS = {
-    "e4m3": (3, -6),
-    "e5m2": (2, -14),
-}  # bits of the mantissa, smallest exponent of a normal number
-_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # bits of its mantissa, mask of its exponent
+# Each format has a number of mantissa bits, and a smallest exponent of normal numbers.
+_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}
+_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # The mask selects the exponent of a float32 number.
 _LEAST_AMAX = 1e-12
 
 
@@ -30,13 +28,13 @@ class Cast:
     """The cast of one operand of a product.
 
     Attributes:
-        format: `e4m3` (3 bits of mantissa, up to 448), `e5m2` (2 bits, up to 57,344), or `bf16`,
-            which is not scaled. Empty for no cast.
-        granularity: One scale for the whole `tensor`, or one per `row` that the product sums over.
+        format: `e4m3` for values up to 448, `e5m2` for values up to 57,344, `bf16` without a scale,
+            or empty for no cast.
+        granularity: `tensor` for one scale, or `row` for one scale per row of the product.
         power_of_2: Whether scales are rounded down to a power of two, so that scaling does not
             round.
         scaled: Whether the operand is scaled.
-        off_by: Error of the scale, a factor.
+        off_by: Factor by which the scale is wrong.
     """
 
     format: Literal["e4m3", "e5m2", "bf16", ""] = "e4m3"
@@ -51,12 +49,12 @@ class Recipe:
     """The casts of the operands of a linear layer's three products.
 
     Attributes:
-        input: The input in output = input · weightᵀ.
-        weight: The weight in the same product.
-        gradient: The output's gradient in the input's gradient = gradient · weight.
-        weight_for_input: The weight in the same product.
-        gradient_for_weight: The output's gradient in the weight's gradient = gradientᵀ · input.
-        input_for_weight: The input in the same product.
+        input: Cast of the input in output = input · weightᵀ.
+        weight: Cast of the weight in output = input · weightᵀ.
+        gradient: Cast of the output's gradient in the product gradient · weight.
+        weight_for_input: Cast of the weight in the product gradient · weight.
+        gradient_for_weight: Cast of the output's gradient in the product gradientᵀ · input.
+        input_for_weight: Cast of the input in the product gradientᵀ · input.
     """
 
     input: Cast = Cast()
@@ -68,7 +66,7 @@ class Recipe:
 
 
 _ROW = Cast(granularity="row", power_of_2=True)
-# torchao's names. `torchao.float8.config` defines them.
+# `torchao.float8.config` defines recipes of the same names.
 RECIPES = {
     "tensorwise": Recipe(),
     "rowwise": Recipe(_ROW, _ROW, _ROW, _ROW, _ROW, _ROW),
@@ -77,20 +75,18 @@ RECIPES = {
 
 
 def _all(**changes: Any) -> Recipe:
-    """Change every operand of the tensorwise recipe."""
+    """Change every operand of the recipe `tensorwise`."""
     return Recipe(**{name: replace(value, **changes) for name, value in vars(Recipe()).items()})
 
 
-# Recipes that are known to be bad: a valid comparison finds each of them worse.
+# These recipes are known to be bad, so a valid comparison finds each of them worse.
 CONTROLS = {
     "e5m2_everywhere": _all(format="e5m2"),
     "no_scaling": _all(scaled=False),
     "scale_off_by_1024": _all(off_by=1024.0),
 }
-EVERYWHERE = (
-    "e5m2_everywhere",
-)  # controls that convert all layers, those of `excluded_modules` too
-# Products in bf16 with sums in float32: the baseline of emulated 8-bit products.
+EVERYWHERE = ("e5m2_everywhere",)  # These controls convert the excluded layers too.
+# The baseline of emulated products multiplies in bf16 and sums in float32.
 BF16 = "bf16"
 
 
@@ -110,32 +106,32 @@ def round_to(x: Tensor, format: str) -> Tensor:
     """Round to the nearest value of a format, ties to an even mantissa.
 
     A number between 2^e and 2^(e+1) becomes a multiple of 2^(e − mantissa bits). Below the smallest
-    normal exponent the step is constant (subnormal numbers). Adding a number whose last bit is that
-    step makes float32 round to it.
+    normal exponent the step is constant (subnormal numbers). To round to a step, nanolib adds a
+    float32 number whose last bit has the size of the step.
 
     Args:
-        x: Any shape, float32 or narrower.
+        x: Numbers of any shape, float32 or narrower.
         format: `e4m3` or `e5m2`.
 
     Returns:
-        float32, shape of `x`, clamped to the largest value. NaN for NaN.
+        Rounded numbers, float32, clamped to the largest value. NaN remains NaN.
     """
     bits, least = _BITS[format]
     largest = torch.finfo(FORMATS[format]).max
     wide = x.float().clamp(-largest, largest)
-    # 2^e: without the mantissa's bits
+    # Without the bits of the mantissa, a number is 2^e.
     power = wide.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
     larger = power.clamp_(min=2.0**least).mul_(1.5 * 2.0 ** (_FLOAT32_BITS - bits))
     return (wide + larger).sub_(larger).copysign_(wide)
 
 
 def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
-    """Compute a tensor's scale: the format's largest value over the largest magnitude, in float64, then float32.
+    """Compute a tensor's scale: the format's largest value over the largest magnitude of `x`.
 
     Args:
-        x: The tensor.
-        cast: Its cast.
-        dim: For a scale per row, the dimension of the maximum, which the product sums over.
+        x: Operand of a product.
+        cast: Cast of the operand.
+        dim: Dimension that the product sums over, and a scale per row takes the maximum over.
     """
     if not cast.scaled:
         return torch.full((), cast.off_by, device=x.device)
@@ -148,12 +144,12 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
 
 
 def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
-    """Cast an operand and divide by its scale again: float32, or `x` itself if it has no format.
+    """Cast an operand and divide by its scale again. Without a format, return `x` itself.
 
     Args:
-        x: Any shape.
-        cast: The cast.
-        dim: As in `scale_of`.
+        x: Operand of a product.
+        cast: Cast of the operand.
+        dim: Dimension that the product sums over.
     """
     if not cast.format:
         return x
@@ -164,20 +160,19 @@ def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
 
 
 def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
-    """Count what a cast to eight bits loses.
+    """Return the shares of elements that a cast to eight bits loses.
 
     Args:
-        x: Any shape.
-        cast: The cast.
-        dim: As in `scale_of`.
+        x: Operand of a product.
+        cast: Cast of the operand.
+        dim: Dimension that the product sums over.
 
     Returns:
-        The share of elements that became zero (underflow), and the share that was clamped
-        (overflow).
+        Share of elements that became zero (underflow), and share that was clamped (overflow).
     """
     scaled, largest = x.float() * scale_of(x, cast, dim), torch.finfo(FORMATS[cast.format]).max
     underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
-    # rounding alone maps up to half a step above the largest value to it
+    # Numbers up to half a step above the largest value round to that value without clamping.
     step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
     return float(underflow.float().mean()), float(
         (scaled.abs() > largest + step / 2).float().mean()
@@ -185,10 +180,10 @@ def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
 
 
 class EmulatedProduct(torch.autograd.Function):
-    """Compute x · weightᵀ of operands in 8 bits, forward and backward.
+    """Compute x · weightᵀ of operands in eight bits, forward and backward.
 
-    `apply` takes x, shape [..., in], the weight, shape [out, in], and the recipe. It returns shape
-    [..., out] in the dtype of `x`.
+    `apply` takes x, shape [..., in], the weight, shape [out, in], and the recipe. The result has
+    shape [..., out] and the dtype of x.
     """
 
     @staticmethod
@@ -218,11 +213,9 @@ class EmulatedProduct(torch.autograd.Function):
 class EmulatedLinear(nn.Linear):
     """A linear layer whose products are emulated.
 
-    Under autocast its input is cast as for any other.
-
     Args:
-        source: The layer whose weights it takes.
-        recipe: The casts.
+        source: Layer whose weights are used.
+        recipe: Casts of the operands.
         rounded: Whether input and output are rounded to bf16 while the model's tensors stay
             float32, which a CPU multiplies faster.
     """
@@ -234,7 +227,7 @@ class EmulatedLinear(nn.Linear):
         self.recipe, self.rounded = recipe, rounded
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: shape [..., in_features]. The result has [..., out_features]."""
+        """Map x, shape [..., in_features], to shape [..., out_features]."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
