@@ -49,7 +49,7 @@ def imported(field: str, name: str) -> Callable[..., Any]:
         raise BadInput(
             f"{field}: {name!r}: there is no module {error.name!r}; install it or start in its folder"
         ) from None
-    except (Exception, SystemExit) as error:  # code of a user may raise anything
+    except (Exception, SystemExit) as error:  # A user's code may raise anything.
         raise BadInput(f"{field}: {name!r} cannot be imported: {cause(error)}") from error
     if not callable(found) or isinstance(found, nn.Module):
         raise BadInput(

@@ -78,7 +78,7 @@ class Attention(nn.Module):
             scores = None
             if self.token_score is not None:
                 scores = self.token_score(x)[..., 0]
-                # A choice has no gradient. This factor of one gives the score a gradient.
+                # A choice has no gradient, so a factor of one gives the score a gradient.
                 v = v * (1 + (scores - scores.detach()))[:, None, :, None]
                 scores = scores.detach()
                 if cache:

@@ -1,6 +1,5 @@
 """Attention kinds against the masked reference in float64, and the work of their masks."""
 
-import os
 import re
 import typing
 
@@ -144,8 +143,8 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
         assert relative_error(out, reference) < TOLERANCE and not out[:, :, blind].any()
 
 
-@settings(max_examples=int(os.environ.get("NANOLIB_EXAMPLES", "48")), derandomize=True)
-@given(
+ANY_SHAPE = st.builds(
+    dict,
     pattern=st.sampled_from(ALL_PATTERNS),
     causal=st.booleans(),
     kv_len=st.integers(1, 90),
@@ -164,7 +163,22 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
         }
     ),
 )
-def test_sparse_equals_dense_for_any_shape(pattern, causal, kv_len, queries, batch, group, options):
+
+
+@settings(max_examples=48, derandomize=True)
+@given(ANY_SHAPE)
+def test_sparse_equals_dense_for_any_shape(shape):
+    _compare(**shape)
+
+
+@pytest.mark.thorough
+@settings(max_examples=1000)
+@given(ANY_SHAPE)
+def test_sparse_equals_dense_for_many_more_shapes(shape):
+    _compare(**shape)
+
+
+def _compare(pattern, causal, kv_len, queries, batch, group, options):
     q_len = min(queries, kv_len)
     parsed = Options(pattern=pattern, **options | REQUIRED.get(pattern, {}))
     inputs = qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)

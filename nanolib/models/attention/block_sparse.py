@@ -178,7 +178,7 @@ def _over_heads(
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
     def share(at: int) -> None:
-        torch.set_num_threads(before // threads)  # The setting is that of this thread.
+        torch.set_num_threads(before // threads)  # This acts on one thread only.
         with torch.inference_mode(inference), torch.no_grad():
             run(heads[len(heads) * at // threads : len(heads) * (at + 1) // threads])
 

@@ -71,7 +71,7 @@ def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
-    last, stop = first + size - 1, start + key_size - 1  # Both may be beyond the end.
+    last, stop = first + size - 1, start + key_size - 1  # A cell may end beyond the sequence.
     reached, complete = start <= last, (last < kv_len) & (stop < kv_len)
     tables = (
         reached & (first <= stop),

@@ -175,7 +175,8 @@ def drawn_mask(
             some[head, row, keys] = True
             part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
     # The end of the sequence cuts the last tiles.
-    part[:, q_len // tile :] = part[:, :, kv_len // tile :] = True
+    part[:, q_len // tile :] = True
+    part[:, :, kv_len // tile :] = True
     made = with_window(options, q_len, kv_len, causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, heads, device)
     tiles = (placed(x[None], device) for x in (some, some & ~part))

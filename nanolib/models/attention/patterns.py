@@ -1,9 +1,9 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
 A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of
-positions. `PATTERNS` lists the patterns by name. FlexAttention and the CPU kernel both find their
-tiles by calling the `mask_mod`. nanolib applies causality on top of the pattern. Patterns that
-depend on the input are in `dynamic`.
+positions. `PATTERNS` lists the patterns by name. nanolib plans the tiles of both kernels by calling
+the `mask_mod` on arrays, and FlexAttention calls the `mask_mod` on tensors. nanolib applies
+causality on top of the pattern. Patterns that depend on the input are in `dynamic`.
 
 To find the kept tiles, nanolib evaluates a pattern for every query-key pair, which is slow for long
 sequences. Patterns in `BY_CORNERS` are evaluated only at the edges of tiles and on the diagonal.
@@ -31,8 +31,10 @@ from nanolib.params import StrictModel
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 Device = torch.device | None  # The device is None if the indices are numpy arrays.
 DYNAMIC = ("top_k", "threshold", "dca")
-WINDOWED = ("window", "local_global", "bigbird")  # The window sets the sparsity of these patterns.
-BY_TILE = ("strided", "block", "random", "top_k")  # The number of tiles sets their sparsity.
+# The window sets the sparsity of these patterns.
+WINDOWED = ("window", "local_global", "bigbird")
+# The number of kept tiles sets the sparsity of these patterns.
+BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _DRAWN = ("random", "bigbird")
 # These patterns look up positions in a table, so each query needs the position of a key.
@@ -49,8 +51,8 @@ class Options(StrictModel):
     Attributes:
         pattern: Name of a pattern, a key of `PATTERNS` or one of `DYNAMIC`.
         window: Reach of the local window, in tokens.
-        global_tokens: Number of positions that every query sees. `dca` chooses them by score, other
-            patterns take the first positions.
+        global_tokens: Number of positions that every query sees. `dca` chooses at most this number
+            by score, and other patterns take the first positions.
         random_tokens: Number of random keys, which `bigbird` and `random` round up to whole tiles.
         sparsity: Share of connections to remove, in [0, 1), in place of `window`.
         mass: Share of the estimated attention that `threshold` keeps.
@@ -95,7 +97,7 @@ class Options(StrictModel):
             )
         if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
             raise ValueError(
-                "document_lengths: pattern document needs either these or document_starts"
+                "document_lengths: pattern document needs either document_lengths or document_starts"
             )
         if list(self.document_starts) != sorted({*self.document_starts}):
             raise ValueError(
