@@ -214,7 +214,8 @@ def model_flops(
         batch: Number of sequences.
         length: Number of tokens per sequence.
         kept: Function of (q_len, kv_len) that returns the query-key pairs that attention computes
-            per head (`Work.kept`).
+            per head on average
+            (`Work.kept`).
         position: Number of cached tokens before the sequence.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Build what nanolib measures: transformers, attention kinds and the text they read.
+"""Build the transformers that nanolib measures, and random token ids for them.
 
-Models do not import the meters.
+Modules in `nanolib.models` never import `nanolib.meters`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def create_model(
     """Build a transformer with random weights.
 
     Args:
-        config: The model. Its dtype is that of the weights.
-        device: Device of the weights. `meta` builds only shapes.
-        seed: Seeds a separate generator, so that the same seed gives the same model.
+        config: Sizes, attention and dtype of the model.
+        device: Device of the weights. The device `meta` gives shapes without data.
+        seed: Seed of the weights. With a seed, torch's global generator is not used.
 
     Returns:
         The model, in training mode.
 
     Raises:
-        BadInput: The config's attention options are not valid for its kind.
+        BadInput: The attention options are not valid for the attention kind.
 
     Example:
         >>> model = create_model(NanoConfig(num_layers=2, vocab_size=256, context_length=64), seed=0)
@@ -51,17 +51,17 @@ def generate_random_batch(
     """Draw uniform random token ids.
 
     Args:
-        batch_size: Sequences.
+        batch_size: Number of sequences.
         context_length: Tokens per sequence.
-        vocab_size: Ids are in [0, vocab_size).
+        vocab_size: Upper limit of the ids, which are in [0, vocab_size).
         device: Device of the ids.
-        seed: Seeds a separate generator.
+        seed: Seed of the ids. With a seed, torch's global generator is not used.
 
     Returns:
-        int64, shape [batch_size, context_length].
+        Token ids, int64, shape [batch_size, context_length].
 
     Raises:
-        BadInput: A size is not positive.
+        BadInput: A size is not a whole number above 0.
 
     Example:
         >>> generate_random_batch(2, 8, vocab_size=256).shape

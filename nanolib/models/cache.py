@@ -14,11 +14,11 @@ class KVCache:
     """Keys and values of the tokens read so far, in buffers of fixed size.
 
     Attributes:
-        keys: Per layer, shape [batch, kv_heads, max_len, head_dim].
-        values: As `keys`.
-        scores: Per layer, shape [batch, 1, max_len]: the scores by which `dca` chooses its globals.
-            Empty for other patterns.
-        length: Positions filled.
+        keys: Keys of each layer, shape [batch, kv_heads, max_len, head_dim].
+        values: Values of each layer, with the shape of the keys.
+        scores: Scores of each layer by which `dca` chooses its globals, shape [batch, 1, max_len].
+            The list is empty for other patterns.
+        length: Number of filled positions.
     """
 
     def __init__(
@@ -47,35 +47,35 @@ class KVCache:
         return self.length
 
     def append(self, buffer: Tensor, x: Tensor) -> Tensor:
-        """Write the new positions of one of the buffers, and return a view of all its positions so far."""
+        """Write new positions to one of the buffers, and return a view of all filled positions."""
         stop = self.length + x.shape[2]
         buffer[:, :, self.length : stop] = x
         return buffer[:, :, :stop]
 
 
 class StaticCache:
-    """The buffers of a `KVCache` for one token at a time, with fixed shapes and addresses, which a CUDA graph replays.
+    """The buffers of a `KVCache` with fixed shapes and addresses, which a CUDA graph can replay.
 
     A token writes its key and value at a position that it reads from a tensor, and attends to the
     whole buffers under a mask.
 
     Args:
-        cache: The owner of the buffers. Its `length` stays the same.
+        cache: Cache whose buffers are used. Its `length` stays the same.
 
     Attributes:
-        start: The position of the next token, int64 [1], which the caller sets.
+        start: Position of the next token, int64 [1], which the caller sets.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self._keys, self._values, self.length = cache.keys, cache.values, cache.length
         for buffer in cache.tensors:
-            buffer[:, :, cache.length :] = 0  # masked values are multiplied by 0: NaN would stay
+            buffer[:, :, cache.length :] = 0  # A masked value is multiplied by 0, and NaN remains.
         device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
         self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
         self._positions = torch.arange(max_len, device=device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write one token's key and value, shape [batch, kv_heads, 1, head_dim], and attend to all tokens so far."""
+        """Write one token's key and value, and attend to all tokens so far."""
         keys = self._keys[layer].index_copy_(2, self.start, k)
         values = self._values[layer].index_copy_(2, self.start, v)
         seen = (self._positions <= self.start)[None]  # [1, max_len]

@@ -1,4 +1,4 @@
-"""Import your own model, attention or mask, which a parameter names as `package.module:function`."""
+"""Import a user's model, attention or mask, named as `package.module:function`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nanolib.measurement import BadInput, shown
 
 
 def check_function(field: str, name: str, other: str = "") -> None:
-    """Check the form of a function's name, without importing it.
+    """Check the form of a function's name without importing the function.
 
     Args:
-        field: The parameter or option that names it.
+        field: Parameter or option with the name, for the message.
         name: `package.module:function`.
-        other: Another valid form, for the message.
+        other: Another valid form of the name, for the message.
 
     Raises:
-        BadInput: The name has another form.
+        BadInput: The name does not have the form `package.module:function`.
     """
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
@@ -34,10 +34,10 @@ def check_function(field: str, name: str, other: str = "") -> None:
 def imported(field: str, name: str) -> Callable[..., Any]:
     """Import a function that a parameter names, from the working directory or the environment.
 
-    This runs its module.
+    The import runs the code of the function's module.
 
     Raises:
-        BadInput: The name has another form, or its import fails.
+        BadInput: The name is malformed, or the import fails.
     """
     check_function(field, name)
     module_name, _, function = name.partition(":")
@@ -49,7 +49,7 @@ def imported(field: str, name: str) -> Callable[..., Any]:
         raise BadInput(
             f"{field}: {name!r}: there is no module {error.name!r}; install it or start in its folder"
         ) from None
-    except (Exception, SystemExit) as error:  # it is the user's code
+    except (Exception, SystemExit) as error:  # A user's code may raise anything.
         raise BadInput(f"{field}: {name!r} cannot be imported: {cause(error)}") from error
     if not callable(found) or isinstance(found, nn.Module):
         raise BadInput(
@@ -59,5 +59,5 @@ def imported(field: str, name: str) -> Callable[..., Any]:
 
 
 def cause(error: BaseException) -> str:
-    """Describe an exception in one line: its class and its message."""
+    """Return the class and the message of an exception in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

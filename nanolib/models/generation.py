@@ -1,4 +1,4 @@
-"""Generate token by token over a KV cache that goes back to the prompt, for models of any source."""
+"""Generate token by token over a KV cache, for models of any source."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from nanolib.models.cache import StaticCache
 from nanolib.models.transformer import Transformer
 
 WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
-# What the models of transformers call the cache that they take and return.
+# Models of transformers take and return their cache under one of these names.
 _CACHES = ("past_key_values", "cache_params")
 
 
 class Generation:
-    """A prompt, and the cache of a model that continues it.
+    """Generate tokens after a prompt, over a cache.
 
     Args:
-        model: Has `new_cache`, `prefill` and `decode`, as `Transformer`.
-        prompt: int64 ids, shape [batch, length].
+        model: Model with the methods `new_cache`, `prefill` and `decode` of `Transformer`.
+        prompt: Token ids, int64, shape [batch, length].
         new_tokens: Number of tokens after which the cache goes back to the end of the prompt.
     """
 
@@ -38,31 +38,27 @@ class Generation:
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Read the prompt from the beginning, and choose the first token."""
+        """Read the prompt from the beginning, and choose the first token after the prompt."""
         self.cache.length = 0
         self.token = self.model.prefill(self.prompt, self.cache).argmax(dim=-1)
         self._start = self.cache.length
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
-        """Read the last token.
-
-        Returns:
-            Logits of the next one, shape [batch, vocab_size].
-        """
+        """Read the last token, and return the logits of the next, shape [batch, vocab_size]."""
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
         return self.model.decode(self.token, self.cache)
 
     @torch.inference_mode()
     def decode(self) -> None:
-        """Read the last token and choose the next."""
+        """Read the last token, and choose the next token."""
         self.token = self.next_logits().argmax(dim=-1)
 
     def all_tokens(self) -> None:
-        """Read the prompt, and choose all tokens after it.
+        """Read the prompt, and choose all tokens after the prompt.
 
-        A library may plan its kernel for each new length of the cache: on an H200 a token at a new
+        A library may plan a kernel for each new length of the cache. On an H200, a token at a new
         length took 83 ms, with the GPU at idle power.
         """
         self.prefill()
@@ -70,7 +66,7 @@ class Generation:
             self.decode()
 
     def forget(self) -> None:
-        """Empty the cache, as before the first prompt."""
+        """Empty the cache."""
         self.cache.length = 0
 
     @property
@@ -85,34 +81,34 @@ class Generation:
 
 
 class CapturedGeneration(Generation):
-    """Generation with dense attention, whose tokens replay one CUDA graph, captured at the first token.
+    """Generate tokens with dense attention by one CUDA graph, captured at the first token.
 
-    The graph reads the whole cache under a mask of the position, which is a tensor.
+    The graph reads the whole cache under a mask, which depends on the position in a tensor.
     """
 
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # the graph reads and writes it in place
+        self.token = self.token.clone()  # The graph reads and writes this tensor in place.
         self._static = StaticCache(self.cache)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
     def prefill(self) -> None:
-        """Read the prompt from the beginning and choose the first token."""
+        """Read the prompt from the beginning, and choose the first token after the prompt."""
         token = self.token
         super().prefill()
         self.token = token.copy_(self.token)
 
     @torch.no_grad()
     def decode(self) -> None:
-        """Read the last token and choose the next."""
+        """Read the last token, and choose the next token."""
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
         self._static.start.fill_(self.cache.length)
         if self._graph is None:
             token = self.token.clone()
             self._graph, _ = optimize.captured(self._step)
-            self.token.copy_(token)  # warm-up calls have replaced it
+            self.token.copy_(token)  # Warm-up calls have replaced the token.
         self._graph.replay()
         self.cache.length += 1
 
@@ -121,7 +117,7 @@ class CapturedGeneration(Generation):
 
 
 class HuggingFaceGeneration(Generation):
-    """The same for a model of transformers, whose cache grows, slides or consists of states."""
+    """Generate tokens with a model of transformers, whose cache grows, slides or has states."""
 
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
@@ -129,13 +125,13 @@ class HuggingFaceGeneration(Generation):
         self.forget()
 
     def forget(self) -> None:
-        """Drop the cache before the next one is made."""
+        """Drop the cache, so that two caches never exist at once."""
         self.cache = self._prompt_cache = None
         self._tokens = 0
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Read the prompt from the beginning and choose the first token."""
+        """Read the prompt from the beginning, and choose the first token after the prompt."""
         self.forget()
         out = self.model(self.prompt, use_cache=True, logits_to_keep=1)
         self.cache = getattr(out, self._cache_name)
@@ -143,7 +139,7 @@ class HuggingFaceGeneration(Generation):
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
-        """See `Generation.next_logits`; beyond the new tokens it goes on from the prompt again."""
+        """Read the last token, and return the logits of the next, shape [batch, vocab_size]."""
         if self._tokens == self.new_tokens:
             self._restart()
         self._tokens += 1
@@ -151,30 +147,30 @@ class HuggingFaceGeneration(Generation):
         return self.model(self.token[:, None], use_cache=True, **cache).logits[:, -1]
 
     def _restart(self) -> None:
-        """Go on with a copy of the prompt's cache: windows and states cannot be cut back."""
+        """Restart from a copy of the prompt's cache. Windows and states cannot be cut back."""
         if self._prompt_cache is None:
             self.prefill()
             self._prompt_cache = self.cache
         self.cache, self._tokens = self._prompt_cache, 0
-        # A token replaces keys and values and writes into states, so only the states are copied.
+        # A token writes into states but replaces keys and values, so only states are copied.
         self.cache = copy.deepcopy(self.cache, {id(x): x for x in self.keys_and_values})
 
     @property
     def keys_and_values(self) -> list[Tensor]:
-        """The keys and values of the layers that attend."""
+        """Keys and values of the layers that attend."""
         found = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
         return [x for x in found if x is not None]
 
     @property
     def tensors(self) -> list[Tensor]:
         """The cache, the prompt and the last token."""
-        held = () if self.cache is None else _tensors_of(self.cache)
-        # not whole numbers such as a window's size
-        return [*(x for x in held if x.is_floating_point()), self.prompt, self.token]
+        found = () if self.cache is None else _tensors_of(self.cache)
+        # Whole numbers, like the size of a window, are left out.
+        return [*(x for x in found if x.is_floating_point()), self.prompt, self.token]
 
 
 def _tensors_of(holder: Any) -> Iterator[Tensor]:
-    """Find the tensors in an object's attributes, and in those of the objects that it has."""
+    """Find the tensors in the attributes of an object and of the objects in its attributes."""
     for leaf in tree_leaves(vars(holder)):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -183,7 +179,7 @@ def _tensors_of(holder: Any) -> Iterator[Tensor]:
 
 
 def _cache_name(model: Any) -> str:
-    """Return what a model of transformers that generates calls its cache; empty for any other."""
+    """Return how a generating model of transformers names its cache, or an empty string."""
     takes = inspect.signature(model.forward).parameters
     generates = hasattr(model, "can_generate") and model.can_generate()
     if not generates or not {"use_cache", "logits_to_keep"} <= set(takes):
@@ -194,10 +190,10 @@ def _cache_name(model: Any) -> str:
 def generation_of(
     model: nn.Module, prompt: Tensor, new_tokens: int, captured: bool = False
 ) -> Generation:
-    """Return the generation for a model. If `captured`, in a CUDA graph.
+    """Return the generation that fits a model, by a CUDA graph if `captured`.
 
     Raises:
-        Unsupported: The model has no known cache, or no graph can read it.
+        Unsupported: The model has no known cache, or a CUDA graph cannot read the cache.
     """
     static = (
         isinstance(model, Transformer)

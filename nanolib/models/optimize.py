@@ -1,4 +1,4 @@
-"""Optimize a model's forward pass: compile it, capture it in a CUDA graph, checkpoint it, or autocast it."""
+"""Optimize a model's forward pass by compiling, a CUDA graph, checkpoints or autocast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Forward = Callable[[Tensor], Tensor]
 _WARM_CALLS = 3
 _COPIES = itertools.count()
 _STEPS = ("inference", "training")
-# Name → the modes that the optimization applies to.
+# Each optimization applies to these modes.
 OPTIMIZATIONS = {
     "eager": (*_STEPS, "generation"),
     "compile": _STEPS,
@@ -35,7 +35,7 @@ def is_compiled(name: str) -> bool:
 
 
 def applies(name: str, mode: str, dtype: str) -> bool:
-    """Return whether an optimization applies to a mode and to weights of a dtype: autocast needs float32 weights."""
+    """Return whether an optimization applies to a mode and to weights of a dtype."""
     return mode in OPTIMIZATIONS[name] and (dtype == "float32" or not name.startswith("autocast"))
 
 
@@ -50,16 +50,16 @@ def unsupported(name: str, device: str) -> str:
 
 
 def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
-    """Return the forward of `model` under an optimization.
+    """Return a model's forward function under an optimization.
 
     Args:
-        name: A key of `OPTIMIZATIONS`.
-        model: Owner of the weights.
-        forward: ids → logits.
+        name: One of `OPTIMIZATIONS`.
+        model: Model that has the weights.
+        forward: Function from ids to logits.
         ids: Example ids, with the shape and the device of all calls.
 
     Raises:
-        Unsupported: This machine or this model does not support it.
+        Unsupported: This machine or this model does not support the optimization.
     """
     if reason := unsupported(name, ids.device.type):
         raise Unsupported(reason)
@@ -82,14 +82,14 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
 
 
 def _compile(forward: Forward, mode: str) -> Forward:
-    """Compile a forward so that it raises if dynamo reaches its recompile limit and would run a part uncompiled."""
-    # dynamo never compiles a function again that was once called under a counter of FLOPs or of bytes
+    """Compile a forward function that raises if dynamo would run a part of it uncompiled."""
+    # Dynamo never compiles a function that was once called under a counter of FLOPs.
     own = torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
     known: set[tuple[torch.Size, bool]] = set()
 
     def compiled(ids: Tensor) -> Tensor:
         key = ids.shape, torch.is_grad_enabled()
-        if key in known:  # changing the setting takes 0.1 ms
+        if key in known:  # Changing the setting would take 0.1 ms.
             return own(ids)
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             out = own(ids)
@@ -100,14 +100,13 @@ def _compile(forward: Forward, mode: str) -> Forward:
 
 
 def with_own_code(function: types.FunctionType) -> types.FunctionType:
-    """Copy a function, so that torch.compile has no graphs of it.
+    """Copy a function, so that torch.compile keeps the graphs of the copy apart.
 
-    Dynamo caches its graphs by a function's code. It searches all graphs of one code at each call,
-    gives up after eight, and forgets all of them at once. Calls that are timed in turns must not
-    share a cache.
+    Dynamo caches graphs by the code of a function. Each call searches all graphs of the code, and
+    after eight graphs dynamo gives up. Calls that are timed in turns must not share a cache.
 
     Args:
-        function: A Python function, not a method.
+        function: A Python function that is not a method.
     """
     code = function.__code__.replace(co_name=f"{function.__code__.co_name}_{next(_COPIES)}")
     kept = (function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -118,7 +117,7 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
 
 def _replay(model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
     if model.training:
-        # capture uses its own stream, and gradients accumulate on it in each step: torch would warn each time
+        # Capture uses its own stream, so torch would warn at each step that accumulates gradients.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
     with torch.no_grad():
@@ -134,13 +133,10 @@ def _replay(model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
 
 
 def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """Capture a call in a CUDA graph.
-
-    Return the graph, and the tensor that a replay writes its result to.
-    """
+    """Capture a call in a CUDA graph. Return the graph and the tensor to which a replay writes."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what libraries allocate at a first call must not be captured
+    with torch.cuda.stream(stream):  # First calls let libraries allocate outside the graph.
         for _ in range(_WARM_CALLS):
             call()
     torch.cuda.current_stream().wait_stream(stream)

@@ -22,12 +22,12 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
     """Read a corpus as bytes.
 
     Args:
-        corpus: A text file, or a folder, whose files are read in the order of their names. If
-            empty, the standard library's `.py` files.
+        corpus: Path of a text file, or of a folder whose files are read in the order of their
+            names. If empty, Python's standard library is read.
         max_bytes: Largest number of bytes to read.
 
     Returns:
-        uint8, shape [bytes].
+        Bytes of the corpus, uint8, shape [bytes].
 
     Raises:
         BadInput: The corpus does not exist, cannot be read, or is empty.
@@ -58,7 +58,7 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
 def _files_below(folder: str, library: bool) -> Iterator[str]:
     """List regular files in the order of their names, lazily, since a folder may be a whole disk.
 
-    The standard library's are only its own Python files, since site-packages differs between
+    The standard library has only its Python files, without site-packages, which differ between
     machines.
     """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -73,13 +73,13 @@ def batch(data: Tensor, batch_size: int, length: int, generator: torch.Generator
     """Draw random windows of the text.
 
     Args:
-        data: The bytes from `load`.
-        batch_size: Sequences.
-        length: Bytes per sequence. For a loss over n predictions give n + 1.
-        generator: Draws the windows.
+        data: Bytes of a text, from `load`.
+        batch_size: Number of sequences.
+        length: Bytes per sequence. A loss over n predictions needs n + 1.
+        generator: Generator of the random positions.
 
     Returns:
-        int64 ids in [0, 256), shape [batch_size, length].
+        Token ids in [0, 256), int64, shape [batch_size, length].
 
     Raises:
         BadInput: The text is shorter than `length`.

@@ -1,4 +1,4 @@
-"""Train a model for its loss. `experiments.model.steps.Training` has the steps that are timed."""
+"""Train a model to measure its loss. `experiments.model.steps` has the timed steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def train(
     autocast: torch.dtype | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Train by AdamW on the loss of the next token.
+    """Train a model by AdamW on the loss of the next token.
 
     Args:
         model: Maps ids to logits. Training changes its weights.
@@ -32,7 +32,7 @@ def train(
         clip: Largest norm of all gradients, or None for no limit.
 
     Returns:
-        The loss before each step, nats per token, float32 [steps].
+        Loss before each step, in nats per token, float32, shape [steps].
     """
     weights = [*model.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=1e-3 if callable(rate) else rate, fused=True)

@@ -1,4 +1,4 @@
-"""Define a decoder-only transformer: RMSNorm, RoPE, SwiGLU or GELU, grouped-query attention, KV cache."""
+"""Define a decoder-only transformer with RMSNorm, RoPE, SwiGLU or GELU, and a KV cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RotaryEmbedding(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim], with the first position `start`, which is a tensor for one token."""
+        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`."""
 
         def rows(table: Tensor) -> Tensor:
             if isinstance(start, Tensor):
@@ -63,7 +63,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
     ) -> Tensor:
-        """x: shape [batch, length, d_model]. The result has the same."""
+        """Attend within x, shape [batch, length, d_model], and return the same shape."""
         batch, length, _ = x.shape
         q, k, v = (
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -78,7 +78,7 @@ class Attention(nn.Module):
             scores = None
             if self.token_score is not None:
                 scores = self.token_score(x)[..., 0]
-                # A choice has no gradient. This factor is one, and gives the score the gradient of its token's value.
+                # A choice has no gradient, so a factor of one gives the score a gradient.
                 v = v * (1 + (scores - scores.detach()))[:, None, :, None]
                 scores = scores.detach()
                 if cache:
@@ -91,7 +91,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) · up(x)), or GELU: down(gelu(up(x)))."""
+    """Compute SwiGLU, down(silu(gate(x)) · up(x)), or GELU, down(gelu(up(x)))."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -101,13 +101,13 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: shape [..., d_model]. The result has the same."""
+        """Map x, shape [..., d_model], to the same shape."""
         up = self.up(x)
         return self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x)) * up)
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Add attention(norm(x)) to x, and then mlp(norm(x))."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -119,12 +119,12 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
     ) -> Tensor:
-        """x: shape [batch, length, d_model]. The result has the same."""
+        """Map x, shape [batch, length, d_model], to the same shape."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
 
 
-# The parameters that leave the loss out, for each notebook that takes one of a user's model.
+# Each notebook on a user's model has parameters that leave the loss out.
 WITHOUT_LOSS = (
     "train: false and loss_steps: 0 in model, directions: [forward] in warmup, "
     "phases: [prefill] in energy, modes: [forward] in fp8"
@@ -132,14 +132,14 @@ WITHOUT_LOSS = (
 
 
 def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-    """Compute the mean cross-entropy of predicting each token from those before it, nats.
+    """Compute the mean cross-entropy of predicting each token from the tokens before, in nats.
 
     Args:
-        model: ids → logits of all positions.
-        ids: int64, shape [batch, length + 1].
+        model: Function from ids to the logits of all positions.
+        ids: Token ids, int64, shape [batch, length + 1].
 
     Raises:
-        Unsupported: The model returns no such logits.
+        Unsupported: The model returns something other than logits of all positions.
     """
     logits, wanted = model(ids[:, :-1]), [ids.shape[0], ids.shape[1] - 1]
     shape = list(logits.shape) if isinstance(logits, Tensor) else []
@@ -154,7 +154,7 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _initialize(model: nn.Module, num_layers: int) -> None:
-    """Initialize weights as GPT-2: N(0, 0.02), and projections into the residual stream scaled by 1/√(2·layers).
+    """Draw weights as in GPT-2, N(0, 0.02), scaled by 1/√(2·layers) before the residual stream.
 
     Weights of any dtype are drawn in float32.
     """
@@ -177,7 +177,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
-        # a later change of the caller's config must not reach the model
+        # A later change of the caller's config must not reach the model.
         self.config = config.model_copy(deep=True)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         rope = config.positional == "rope"
@@ -185,7 +185,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.d_model, eps=1e-5)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.checkpointing = False  # whether the backward pass computes activations again
+        self.checkpointing = False  # If true, the backward pass computes activations again.
         _initialize(self, config.num_layers)
         if config.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -194,14 +194,14 @@ class Transformer(nn.Module):
         """Compute logits for every position.
 
         Args:
-            ids: int64, shape [batch, length].
-            cache: Has the tokens before `ids`, and appends them.
+            ids: Token ids, int64, shape [batch, length].
+            cache: Cache with the tokens before `ids`, to which `ids` are appended.
 
         Returns:
-            Shape [batch, length, vocab_size].
+            Logits, shape [batch, length, vocab_size].
 
         Raises:
-            BadInput: There are more tokens than the context has.
+            BadInput: There are more tokens than `context_length`.
         """
         return self.head(self.hidden(ids, cache))
 
@@ -228,23 +228,19 @@ class Transformer(nn.Module):
         return next_token_loss(self, ids)
 
     def new_cache(self, batch_size: int, prompt_len: int, new_tokens: int) -> KVCache:
-        """Make an empty cache for a prompt and the tokens after it."""
+        """Make an empty cache for a prompt and the tokens after the prompt."""
         return KVCache(
             self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device
         )
 
     def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Read a prompt into `cache`.
-
-        Return the logits of its last position, shape [batch, vocab_size].
-        """
+        """Read a prompt into `cache`. Return the last position's logits, [batch, vocab_size]."""
         return self.head(self.hidden(ids, cache)[:, -1])
 
     def decode(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Read one token per sequence, ids of shape [batch].
+        """Read one token per sequence, ids of shape [batch], into `cache`.
 
-        Return the logits for the next, shape [batch, vocab_size].
-
-        The cache appends the token. The caller sets the position of a static cache.
+        Return the logits of the next token, shape [batch, vocab_size]. The caller sets the position
+        of a static cache.
         """
         return self.prefill(ids[:, None], cache)

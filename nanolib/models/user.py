@@ -1,4 +1,4 @@
-"""Build a user's own model from its name: `package.module:build`, or `hf:LlamaForCausalLM` with random weights."""
+"""Build a model from a name, `package.module:build` or `hf:LlamaForCausalLM`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,15 @@ from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
 from nanolib.models.functions import cause, check_function, imported
 
 _HF = "hf:"
-# the names of the number of blocks in transformers' configurations
+# Configurations of transformers give the number of blocks under one of these names.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-# the name of an option that code reads from a configuration, or from its keywords
+# Code of transformers reads an option from a configuration, or from its keywords, in these forms.
 _READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
-_ONE_SEQUENCE = (
-    "nanolib_one_sequence"  # nanolib's name for SDPA in transformers' register of attention
-)
+_ONE_SEQUENCE = "nanolib_one_sequence"  # nanolib registers its SDPA in transformers by this name.
 
 
 def runs_code(name: str) -> bool:
-    """Return whether building the named model runs code of the user's.
-
-    Classes of transformers have none.
-    """
+    """Return whether building the named model runs code of the user, not of transformers."""
     return bool(name) and not name.startswith(_HF)
 
 
@@ -48,15 +43,18 @@ def check_name(name: str) -> None:
 
 
 def resolve(name: str) -> Callable[..., nn.Module]:
-    """Return the function that builds a named model. Importing a module of the user's runs it.
+    """Return the function that builds a named model.
+
+    The import of a user's function runs its module.
 
     Args:
         name: `package.module:build`, imported from the working directory or the environment, or
             `hf:` and a class of transformers.
 
     Returns:
-        Options → module: int64 ids [batch, length] → logits [batch, length, vocab], an object with
-        `.logits`, or a tuple that begins with them.
+        Function of the options that returns a module. The module maps int64 ids [batch, length] to
+        logits [batch, length, vocab], to an object with `.logits`, or to a tuple that begins with
+        logits.
 
     Raises:
         BadInput: There is no such module, function or class.
@@ -74,26 +72,26 @@ def build_model(
     dtype: str,
     seed: int | None = None,
 ) -> nn.Module:
-    """Build a model of the user's own.
+    """Build a user's own model, or a model of transformers with random weights.
 
     Args:
-        name: As `resolve` takes it.
-        options: Arguments of its function, or of its class's configuration.
+        name: Name of the model, as in `resolve`.
+        options: Arguments of the named function, or of the configuration of the named class.
         device: Device of the weights.
         dtype: torch's default dtype during the build. Weights of another dtype are converted.
-        seed: Seeds a separate generator for the weights.
+        seed: Seed of the weights, or None to use torch's global generator.
 
     Returns:
         The model, in training mode.
 
     Raises:
-        BadInput: As `resolve`.
+        BadInput: There is no such module, function or class.
         Unsupported: transformers is not installed.
         TypeError: The function returns no module.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
     with fresh_weights(device, wanted, seed):
-        model = build(**copy.deepcopy(dict(options)))  # which the function may change
+        model = build(**copy.deepcopy(dict(options)))  # The function may change its arguments.
     if not isinstance(model, nn.Module):
         raise TypeError(f"{name} returned {type(model).__name__}; return a torch.nn.Module")
     kind = torch.device(device).type
@@ -109,10 +107,7 @@ def build_model(
 def fresh_weights(
     device: str | torch.device, dtype: torch.dtype, seed: int | None
 ) -> Iterator[None]:
-    """Set the default device and dtype of new tensors.
-
-    With a seed, draw them from a separate generator.
-    """
+    """Set the default device and dtype of new tensors, and with a seed their random values."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -144,7 +139,7 @@ def _hugging_face_class(name: str) -> Any:
     try:
         found = getattr(transformers, class_name, None)
         config_class = getattr(found, "config_class", None)
-    except (ImportError, RuntimeError) as error:  # its dependency is not installed
+    except (ImportError, RuntimeError) as error:  # A dependency of the class is not installed.
         raise BadInput(f"model: {shown(name)} cannot be imported: {error}") from None
     if config_class is None:
         raise BadInput(
@@ -165,8 +160,8 @@ def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
 def _attend_to_one_sequence(model: Any) -> None:
     """Let a model without data make the masks of a run.
 
-    transformers cannot see in it whether a row packs several sequences, and would make a mask of n
-    × n that no run has.
+    Without data, transformers assumes that a row packs several sequences, and makes a mask of n × n
+    that no run has.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -175,7 +170,7 @@ def _attend_to_one_sequence(model: Any) -> None:
     def mask(
         *args: Any, allow_is_causal_skip: bool = True, use_vmap: bool = False, **more: Any
     ) -> Any:
-        # a mask function of the model comes with `use_vmap`, a guess at several sequences does not
+        # A model's mask function sets `use_vmap`, and a guess at packed sequences does not.
         skip = allow_is_causal_skip or not use_vmap
         return sdpa_mask(*args, allow_is_causal_skip=skip, use_vmap=use_vmap, **more)
 
@@ -186,7 +181,7 @@ def _attend_to_one_sequence(model: Any) -> None:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Turn logging off in the context."""
+    """Turn all logging off in the context."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -196,14 +191,14 @@ def silent() -> Iterator[None]:
 
 
 def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
-    """Build the configuration of one of transformers' models.
+    """Build the configuration of a model of transformers.
 
     Args:
-        name: `hf:` and a class.
-        options: Fields of its configuration, and options that the model's code reads from it.
+        name: `hf:` and a class of transformers.
+        options: Fields of the configuration, and options that the model's code reads from it.
 
     Raises:
-        BadInput: There is no such class, or it does not take the options.
+        BadInput: There is no such class, or the class does not take the options.
         Unsupported: transformers is not installed.
     """
     model_class = _hugging_face_class(name)
@@ -214,7 +209,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             raise BadInput(
                 f"model_options: {shown(option)} is not a field of {config_class.__name__}; {hint}"
             )
-        # a name with a slash is a download, and flex_attention crashes on tensors without data
+        # A name with a slash is a download, and flex_attention crashes on tensors without data.
         refused = "/" in str(value) or value == "flex_attention"
         if option == "attn_implementation" and refused:
             raise BadInput(
@@ -232,7 +227,10 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def _known_options(model_class: Any) -> list[str]:
-    """List the options that a configuration declares, or that it or the model reads: it silently keeps any other name."""
+    """List the options that a configuration declares, or that the code of the class reads.
+
+    A configuration silently keeps a name that it does not declare.
+    """
     config_class = model_class.config_class
     names = {"attn_implementation", *getattr(config_class, "attribute_map", {})}
     for base in config_class.__mro__:
@@ -243,25 +241,25 @@ def _known_options(model_class: Any) -> list[str]:
 
 
 def layers_field(config: Any) -> str:
-    """Return the name of a configuration's number of blocks, or an empty string."""
+    """Return the field of a configuration with the number of blocks, or an empty string."""
     known = config.to_dict()
     return next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
 
 
 def context_length(config: Any) -> int | None:
-    """Return the longest sequence of a model of transformers, tokens, or None without a limit."""
+    """Return the longest sequence of a model of transformers, in tokens, or None."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
 def predicts_tokens(model: nn.Module) -> bool:
-    """Return whether the model's output is logits of tokens, which is assumed of a model that is not of transformers."""
+    """Return whether a model returns logits of tokens, which nanolib assumes of unknown models."""
     head = getattr(model, "get_output_embeddings", None)
     return head is None or head() is not None
 
 
 def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return ids → logits for a model of any source, which returns them, an object with `.logits`, or a tuple. Its cache is off."""
+    """Return a function from ids to logits, for a model of any source and without its cache."""
     cacheless = {}
     if hasattr(getattr(model, "config", None), "use_cache"):
         taken = inspect.signature(model.forward).parameters.values()
@@ -270,7 +268,7 @@ def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
     def logits(ids: Tensor) -> Tensor:
         out = model(ids, **cacheless)
-        if isinstance(out, tuple | list):  # with a loss, as many small models return them
+        if isinstance(out, tuple | list):  # Many small models return logits and a loss.
             return out[0]
         return out.get("logits", out) if isinstance(out, dict) else getattr(out, "logits", out)
 

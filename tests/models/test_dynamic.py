@@ -11,7 +11,7 @@ from nanolib.models.attention.sparse import Options, choose_mask
 from tests.models.inputs import qkv
 
 SIZE = 16
-SHAPES = [(80, 80), (75, 75), (37, 90), (1, 50), (16, 16), (90, 90)]
+SHAPES = [(80, 80), (75, 75), (37, 90), (1, 50), (16, 16)]
 
 
 def _inputs(q_len, kv_len, seed=0):
@@ -37,8 +37,7 @@ def _rows(q, k, causal):
 
 def _kept_tiles(mask):
     """Head → per row of tiles, the tiles that are kept."""
-    plans = mask.plans if not mask.shared else [mask.plans[0]]
-    for plan in plans:
+    for plan in mask.plans:
         yield [
             {at for start, stop in block.runs for at in range(start // SIZE, -(-stop // SIZE))}
             for block in plan
@@ -47,9 +46,7 @@ def _kept_tiles(mask):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "rest", [{"sparsity": 0.5}, {"sparsity": 0.8}, {"window": 40}, {"window": 3}]
-)
+@pytest.mark.parametrize("rest", [{"sparsity": 0.5}, {"window": 40}, {"window": 3}])
 def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
     q, k = _inputs(*shape)
     mask = choose_mask(
@@ -71,7 +68,7 @@ def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mass", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("mass", [0.3, 1.0])
 def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, causal, mass):
     q, k = _inputs(*shape, seed=1)
     q = 3 * q

@@ -47,16 +47,14 @@ LIMITS = {"float32": (1e-5, 1e-4), "bfloat16": (2e-2, 0.1)}  # errors of outputs
 
 
 @pytest.mark.parametrize(
-    ("shape", "tile", "dtype"),  # tiles of the plan's own side, and of multiples of it
+    ("shape", "tile", "dtype", "causal"),  # tiles of the plan's own side, and of multiples of it
     [
-        ("odd, grouped", 16, "bfloat16"),
-        ("square", 16, "float32"),
-        ("odd, grouped", 32, "float32"),
-        ("after a cache", 48, "float32"),
-        ("after a cache", 16, "float32"),
+        ("square", 16, "bfloat16", False),
+        ("odd, grouped", 32, "float32", True),
+        ("after a cache", 48, "float32", True),
+        ("after a cache", 16, "float32", False),
     ],
 )
-@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", sorted([*PATTERNS, *CHOOSERS]))
 def test_outputs_and_gradients_are_those_of_the_reference(
     monkeypatch, pattern, shape, causal, tile, dtype
@@ -107,11 +105,11 @@ def test_it_computes_sparse_where_it_has_a_kernel(device, dtype, head_dim, q_len
     assert flex.computes_sparse(device, getattr(torch, dtype), head_dim, q_len, 128) == computes
 
 
-LONG = 2**18
+LONG = 2**16
 
 
 def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
-    """All pairs at once would be 64 GiB."""
+    """All pairs at once would be 4 GiB."""
     tracemalloc.start()
     try:
         options = sparse.Options(pattern="local_global", window=256)
@@ -119,7 +117,7 @@ def test_the_mask_of_a_long_sequence_is_made_in_little_memory():
         _, most = tracemalloc.get_traced_memory()  # numpy's arrays are among it
     finally:
         tracemalloc.stop()
-    assert most < 400 * 2**20
+    assert most < 100 * 2**20
     kept = mask.kv_num_blocks + mask.full_kv_num_blocks
     assert kept[0, 0, :5].tolist() == [1, 2, 3, 4, 4] and kept[0, 0, -1] == 4
 
@@ -131,13 +129,13 @@ def test_a_long_mask_that_was_chosen_is_made_in_little_memory():
         )
         table = torch.arange(LONG // 128).eq(7).expand(1, 2, 4, -1)
         mask = flex.chosen_mask(dynamic.Choice(table, cells, 2))
-    assert counter.peak < 400 * 2**20
+    assert counter.peak < 100 * 2**20
     assert mask.to_dense().nonzero()[:5, 2:].tolist() == [
         [0, 7],
-        [0, 2043],
-        [0, 2044],
+        [0, 507],
+        [0, 508],
         [1, 7],
-        [1, 2044],
+        [1, 508],
     ]
 
 
@@ -206,10 +204,11 @@ def _compiles_at_once(monkeypatch):
     torch._dynamo.reset()
 
 
-CALLS = [
-    *((length, OPTIONS) for length in (16, 32, 48)),
-    *((64, OPTIONS | {"pattern": name}) for name in ("local_global", "strided", "random")),
-    *((64, OPTIONS | {"window": window}) for window in (16, 24, 32)),
+CALLS = [  # that differ in length, pattern and window
+    (16, OPTIONS),
+    (64, OPTIONS),
+    (64, OPTIONS | {"pattern": "random"}),
+    (64, OPTIONS | {"window": 32}),
 ]
 
 

@@ -40,7 +40,7 @@ def test_rounding_equals_torchs_for_every_bfloat16_and_a_million_float32(format)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("recipe", fp8.RECIPES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, data):
     from torchao.float8 import Float8LinearConfig
@@ -74,11 +74,9 @@ def test_the_emulated_linear_is_torchaos_bit_for_bit(recipe, dtype, data):
 
 
 def test_a_zero_tensor_survives_the_cast():
+    zero = torch.zeros(16, 16)
     for recipe in fp8.RECIPES.values():
-        assert torch.equal(
-            EmulatedProduct.apply(torch.zeros(16, 16), torch.zeros(16, 16), recipe),
-            torch.zeros(16, 16),
-        )
+        assert torch.equal(EmulatedProduct.apply(zero, zero, recipe), zero)
 
 
 def test_shares_that_vanish_and_saturate_are_counted():
@@ -125,12 +123,10 @@ def _model(**changes):
 
 def test_a_converted_model_is_audited_and_keeps_its_head():
     model = _model()
-    weights = dict(model.named_parameters())
+    weights = {name: id(p) for name, p in model.named_parameters()}
     found = fp8.convert(model, "tensorwise")
     assert [layer.name for layer in found if not layer.converted] == ["head"]
-    assert {name: id(p) for name, p in model.named_parameters()} == {
-        name: id(p) for name, p in weights.items()
-    }
+    assert {name: id(p) for name, p in model.named_parameters()} == weights
     ids = torch.randint(256, (2, 17))
     with torch.autocast("cpu", torch.bfloat16):
         model.loss(ids).backward()
@@ -190,6 +186,5 @@ def test_no_tensor_cores_no_native_products():
         fp8.convert(_model(), "tensorwise", emulate=False)
 
 
-@pytest.mark.parametrize(("share", "bound"), [(0.0, 1.0), (1.0, 2.0), (0.5, 4 / 3)])
-def test_amdahls_bound(share, bound):
-    assert fp8.amdahl_bound(share) == pytest.approx(bound)
+def test_amdahls_bound():
+    assert [fp8.amdahl_bound(share) for share in (0, 0.5, 1)] == pytest.approx([1, 4 / 3, 2])

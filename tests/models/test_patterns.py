@@ -1,11 +1,15 @@
 """Options of the sparse patterns: their limits, what must be given, and the masks that they describe."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from nanolib.experiments.model.case import ModelCase
 from nanolib.measurement import BadInput
 from nanolib.models import attention
 from nanolib.models.attention import flex
@@ -69,6 +73,7 @@ def _elements(options, q_len, kv_len, causal):
 
 
 @pytest.mark.parametrize("pattern", BY_CORNERS)
+@settings(max_examples=30)
 @given(st.integers(1, 90), st.integers(0, 60), st.integers(1, 20), st.integers(1, 3), st.data())
 def test_no_kept_pair_is_missed_at_the_corners_of_tiles(pattern, q_len, more, size, times, data):
     """Of tiles that are those of the pattern, or some of them together."""
@@ -149,3 +154,40 @@ def test_a_mask_of_ones_own_is_computed_for_each_head(monkeypatch, name, heads, 
     with torch.no_grad():
         out = attention.attend("flex", *inputs, causal=True, options=options)
     assert relative_error(out, reference.detach()) < TOLERANCE
+
+
+def _model(**options):
+    sizes = {"d_model": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 64}
+    overrides = sizes | {"attention_options": {"block_size": 16} | options}
+    case = "cpu", "", "decoder_tiny", overrides, "sparse", 48, 2, "float32", "inference"
+    return ModelCase(*case)
+
+
+def test_the_flops_of_a_model_are_those_of_each_heads_own_mask():
+    case = _model(**_own("even_distance", per_head=True))
+    h, query, key = torch.meshgrid(*map(torch.arange, (4, 48, 48)), indexing="ij")
+    seen = key <= query
+    hidden = int((seen & ~mask_mods.even_distance(0, h, query, key)).sum())
+    dense = replace(case, attention_type="dense").counted.flops
+    assert dense - case.counted.flops == 2 * 2 * 4 * 16 * hidden  # layers, batch, 4 · head_dim
+
+
+def test_a_mask_of_ones_own_is_planned_as_the_pattern_that_it_equals(tmp_path, monkeypatch):
+    """A plan without data imports and evaluates it first, and leaves it whole for the run."""
+    lines = (
+        "import torch",
+        "REACH = torch.tensor(20)",
+        "def near(b, h, i, j):",
+        " return i - j < REACH",
+    )
+    (tmp_path / "mask_to_plan.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"pattern": "own", "mask_mod": "mask_to_plan:near"}
+    with FakeTensorMode(), torch.device("meta"):
+        x = torch.zeros(1, 1, 40, 8, device="cpu")
+        attention.attend("sparse", x, x, x, causal=True, options=options)
+    own, window = _model(**options), _model(pattern="window", window=20)
+    assert own.plan().peaks and own.plan() == window.plan()
+    ids = torch.arange(48)[None]
+    with torch.no_grad():
+        assert torch.equal(own.build(seed=0)(ids), window.build(seed=0)(ids))

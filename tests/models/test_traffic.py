@@ -10,23 +10,7 @@ from nanolib.models.attention.ranks import Sharding
 from nanolib.models.attention.traffic import Traffic, traffic_of
 
 SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "rounds", "hops", "sent"),
-    [
-        # on two ranks an all-reduce sends its payload once
-        ("three_allreduce", 3, 6, (4 * 4 + 4 * 4 + 4 * 4 * 8,) * 2),
-        ("fused", 2, 4, (4 * 4 + 4 * 4 * 9,) * 2),
-        ("gather", 1, 1, (4 * 4 * 9,) * 2),
-        # this rank's own keys and values
-        ("ring", 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
-        # one key head's queries with their sums; their outputs
-        ("pass_q", 2, 2, (2 * (8 + 8 + 1) * 4 + 2 * 8 * 4,) * 2),
-    ],
-)
-def test_decode_sends_what_one_counts_by_hand(algorithm, rounds, hops, sent):
-    assert traffic_of(algorithm, Sharding.contiguous(11, 2), **SHAPE) == Traffic(rounds, hops, sent)
+TWO = Sharding.contiguous(11, 2)
 
 
 def test_shares_of_queries_that_differ_pass_by_unevenly():
@@ -39,7 +23,14 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
 @pytest.mark.parametrize(
     ("algorithm", "layout", "rounds", "hops", "sent"),
     [
-        ("ring", Sharding.contiguous(11, 2), 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
+        # on two ranks an all-reduce sends its payload once
+        ("three_allreduce", TWO, 3, 6, (4 * 4 + 4 * 4 + 4 * 4 * 8,) * 2),
+        ("fused", TWO, 2, 4, (4 * 4 + 4 * 4 * 9,) * 2),
+        ("gather", TWO, 1, 1, (4 * 4 * 9,) * 2),
+        # one key head's queries with their sums; their outputs
+        ("pass_q", TWO, 2, 2, (2 * (8 + 8 + 1) * 4 + 2 * 8 * 4,) * 2),
+        # this rank's own keys and values, to decode or for a whole sequence
+        ("ring", TWO, 1, 1, (5 * 2 * 2 * 8 * 2, 6 * 2 * 2 * 8 * 2)),
         ("zigzag", Sharding.zigzag(12, 3), 2, 2, (2 * 4 * 2 * 2 * 8 * 2,) * 3),
         # half of q, k, v and the outputs
         ("ulysses", Sharding.contiguous(10, 2), 4, 4, (5 * (4 + 2 + 2 + 4) * 8 * 2 / 2,) * 2),
@@ -52,13 +43,14 @@ def test_shares_of_queries_that_differ_pass_by_unevenly():
         ),  # two key heads, each twice
     ],
 )
-def test_prefill_sends_what_one_counts_by_hand(algorithm, layout, rounds, hops, sent):
+def test_each_rank_sends_what_one_counts_by_hand(algorithm, layout, rounds, hops, sent):
     assert traffic_of(algorithm, layout, **SHAPE) == Traffic(rounds, hops, sent)
 
 
 def test_one_rank_sends_nothing():
-    assert traffic_of("fused", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
-    assert traffic_of("ring", Sharding.contiguous(8, 1), **SHAPE) == Traffic(0, 0, (0.0,))
+    for algorithm in ("fused", "ring"):
+        traffic = traffic_of(algorithm, Sharding.contiguous(8, 1), **SHAPE)
+        assert traffic == Traffic(0, 0, (0.0,))
 
 
 _layouts = st.builds(

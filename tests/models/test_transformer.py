@@ -27,8 +27,9 @@ def _sparse(pattern):
     return {"attention_type": "sparse", "attention_options": options | {"pattern": pattern}}
 
 
-@pytest.mark.parametrize("kind", [{}, _sparse("window"), _sparse("dca")])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("kind", "kv_heads"), [({}, 2), (_sparse("window"), 4), (_sparse("dca"), 1)]
+)
 def test_prefill_and_decode_agree_with_the_whole_sequence(kind, kv_heads):
     model = create_model(_tiny(num_kv_heads=kv_heads, **kind), seed=1)
     ids = generate_random_batch(2, 20, 300, seed=2)
@@ -60,13 +61,14 @@ def test_generation_continues_greedily():
 
 def test_the_first_loss_is_that_of_a_uniform_guess():
     model = create_model(_tiny(tie_embeddings=False), seed=8)  # tied ones favor repeating a token
-    ids = text.batch(text.load(), 8, 64, torch.Generator().manual_seed(0))
+    ids = text.batch(text.load(max_bytes=100_000), 8, 64, torch.Generator().manual_seed(0))
     assert float(model.loss(ids).detach()) == pytest.approx(math.log(300), rel=0.02)
 
 
 def test_training_on_real_text_lowers_the_loss():
-    batches = text.batches(text.load(), 60, 8, 33, torch.Generator().manual_seed(1), "cpu")
-    losses = train(create_model(_tiny(), seed=9), batches, 3e-3)
+    data = text.load(max_bytes=100_000)
+    batches = text.batches(data, 25, 4, 33, torch.Generator().manual_seed(1), "cpu")
+    losses = train(create_model(_tiny(), seed=9), batches, 1e-2)
     assert losses[-5:].mean() < losses[0] - 1.5
 
 

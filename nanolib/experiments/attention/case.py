@@ -88,8 +88,8 @@ class AttentionCase(Case):
         """The kept connections, or None if they depend on the input or on code of the user."""
         if self.runs_code:
             return None
-        n = self.seq_len
-        return attention.work(self.attention_type, n, n, causal=self.causal, options=self.options)
+        n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
+        return attention.work(self.attention_type, n, n, heads=self.num_heads, **mask)
 
     @property
     def group(self) -> str:

@@ -249,7 +249,8 @@ def count_by_formula(case: Any) -> Counted:
 
     def kept(q_len: int, kv_len: int) -> float:
         """Return the pairs that attention keeps per head; all of them if the input decides."""
-        found = attention.work(config.attention_type, q_len, kv_len, causal=True, options=options)
+        mask = {"causal": True, "options": options, "heads": config.num_heads}
+        found = attention.work(config.attention_type, q_len, kv_len, **mask)
         return (found or attention.work("dense", q_len, kv_len, causal=True)).kept
 
     length = 1 if case.position else case.seq_len

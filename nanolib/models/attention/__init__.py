@@ -1,11 +1,11 @@
 """Compute attention of every kind through one function, `attend`.
 
-A kind is a module with `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale, options)`
-and `work(q_len, kv_len, *, causal, options)`, and its name in `nanolib.config.ATTENTION_KINDS`.
-A pattern of the `sparse` kind is a function in `patterns`. Nothing here imports the meters.
+The module of a kind defines `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale,
+options)` and `work(q_len, kv_len, *, causal, options)`. The name of a kind is a key
+of `nanolib.config.ATTENTION_KINDS`. A pattern of the kind `sparse` is a function in `patterns`.
 
-Causality is aligned at the end: query i of q_len has position kv_len - q_len + i, as in decoding
-over a cache.
+Causality is aligned at the end of the keys. Query i of q_len has position kv_len - q_len + i, as in
+decoding over a cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def kinds() -> tuple[str, ...]:
-    """List the attention kinds that `attend` takes.
+    """Return the names of all attention kinds.
 
     Example:
         >>> kinds()
@@ -43,7 +43,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def _module(kind: str) -> Any:
-    """Import a kind's module at its first use."""
+    """Import the module of an attention kind at its first use."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(
             f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(kinds())}"
@@ -63,7 +63,7 @@ def _module(kind: str) -> Any:
 
 
 def parse_options(kind: str, options: Any = None) -> Any:
-    """Check options against the kind's `Options`.
+    """Parse the options of an attention kind.
 
     Raises:
         BadInput: The kind or an option is unknown, or a value is not valid.
@@ -78,10 +78,10 @@ def parse_options(kind: str, options: Any = None) -> Any:
 
 
 def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
-    """Select one kind's options from a mapping for several kinds, such as `NanoConfig.attention_options`.
+    """Select one kind's options from a mapping for several kinds, like that of `NanoConfig`.
 
     Raises:
-        BadInput: No kind takes a name, or a value is not valid.
+        BadInput: No attention kind has an option of this name, or a value is not valid.
 
     Example:
         >>> shared_options("sparse", {"pattern": "window", "window": 32}).window
@@ -97,7 +97,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
 
 
 def chooses_by_score(options: Any) -> bool:
-    """Return whether a learned score chooses the keys.
+    """Return whether a learned score per token chooses the keys.
 
     Example:
         >>> chooses_by_score(parse_options("sparse", {"pattern": "dca"}))
@@ -123,18 +123,18 @@ def attend(
         kind: One of `kinds()`.
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads.
-        v: Values, shape as `k`.
+        v: Values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
-        scale: Factor on the scores. None means head_dim ** -0.5.
-        options: The kind's `Options` or a mapping for them.
+        scale: Factor on the scores, or None for head_dim ** -0.5.
+        options: Options of the kind, parsed or as a mapping.
         scores: Learned score per token, shape [batch, kv_len], for the pattern `dca`.
 
     Returns:
-        Shape and dtype of `q`.
+        Output, with the shape and dtype of `q`.
 
     Raises:
         BadInput: The shapes, the kind or the options are not valid.
-        Unsupported: This machine cannot run the kind.
+        Unsupported: This machine cannot run the attention kind.
 
     Example:
         >>> q, k, v = torch.rand(3, 1, 2, 128, 16)
@@ -148,25 +148,37 @@ def attend(
     )
 
 
-def work(kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None) -> Work | None:
-    """Count the connections and tiles that the kind's mask keeps.
+def work(
+    kind: str, q_len: int, kv_len: int, *, causal: bool, options: Any = None, heads: int = 1
+) -> Work | None:
+    """Count the query-key pairs and tiles that an attention mask keeps.
+
+    Args:
+        kind: One of `kinds()`.
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        causal: Whether a query sees only keys at or before its own position.
+        options: Options of the kind, parsed or as a mapping.
+        heads: Number of query heads, over which masks with `per_head: true` are averaged.
 
     Returns:
-        The counts, or None if they depend on the input.
+        Counts per head, or None if they depend on the input.
 
     Example:
         >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})
         >>> kept.kept / kept.total < 0.2
         True
     """
-    return _module(kind).work(q_len, kv_len, causal=causal, options=parse_options(kind, options))
+    options = parse_options(kind, options)
+    more = {"heads": heads} if getattr(options, "per_head", False) else {}
+    return _module(kind).work(q_len, kv_len, causal=causal, options=options, **more)
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
     """Check that the shapes of q, k and v fit each other.
 
     Raises:
-        BadInput: The shapes do not fit.
+        BadInput: The shapes of q, k and v do not fit each other.
 
     Example:
         >>> check_shapes(torch.rand(1, 2, 8, 16), torch.rand(1, 3, 8, 16), torch.rand(1, 3, 8, 16), causal=True)

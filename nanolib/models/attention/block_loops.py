@@ -1,5 +1,7 @@
-# ruff: noqa: UP006, UP035, D417  TorchScript knows lists by typing's names; the last argument is the same for both loops
-"""Loop over heads and blocks of queries, in code that TorchScript can compile, so that threads run in parallel."""
+# ruff: noqa: UP006, UP035, D417
+"""Loop over heads and blocks of queries, in code that TorchScript compiles for parallel threads."""
+
+# TorchScript needs the types of `typing`.
 
 from typing import List, NamedTuple
 
@@ -8,18 +10,18 @@ from torch import Tensor
 
 
 class Block(NamedTuple):
-    """A block of queries and its keys: a `QueryBlock` for TorchScript.
+    """A `QueryBlock` in types that TorchScript takes.
 
     Attributes:
-        first: Its first query.
-        last: The query after its last one.
-        keys: Number of keys that it attends to.
-        start: Its first key if its keys are one range, otherwise −1.
-        unit: Length of the equal pieces that its keys consist of.
-        pieces: Which pieces, int64, of all heads that go at once, one head after the other. torch's
-            gather is a plain copy only along the first dimension.
-        hidden_from: Index of the first of its keys that some query does not see.
-        hidden: Which keys a query does not see: bool [queries, keys from there].
+        first: First query of the block.
+        last: Query after the last query of the block.
+        keys: Number of keys that the block attends to.
+        start: First key if the keys are one range, otherwise −1.
+        unit: Length of the equal pieces that the keys consist of.
+        pieces: Indices of the pieces, int64, head after head for all heads of a product. torch
+            copies fast only along the first dimension, which the heads therefore share.
+        hidden_from: Index of the first key that some query of the block does not see.
+        hidden: Whether a query does not see a key, bool [queries, keys from `hidden_from` on].
         blind: Whether some query sees no key.
     """
 
@@ -35,14 +37,13 @@ class Block(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The blocks of a loop, and its buffers.
+    """The blocks of a loop, and the buffers that all blocks share.
 
     Attributes:
         blocks: All blocks that see some key.
-        heads: How many heads go at once.
-        scores: Buffer for their scores. All blocks share it, since new memory would be cleared each
-            time.
-        keys: Buffer for their keys.
+        heads: Number of heads in one product.
+        scores: Buffer for scores, which all blocks share, since the kernel clears new memory.
+        keys: Buffer for gathered keys.
         scale: Factor on the scores.
     """
 
@@ -57,10 +58,10 @@ def forward(q: Tensor, out: Tensor, k: Tensor, v: Tensor, schedule: Schedule) ->
     """Compute attention over the kept keys.
 
     Args:
-        q: Shape [kv_heads, group, q_len, head_dim].
-        out: Filled in, shape as `q`.
-        k: Shape [kv_heads, kv_len, head_dim].
-        v: Shape as `k`.
+        q: Queries, shape [kv_heads, group, q_len, head_dim].
+        out: Output to fill in, with the shape of `q`.
+        k: Keys, shape [kv_heads, kv_len, head_dim].
+        v: Values, with the shape of `k`.
     """
     for start in range(0, q.size(0), schedule.heads):
         stop = min(start + schedule.heads, q.size(0))
@@ -86,14 +87,14 @@ def backward(
     """Compute the gradients of `forward`, from scores that are computed again.
 
     Args:
-        q: Shape [kv_heads, group, q_len, head_dim].
-        out: The output of `forward`, shape as `q`.
-        d_out: Its gradient.
-        dq: Filled in, shape as `q`.
-        k: Shape [kv_heads, kv_len, head_dim].
-        v: Shape as `k`.
-        dk: Added to, shape as `k`.
-        dv: Added to, shape as `k`.
+        q: Queries, shape [kv_heads, group, q_len, head_dim].
+        out: Output of `forward`, with the shape of `q`.
+        d_out: Gradient of the output.
+        dq: Gradient of `q` to fill in.
+        k: Keys, shape [kv_heads, kv_len, head_dim].
+        v: Values, with the shape of `k`.
+        dk: Gradient of `k`, to which the gradients of the blocks are added.
+        dv: Gradient of `v`, to which the gradients of the blocks are added.
     """
     for start in range(0, q.size(0), schedule.heads):
         stop = min(start + schedule.heads, q.size(0))
@@ -114,7 +115,7 @@ def backward(
 
 
 def get_rows(x: Tensor, block: Block) -> Tensor:
-    """Get a block's rows of heads that share their keys: [heads, group, q_len, head_dim] → [heads, group · rows, head_dim]."""
+    """Return a block's rows: [heads, group, q_len, head_dim] → [heads, group · rows, head_dim]."""
     return x[:, :, block.first : block.last].reshape(x.size(0), -1, x.size(3))
 
 
@@ -124,7 +125,7 @@ def set_rows(into: Tensor, x: Tensor, block: Block) -> None:
 
 
 def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> Tensor:
-    """Compute attention weights in the buffer, shape [heads, group · rows, keys], zero if a query sees no key."""
+    """Compute attention weights, shape [heads, group · rows, keys], zero for a blind query."""
     heads, height = queries.size(0), queries.size(1)
     scores = schedule.scores[: heads * height * block.keys].view(heads, height, block.keys)
     torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=schedule.scale, out=scores)
@@ -138,7 +139,7 @@ def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> 
 
 
 def get_keys(x: Tensor, block: Block, buffer: Tensor) -> Tensor:
-    """Get a block's keys of some heads, shape [heads, keys, head_dim]: a view of one range, otherwise a copy in the buffer."""
+    """Return a block's keys, shape [heads, keys, head_dim], copied if the keys have gaps."""
     if block.start >= 0:
         return x[:, block.start : block.start + block.keys]
     width = block.unit * x.size(2)
@@ -159,5 +160,5 @@ def add_keys(into: Tensor, x: Tensor, block: Block) -> None:
 
 
 def pieces_of(heads: int, block: Block) -> Tensor:
-    """Return the pieces of the first heads: the last heads of a loop may be fewer than go at once."""
+    """Return the pieces of the first heads, since a loop's last product may have fewer heads."""
     return block.pieces[: heads * (block.keys // block.unit)]

@@ -1,6 +1,6 @@
-"""Plan the keys that each block of queries attends to, for both kernels, and count them.
+"""Plan the keys that each block of queries attends to, and count the kept pairs.
 
-Plans are numpy arrays, so that they are the same for tensors without data.
+Plans consist of numpy arrays, so a plan of memory has the same blocks as a run.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ Run = tuple[int, int]  # [start, stop)
 
 @dataclass(frozen=True, eq=False)
 class QueryBlock:
-    """One block of queries and the keys it attends to.
+    """A block of queries, and the keys that the block attends to.
 
     Attributes:
-        rows: Queries [start, stop).
-        runs: Key ranges [start, stop), in order, with gaps between them.
-        unit: Length of the equal pieces that its keys consist of. It divides the sequence's length
-            and each piece's start.
-        pieces: Which pieces, int64.
-        hidden_from: Index of the first of its keys that some query does not see.
-        hidden: Which keys a query does not see: bool [rows, keys from there], without columns if
-            all queries see all.
+        rows: Range [start, stop) of the queries.
+        runs: Ranges [start, stop) of the keys, in order, with gaps between them.
+        unit: Length of the equal pieces that the keys consist of. The length divides the sequence's
+            length and the start of each piece.
+        pieces: Indices of the pieces, int64.
+        hidden_from: Index of the first key that some query of the block does not see.
+        hidden: Whether a query does not see a key, bool [rows, keys from `hidden_from` on].
     """
 
     rows: Run
@@ -57,21 +56,20 @@ class QueryBlock:
     def of(
         cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0
     ) -> QueryBlock:
-        """Make a block.
+        """Make a block from its keys.
 
         Args:
-            rows: Queries [start, stop).
-            keys: The keys it attends to, in order, int64.
-            kv_len: Keys of the sequence.
+            rows: Range [start, stop) of the queries.
+            keys: Keys that the block attends to, in order, int64.
+            kv_len: Number of keys of the sequence.
             kept: Whether a query sees a key, bool [rows, keys from `begin` on].
-            begin: Index of the first key in `kept`. All queries see the keys before it.
+            begin: Index of the first key in `kept`. All queries see the earlier keys.
         """
         edges = np.flatnonzero(np.diff(keys) > 1) + 1
         starts = keys[np.r_[0, edges][: len(keys)]]
         stops = keys[np.r_[edges, 0][: len(keys)] - 1] + 1
         unit = int(np.gcd.reduce([kv_len, *starts, *stops]))
-        columns = (~kept).any(axis=0)
-        first = int(columns.argmax()) if columns.any() else kept.shape[1]
+        first = int(np.append(kept.all(axis=0), False).argmin())
         runs = tuple(zip(starts.tolist(), stops.tolist(), strict=True))
         return cls(rows, runs, unit, keys[::unit] // unit, begin + first, ~kept[:, first:])
 
@@ -87,7 +85,7 @@ class QueryBlock:
 
     @property
     def kept(self) -> int:
-        """Number of connections."""
+        """Number of query-key pairs that the block keeps."""
         return self.height * self.keys - int(self.hidden.sum())
 
     @functools.cached_property
@@ -97,12 +95,12 @@ class QueryBlock:
 
     @property
     def positions(self) -> np.ndarray:
-        """Its keys, int64."""
+        """Positions of the block's keys, int64."""
         return tile_positions(self.pieces, self.unit)
 
 
 def tile_positions(tiles: np.ndarray, size: int) -> np.ndarray:
-    """Return the positions of tiles, int64."""
+    """Return the positions of all tokens in the tiles, int64."""
     return (tiles[:, None] * size + np.arange(size)).ravel()
 
 
@@ -111,15 +109,15 @@ Plan = tuple[QueryBlock, ...]
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """A mask in blocks.
+    """A mask as plans of blocks.
 
     Attributes:
-        plans: One for all heads, one per head, or one per head of each sequence, with the first
-            sequence's heads first.
-        q_len: Queries.
-        kv_len: Keys.
-        causal: Whether the future is masked.
-        block_size: Side of a tile.
+        plans: One plan for all heads, one per head, or one per head of each sequence, sequence by
+            sequence.
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        causal: Whether a query sees only keys at or before its own position.
+        block_size: Side of a tile, in tokens.
     """
 
     plans: tuple[Plan, ...]
@@ -130,27 +128,25 @@ class BlockMask:
 
     @property
     def shared(self) -> bool:
-        """Whether one plan serves all heads."""
+        """Whether all heads share one plan."""
         return len(self.plans) == 1
 
     def plan(self, head: int) -> Plan:
-        """Return the plan of a head, counted over the heads of all sequences."""
+        """Return the plan of a head, whose number counts the heads of all sequences."""
         return self.plans[head % len(self.plans)]
 
     @functools.cached_property
     def work(self) -> Work:
-        """Connections and tiles kept, per head on average."""
+        """Query-key pairs and tiles that the mask keeps, per head on average."""
         size, heads = self.block_size, len(self.plans)
         blocks = [block for plan in self.plans for block in plan]
-        kept = sum(block.kept for block in blocks)
-        tiles = sum(tile_count(block.keys, size) for block in blocks)
-        if heads > 1:
-            kept, tiles = kept / heads, tiles / heads
+        kept = sum(block.kept for block in blocks) / heads
+        tiles = sum(tile_count(block.keys, size) for block in blocks) / heads
         grid = tile_count(self.q_len, size) * tile_count(self.kv_len, size)
         return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
     def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> Tensor:
-        """Return the same mask for dense attention: bool [q_len or rows, kv_len]."""
+        """Return the mask as one tensor, bool [rows, kv_len], by default with all queries."""
         wanted = range(self.q_len) if rows is None else rows
         mask = np.zeros((len(wanted), self.kv_len), dtype=bool)
         for at, row in enumerate(wanted):
@@ -160,11 +156,11 @@ class BlockMask:
         return torch.from_numpy(mask)
 
 
-def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> Work | None:
-    """Count the connections and tiles that the pattern keeps, or None if they depend on the input."""
+def work(q_len: int, kv_len: int, *, causal: bool, options: Options, heads: int = 1) -> Work | None:
+    """Count the query-key pairs and tiles that a pattern keeps. See `attention.work`."""
     if options.pattern in DYNAMIC:
         return None
-    return static_mask(options, q_len, kv_len, causal, 1).work
+    return static_mask(options, q_len, kv_len, causal, options.masked_heads(heads)).work
 
 
 @functools.lru_cache(maxsize=64)
@@ -174,15 +170,15 @@ def static_mask(
     """Make the mask of a pattern that depends only on the shape, once for all layers and calls.
 
     Args:
-        options: The pattern and its sizes.
-        q_len: Queries. They have the last positions of the keys.
-        kv_len: Keys.
-        causal: Whether the future is masked.
-        heads: Query heads.
-        size: Side of a tile of the plan. None means `block_size`.
+        options: Name of the pattern, with its sizes.
+        q_len: Number of queries, which have the last positions of the keys.
+        kv_len: Number of keys.
+        causal: Whether a query sees only keys at or before its own position.
+        heads: Number of query heads.
+        size: Side of a tile of the plan, in tokens, or None for `block_size`.
 
     Raises:
-        BadInput: There are more queries than keys, and the pattern has a table.
+        BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
     options = with_window(options, q_len, kv_len, causal)
     causal, size = options.hides_future(causal), size or options.block_size
@@ -196,10 +192,10 @@ def static_mask(
 
 @functools.lru_cache(maxsize=64)
 def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
-    """Replace a requested sparsity by the largest window that reaches it, or by 1 if no window does.
+    """Replace a requested sparsity by the largest window that reaches it, or by a window of 1.
 
     Raises:
-        BadInput: As `static_mask`.
+        BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
     if q_len > kv_len and options.pattern in TABLED:
         raise BadInput(
@@ -208,17 +204,17 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
     low, high = 1, kv_len
-    while low < high:  # removed connections fall as the window grows
+    while low < high:  # A larger window removes fewer connections.
         middle = (low + high + 1) // 2
         found = options.model_copy(update={"window": middle, "sparsity": None})
-        mask = static_mask.__wrapped__(found, q_len, kv_len, causal, 1)  # masks to try are not kept
+        mask = static_mask.__wrapped__(found, q_len, kv_len, causal, 1)  # Trials are not cached.
         enough = mask.work.sparsity >= options.sparsity
         low, high = (middle, high) if enough else (low, middle - 1)
     return options.model_copy(update={"window": low})
 
 
 def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[int, int, bool, int]:
-    """Return the arguments of `static_mask`: lengths, causality, and the number of different heads.
+    """Return the lengths, the causality and the number of masks, for `static_mask`.
 
     Raises:
         BadInput: Heads or sequences that share a plan have different masks in your own `mask_mod`.
@@ -232,9 +228,9 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
 def check_shared(
     options: Options, batch: int, heads: int, q_len: int, kv_len: int, causal: bool
 ) -> None:
-    """Compare your own mask of all heads and sequences with those that are planned.
+    """Check that your own mask is the same for all heads and sequences that share a plan.
 
-    Few masks use `h` or `b`. Only their pairs are compared, up to the first difference.
+    Only a mask that uses `h` or `b` is compared, since a comparison evaluates every pair.
     """
     name = f"attention_options.mask_mod: {options.mask_mod}"
     mask_mod = PATTERNS["own"](options, kv_len, heads, torch.device("cpu"))
@@ -261,7 +257,7 @@ def check_shared(
 def _plan(
     keeps: MaskMod, options: Options, head: int, q_len: int, kv_len: int, causal: bool, size: int
 ) -> Plan:
-    """Find the kept tiles of every block of queries, at their corners if the pattern allows it."""
+    """Find the kept tiles of each block of queries, from the corners of tiles if possible."""
     blocks, offset = [], kv_len - q_len
     sides = (size, options.block_size) if options.pattern in BY_CORNERS else (1,)
     for start in range(0, q_len, size):
@@ -280,7 +276,7 @@ def _plan(
 
 
 def _corners(start: int, stop: int, sides: Sequence[int]) -> np.ndarray:
-    """List the positions in [start, stop) where a tile of one of these sides begins or ends, and both ends of the range."""
+    """List both ends of [start, stop), and positions where tiles of these sides begin or end."""
     inner = [np.arange(-(-start // side) * side, stop, side) for side in sides]
     begins = np.unique(np.concatenate([[start], *inner]))
     return np.unique(np.concatenate([begins, begins[1:] - 1, [stop - 1]]))

@@ -1,9 +1,9 @@
-"""Compute block-sparse attention on CPU, forward and backward: only the kept tiles.
+"""Compute block-sparse attention on CPU, forward and backward, over the kept tiles only.
 
 Each block of queries gathers the keys of its kept tiles and attends to them by two matrix products
 in float32. Heads are spread over threads, since a single block is too small to be divided. The
 backward pass computes the scores again, block by block, so that memory stays linear in the
-sequence. On other devices each block goes through torch's SDPA.
+sequence. On other devices each block calls torch's SDPA.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
 
-_SCORES = 2**18  # at once, per thread: 1 MiB of float32, which stays in the core's cache
-_Heads = list[tuple[int, int]]  # key heads, (batch, kv_head), those of a sequence in a row
+_SCORES = 2**18  # A product has at most these scores: 1 MiB of float32 stays in a core's cache.
+_Heads = list[tuple[int, int]]  # Each key head is a pair of batch and kv_head.
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None = None) -> Tensor:
     """Compute attention over the kept tiles.
 
     Args:
-        q: Shape [batch, heads, q_len, head_dim].
-        k: Shape [batch, kv_heads, kv_len, head_dim].
-        v: Shape as `k`.
-        mask: The keys that each block of queries sees, for the same lengths.
-        scale: Factor on the scores. None means head_dim ** -0.5.
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
+        v: Values, with the shape of `k`.
+        mask: Mask in blocks for these lengths.
+        scale: Factor on the scores, or None for head_dim ** -0.5.
 
     Returns:
-        Shape and dtype of `q`, zero for a query without any key.
+        Output with the shape and dtype of `q`, zero for a query without any key.
     """
     kernel = _BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks
     return kernel(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
@@ -53,7 +53,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float) -> Tensor:
-        # blocks without a key are not written
+        # The loop skips blocks without a key, so their output must be zero before.
         whole = all(block.runs for plan in mask.plans for block in plan)
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
         ctx.save_for_backward(q, k, v, out)
@@ -66,14 +66,14 @@ class _BlockSparse(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out = ctx.saved_tensors
         dtype = wide_type(q)
-        # float32 sums: every block adds its share, and bfloat16 would lose the later ones
+        # Sums are wide: every block adds its share, and bfloat16 would lose the later ones.
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
         queries, keys, values, results, d_results = (
             x.to(dtype).contiguous() for x in (q, k, v, out, d_out)
         )
         by_query, by_key = (queries, results, d_results, dq), (keys, values, dk, dv)
         _over_heads("backward", by_query, by_key, ctx.mask, ctx.scale)
-        # before the sums are copied
+        # Freeing the inputs makes room for the copies of the sums.
         del queries, keys, values, results, d_results, by_query, by_key
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
@@ -85,13 +85,13 @@ def _key_heads(k: Tensor) -> _Heads:
 def _calls(
     q: Tensor, k: Tensor, mask: BlockMask, heads: _Heads
 ) -> Iterator[tuple[int, slice, slice, Plan]]:
-    """Split heads into calls of a loop: all heads of a sequence if they share their mask, otherwise one query head each.
+    """Split heads into calls of a loop: a whole sequence if heads share a mask, or one query head.
 
     Args:
-        q: Shape [batch, heads, q_len, head_dim].
-        k: Shape [batch, kv_heads, kv_len, head_dim].
-        mask: The keys that each block sees.
-        heads: The key heads to compute.
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
+        mask: Mask in blocks for these lengths.
+        heads: Key heads to compute.
 
     Yields:
         The sequence, its query heads, its key heads, and their plan.
@@ -109,10 +109,7 @@ def _calls(
 
 
 def _buffer_sizes(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int, int, int]:
-    """Return how many heads go at once, and the elements of their scores and keys.
-
-    As many heads go at once as keep their scores in the cache.
-    """
+    """Return the number of heads whose scores fit the cache, and the elements of both buffers."""
     most = max((block.keys for block in blocks), default=0)
     scores = max((block.height for block in blocks), default=0) * group * most
     together = max(1, min(heads, _SCORES // max(1, scores)))
@@ -120,11 +117,10 @@ def _buffer_sizes(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int
 
 
 def loop_bytes(name: str, q: Tensor, k: Tensor, mask: BlockMask) -> int:
-    """Return the bytes of a loop at its peak, without the tensors that it is given.
+    """Return the peak memory of a loop in bytes, without its inputs and outputs.
 
-    These are the buffers for scores and keys, and the rows of a block, which are copied if heads
-    share their keys. The backward pass adds the gradients of a block's scores, which live until
-    those of the next block do.
+    The peak has the buffers for scores and keys, and the rows of a block, which are copied if heads
+    share their keys. The backward pass adds the gradients of the scores of two neighboring blocks.
     """
     heads, group = (k.shape[1], q.shape[1] // k.shape[1]) if mask.shared else (1, 1)
     most = 0
@@ -150,13 +146,13 @@ def _over_heads(
     mask: BlockMask,
     scale: float,
 ) -> None:
-    """Run a loop of `block_loops` over the key heads of all sequences, on threads that compute on one core each.
+    """Run a loop of `block_loops` over all key heads, on threads that compute on one core each.
 
-    A dispatch mode (a counter of FLOPs or of live bytes) sees only the calling thread. Under a mode
-    everything runs in that thread, by the plain loop, whose operations the mode counts.
+    A dispatch mode, like a counter of FLOPs or of live bytes, sees only the calling thread. Under
+    such a mode the plain loop runs in the calling thread, where the mode counts its operations.
     """
     q, k = by_query[0], by_key[0]
-    if isinstance(q, FakeTensor):  # a plan counts the loop's memory and does not run it
+    if isinstance(q, FakeTensor):  # A plan counts the memory of a loop without running the loop.
         torch.empty(loop_bytes(name, q, k, mask), dtype=torch.uint8)
         return
     modes = _get_current_dispatch_mode_stack()
@@ -176,33 +172,33 @@ def _over_heads(
     heads = _key_heads(k)
     threads = min(torch.get_num_threads(), len(heads))
     if threads < 2 or modes:
-        with torch.autocast("cpu", enabled=False):  # as in other threads, which never autocast
+        with torch.autocast("cpu", enabled=False):  # Other threads never autocast.
             run(heads)
         return
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
     def share(at: int) -> None:
-        torch.set_num_threads(before // threads)  # of this thread
+        torch.set_num_threads(before // threads)  # This acts on one thread only.
         with torch.inference_mode(inference), torch.no_grad():
             run(heads[len(heads) * at // threads : len(heads) * (at + 1) // threads])
 
     try:
         list(_pool(threads).map(share, range(threads)))
     finally:
-        # a worker's setting has changed the number that new threads start with
+        # Workers have changed the number with which new threads start.
         torch.set_num_threads(before)
 
 
 def _schedule(
     plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float
 ) -> block_loops.Schedule:
-    """Convert a plan for the loops, and allocate their buffers."""
+    """Convert a plan for the loops, and allocate the buffers."""
     blocks = [block for block in plan if block.runs]
     together, scores, keys = _buffer_sizes(blocks, group, heads)
     converted = []
     for block in blocks:
         start = block.runs[0][0] if len(block.runs) == 1 else -1
-        # the keys of several heads follow each other
+        # The keys of several heads follow each other.
         pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
         pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
         sizes = *block.rows, block.keys, start, block.unit
@@ -216,15 +212,15 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="nanolib-heads")
 
 
-_COMPILING = threading.Lock()  # two threads compile at once, and Python 3.11 cannot parse in two
+_COMPILING = threading.Lock()  # Python 3.11 cannot parse in two threads at once.
 
 
 @functools.cache
 def compiled_loop(name: str) -> Callable[..., None]:
-    """Compile a loop of `block_loops` if torch can: two threads that run it do not wait for each other's Python."""
+    """Compile a loop of `block_loops` if torch can, so that threads do not wait for Python."""
     loop = getattr(block_loops, name)
     with _COMPILING, warnings.catch_warnings():
-        # torch deprecates TorchScript. Without it the plain function computes the same
+        # torch deprecates TorchScript. Without TorchScript the plain function computes the same.
         warnings.simplefilter("ignore")
         try:
             return torch.jit.script(loop)
@@ -237,7 +233,7 @@ def attend_by_blocks(
 ) -> Tensor:
     """Compute attention block by block through torch's SDPA, for devices without the loops.
 
-    Its arguments are those of `attend`.
+    The arguments are those of `attend`.
     """
     if mask.shared:
         return _attend_by_plan(q, k, v, mask.plans[0], scale)
@@ -262,14 +258,14 @@ def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | 
         out = scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=grouped
         )
-        # a query without any key gets zero, whatever the kernel computes
+        # A query without any key gets zero, whatever the kernel computes.
         outs.append(out if seen is None else out.masked_fill(~seen.any(dim=1, keepdim=True), 0))
     return torch.cat(outs, dim=2)
 
 
 @functools.lru_cache(maxsize=256)
 def _seen(block: QueryBlock, device: torch.device, planning: object) -> Tensor:
-    """Make a block's mask, True if a query sees a key, and move it to a device once, since the host waits for each upload."""
+    """Copy a block's mask to a device, once, since the host waits for each upload."""
     seen = np.ones((block.height, block.keys), dtype=bool)
     seen[:, block.hidden_from :] = ~block.hidden
     return placed(seen, device)

@@ -1,4 +1,4 @@
-"""Compute dense attention by torch's scaled_dot_product_attention, with a choice of its backend."""
+"""Compute dense attention by a backend of torch's `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ _BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-_CPU_BACKENDS = (
-    "math",
-    "flash",
-)  # for the others torch falls back to math on CPU, without a warning
+# On CPU, torch silently computes `math` in place of the other backends.
+_CPU_BACKENDS = ("math", "flash")
 
 
 class Options(StrictModel):
     """Options of `dense`.
 
     Attributes:
-        backend: SDPA kernel. `auto` lets torch choose.
-        impl: Flash kernels of the backend `flash`: torch's own, or those of flash-attn 3 or 4.
+        backend: Backend of SDPA, or `auto` to let torch choose.
+        impl: Kernels of the backend `flash`: empty for torch's own, `FA3` or `FA4` for flash-attn 3
+            or 4.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -46,14 +45,16 @@ class Options(StrictModel):
         return self
 
 
-_active = ""  # the implementation that torch's dispatcher has
+_active = ""  # torch currently uses these kernels for the backend `flash`.
 
 
 def activate(impl: str) -> None:
-    """Let the backend `flash` run an implementation. A backward pass needs that of its forward pass.
+    """Choose the kernels of the backend `flash` for this process.
+
+    A backward pass needs the kernels of its forward pass.
 
     Raises:
-        Unsupported: The package is not installed, or this torch does not know it.
+        Unsupported: The package is not installed, or this version of torch does not support it.
     """
     global _active
     if impl == _active:
@@ -64,7 +65,7 @@ def activate(impl: str) -> None:
     if impl:
         try:
             torch.nn.attention.activate_flash_attention_impl(impl)
-        except Exception as error:  # torch is older, or the package's import fails
+        except Exception as error:  # An older torch lacks the function.
             raise Unsupported(f"impl {impl}: {type(error).__name__}: {error}") from error
         _active = impl
 
@@ -96,7 +97,8 @@ def attend(
 
 def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
-    # is_causal aligns at the start, nanolib at the end: they agree only for square scores. One query sees every key.
+    # `is_causal` aligns at the start and nanolib at the end, so they agree only for square scores.
+    # A single query sees every key.
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(

@@ -1,8 +1,8 @@
-"""Choose the keys that each head keeps from the queries and keys themselves.
+"""Choose the keys that each head keeps, from the values of queries and keys.
 
 A chooser takes q, k, causal, options and scores, and returns a `Choice` on the device of q and k.
-The host waits for nothing until it reads the blocks. A new chooser is a function, and a name in
-`patterns.DYNAMIC`.
+The host waits for the device only when `Choice.blocks` reads the choice. To add a chooser, write a
+function and add its name to `patterns.DYNAMIC`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end,
 
 
 class Sizes(NamedTuple):
-    """The shape of a choice.
+    """The shape of the cells of a choice.
 
     Attributes:
-        q_len: Queries.
-        kv_len: Keys.
-        causal: Whether the future is masked.
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        causal: Whether a query sees only keys at or before its own position.
         block_size: Queries per cell.
         key_size: Keys per cell.
-        window: Reach of the window that is kept next to the chosen cells, tokens, 0 for none.
+        window: Reach of the window that is kept in addition to the chosen cells, in tokens, or 0.
     """
 
     q_len: int
@@ -44,18 +44,17 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cells that a chooser chooses from: a block of queries and a tile of keys, or a single key.
+    """The cells of a choice: a block of queries and a tile of keys, or a single key.
 
-    The tables depend only on the shape. They are bool [query blocks, key cells].
+    Each table is bool, shape [query blocks, key cells], and depends only on `sizes`.
 
     Attributes:
-        sizes: The shape.
-        own: Cells with the position of one of their queries.
-        allowed: Cells of which causality lets some query see some key.
-        complete: Cells that the sequence's end does not cut, and of which causality lets all
-            queries see all keys.
-        near: Cells of which the window keeps some pair. None without a window.
-        within: Cells of which the window keeps all pairs. None without a window.
+        sizes: Shape of the cells.
+        own: Whether the keys of a cell contain the position of one of its queries.
+        allowed: Whether causality allows some pair of a cell.
+        complete: Whether the sequence contains a whole cell, and causality allows all of its pairs.
+        near: Whether the window keeps some pair of a cell, or None without a window.
+        within: Whether the window keeps all pairs of a cell, or None without a window.
     """
 
     sizes: Sizes
@@ -66,13 +65,13 @@ class Cells:
     within: Tensor | None = None
 
 
-@functools.lru_cache(maxsize=4)  # the tables of single keys are large: a byte per block and key
+@functools.lru_cache(maxsize=4)  # Tables of single keys are large: a byte per block and key.
 def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
-    """Return the cells of a shape, once for all calls of a `planning` mode."""
+    """Return the cells of a shape. `planning` is the current mode of fake tensors, or None."""
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
-    last, stop = first + size - 1, start + key_size - 1  # both may be beyond the end
+    last, stop = first + size - 1, start + key_size - 1  # A cell may end beyond the sequence.
     reached, complete = start <= last, (last < kv_len) & (stop < kv_len)
     tables = (
         reached & (first <= stop),
@@ -90,10 +89,10 @@ class Choice:
     """The cells that a chooser keeps.
 
     Attributes:
-        chosen: Whether a cell is kept, bool [batch, heads, query blocks, key cells], with 1 head
-            for all heads.
-        cells: What the shape decides.
-        heads: Query heads.
+        chosen: Whether a cell is kept, bool [batch, heads, query blocks, key cells]. The dimension
+            of the heads is 1 if all heads share the choice.
+        cells: Tables that depend only on the shape.
+        heads: Number of query heads.
     """
 
     chosen: Tensor
@@ -101,7 +100,7 @@ class Choice:
     heads: int
 
     def mask_mod(self, chosen: Any) -> MaskMod:
-        """Return whether a query sees a key, from the class's `chosen`, a tensor or an array."""
+        """Return the `mask_mod` of a choice, given `chosen` as a tensor or as an array."""
         batch, heads = chosen.shape[:2]
         q_len, kv_len, causal, size, key_size, window = self.cells.sizes
         offset = kv_len - q_len
@@ -113,17 +112,20 @@ class Choice:
         return at_end(keeps, offset, causal)
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
-        """Return the cells with a kept pair, and those that are kept whole, shaped as `chosen`."""
+        """Return whether a cell has a kept pair, and whether all of its pairs are kept."""
         some = whole = self.chosen
         if self.cells.sizes.window:
             some, whole = some | self.cells.near, whole | self.cells.within
         return some & self.cells.allowed, whole & self.cells.complete
 
     def tiles(self, side: int) -> tuple[Tensor, Tensor]:
-        """Return the tiles with a kept pair, and those whose pairs are all kept: bool [batch, heads, query tiles, key tiles].
+        """Return whether a tile has a kept pair, and whether all of its pairs are kept.
 
         Args:
-            side: Queries and keys of a tile, a multiple of `block_size`.
+            side: Side of a tile in tokens, a multiple of `block_size`.
+
+        Returns:
+            Two tables, bool [batch, heads, query tiles, key tiles].
         """
         sizes, shape = self.cells.sizes, self.chosen.shape
         rows, columns = side // sizes.block_size, side // sizes.key_size
@@ -143,7 +145,7 @@ class Choice:
         for head in range(len(chosen)):
             rows = enumerate(zip(some[head], whole[head], strict=True))
             plans.append(tuple(self._block(row, *kept, keeps, head) for row, kept in rows))
-        alike = self.heads // self.chosen.shape[1]  # heads that share a table
+        alike = self.heads // self.chosen.shape[1]  # Consecutive heads share a table.
         shared = tuple(plan for plan in plans for _ in range(alike))
         return BlockMask(shared, *self.cells.sizes[:4])
 
@@ -156,16 +158,17 @@ class Choice:
         found = some.nonzero()[0]
         keys = tile_positions(found, key_size)
         keys = keys[keys < reach]
-        # all queries see the leading whole cells: nothing is looked up there
+        # All queries see the leading whole cells, so no pair of these cells is looked up.
         begin = int(np.append(whole[found], False).argmin()) * key_size
         kept = keeps(0, head, np.arange(start, stop)[:, None], keys[begin:])
         return QueryBlock.of((start, stop), keys, kv_len, kept, begin)
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
-    """Keep each row's own tile and the tiles with the highest estimated scores.
+    """Keep the tiles of a row's own positions, and the tiles with the highest estimated scores.
 
-    `sparsity` sets how many tiles a row keeps. Without a sparsity, they have `window` tokens.
+    `sparsity` sets the number of kept tiles in a row. Without `sparsity`, the kept tiles of a row
+    have `window` tokens.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
@@ -181,16 +184,17 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 def threshold(
     q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None
 ) -> Choice:
-    """Keep each row's own tile and the fewest tiles whose estimated attention adds up to `mass`.
+    """Keep a row's own tiles, and the fewest tiles whose estimated attention adds up to `mass`.
 
-    If causal, only earlier tiles are estimated: the mean of a row's own keys includes the future.
+    If causal, only earlier tiles are estimated, since the mean of a row's own keys includes the
+    future.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
     estimated = estimated.masked_fill(cells.own, float("-inf")) if causal else estimated
-    # the first row has no earlier tile: all its weights are 0 / 0
+    # The first row has no earlier tile, so its weights are 0 / 0.
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
-    before = weights.cumsum(dim=-1) - weights  # the sum of all better tiles
+    before = weights.cumsum(dim=-1) - weights  # A tile is kept if better tiles lack mass.
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
     return Choice((kept | cells.own) & cells.allowed, cells, q.shape[1])
 
@@ -202,17 +206,18 @@ def _tiles(q: Tensor, k: Tensor, causal: bool, size: int) -> Cells:
 def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
     """Estimate the scores of tiles by the means of their queries and keys.
 
-    If causal, the first query replaces the mean of the queries, since later ones have seen the
-    future.
+    If causal, the first query of a tile replaces the mean, since later queries see the future of
+    the first.
 
     Returns:
-        Shape [batch, heads, query tiles, key tiles], −inf if causality forbids the tile.
+        Estimated scores, shape [batch, heads, query tiles, key tiles], −inf if causality forbids
+        the tile.
 
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
     size, q, k = cells.sizes.block_size, q.detach(), k.detach()
     q_means = q[:, :, ::size].float() if cells.sizes.causal else _tile_means(q, size)
-    # query heads that share their keys, one after the other
+    # Query heads that share their keys follow each other.
     grouped = q_means.reshape(*k.shape[:2], -1, q.shape[-1])
     scores = (grouped @ _tile_means(k, size).mT).view(*q_means.shape[:3], -1) * q.shape[-1] ** -0.5
     return scores.masked_fill(~cells.allowed, float("-inf"))
@@ -224,22 +229,22 @@ def _tile_means(x: Tensor, size: int) -> Tensor:
 
 
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
-    """Keep a local window, the tokens with the highest scores as globals, and random keys (Dynamic Context Allocation).
+    """Keep a window, the tokens with the highest scores, and random keys.
 
-    The number of globals depends on the input: tokens whose score is more than one standard
-    deviation above the mean, at least one and at most `global_tokens`. Each block of queries draws
-    its own random keys. If causal, a block chooses among the tokens before it, so that no choice
-    depends on the future, and decoding over a cache chooses as the whole sequence does.
+    Dynamic Context Allocation chooses as many global tokens as have a score of more than one
+    standard deviation above the mean, at least one and at most `global_tokens`. Each block of
+    queries draws its own random keys. If causal, a block of queries chooses among the tokens before
+    the block. Decoding over a cache then chooses the same tokens as the whole sequence.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
-        causal: Whether the future is masked.
-        options: `window`, `global_tokens`, `random_tokens`, `block_size`, `seed`.
-        scores: Per token, shape [batch, kv_len]. None means the norm of its keys.
+        causal: Whether a query sees only keys at or before its own position.
+        options: Options of the pattern. `sparsity` and `mass` have no effect.
+        scores: Score of each token, shape [batch, kv_len], or None for the norm of its keys.
     """
     values = k.detach().float().norm(dim=-1).mean(dim=1) if scores is None else scores.detach()
-    wide = torch.float32 if q.device.type == "mps" else torch.float64  # MPS has no float64
+    wide = torch.float32 if q.device.type == "mps" else torch.float64  # MPS has no float64.
     kv_len, planning = k.shape[2], detect_fake_mode()
     known, drawn = _drawn(q.shape[2], kv_len, causal, options, q.device, planning)
     table = _stand_out(values.to(wide), known, options.global_tokens)
@@ -249,12 +254,12 @@ def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | N
 
 
 def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
-    """Select the tokens that become global: bool [batch, blocks, tokens + 1], the last one never.
+    """Select the global tokens, bool [batch, blocks, tokens + 1], where the last column is False.
 
     Args:
-        scores: Of each token, [batch, tokens].
-        known: How many leading tokens each block of queries chooses among, int64 [blocks, 1].
-        most: The largest number of globals.
+        scores: Score of each token, shape [batch, tokens].
+        known: Number of leading tokens among which each block chooses, int64 [blocks, 1].
+        most: Largest number of global tokens.
     """
     tokens = scores.shape[-1]
     beyond = torch.arange(tokens, device=scores.device) >= known
@@ -274,11 +279,11 @@ def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
 def _drawn(
     q_len: int, kv_len: int, causal: bool, options: Options, device: torch.device, planning: object
 ) -> tuple[Tensor, Tensor]:
-    """Draw each block's random tokens.
+    """Draw the random tokens of each block of queries.
 
     Returns:
-        How many leading tokens each block of queries chooses among, int64 [blocks, 1], and the
-        drawn tokens, int64 [blocks, random_tokens], `kv_len` if it may choose none.
+        Number of leading tokens among which each block chooses, int64 [blocks, 1], and the drawn
+        tokens, int64 [blocks, random_tokens], which are `kv_len` for a block without a choice.
     """
     size, count = options.block_size, options.random_tokens
     places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]

@@ -1,7 +1,7 @@
 """Compute dense attention by flash-attn 2, 3 or 4.
 
-Version 4 is `pip install flash-attn-4`, a pure Python wheel that compiles its kernels when they are
-first called. Versions 2 and 3 are built from source.
+Version 4 is the pure Python package `flash-attn-4`, which compiles a kernel at its first call.
+Versions 2 and 3 are built from source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nanolib.models.attention.reference import dense_work
 from nanolib.params import StrictModel
 
 Version = Literal["auto", 2, 3, 4]
-_MODULES = {  # the newest first: `auto` takes the first that imports
+_MODULES = {  # The newest version is first, since `auto` takes the first that imports.
     4: ("flash_attn.cute",),
     3: ("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
     2: ("flash_attn",),
@@ -33,7 +33,7 @@ class Options(StrictModel):
     """Options of `flash_attn`.
 
     Attributes:
-        version: Major version. `auto` takes the newest that is installed.
+        version: Major version of flash-attn, or `auto` for the newest that is installed.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -43,20 +43,20 @@ class Options(StrictModel):
 
 @functools.cache
 def _imported(version: int) -> tuple[Callable[..., Any] | None, str]:
-    """Import one version: its function of q, k, v, shape [batch, length, heads, head_dim], and the import error."""
+    """Return the function of one version, or None and the error of the import."""
     if version == 4 and _imported(2)[0] is None:
         _skip_parent()
     errors = []
     for name in _MODULES[version]:
         try:
             return importlib.import_module(name).flash_attn_func, ""
-        except Exception as error:  # a binary of another torch fails in ways of its own
+        except Exception as error:  # A binary for another torch can raise any exception.
             errors.append(f"{type(error).__name__}: {error}")
     return None, "; ".join(errors)
 
 
 def _skip_parent() -> None:
-    """Make version 4 importable if version 2 is broken: importing their common package would fail again."""
+    """Make version 4 importable if version 2 is broken, which has the same parent package."""
     spec = importlib.util.find_spec("flash_attn") if "flash_attn" not in sys.modules else None
     if spec and spec.submodule_search_locations:
         package = types.ModuleType("flash_attn")
@@ -65,13 +65,13 @@ def _skip_parent() -> None:
 
 
 def found_version(version: Version = "auto") -> int | None:
-    """Return the version that `attend` uses, or None if it does not import."""
+    """Return the version that `attend` uses, or None if no version imports."""
     wanted = _MODULES if version == "auto" else (version,)
     return next((one for one in wanted if _imported(one)[0]), None)
 
 
 def missing(version: Version = "auto") -> str:
-    """Describe why the version does not import, and what to install."""
+    """Explain why a version does not import, and what to install."""
     wanted = _MODULES if version == "auto" else (version,)
     errors = "; ".join(f"version {one}: {_imported(one)[1]}" for one in wanted)
     return f'flash_attn, which cannot be imported ({errors}); on a machine with CUDA: pip install -e ".[cuda]"'
@@ -83,7 +83,7 @@ def attend(
     """Compute dense attention. See `nanolib.models.attention.attend`.
 
     Raises:
-        Unsupported: The version is not installed, or has no kernel for this device, dtype or
+        Unsupported: The version is not installed, or has no kernel for the device, the dtype or
             head_dim.
     """
     version = found_version(options.version)
@@ -103,14 +103,14 @@ def attend(
 def call(
     version: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> Tensor:
-    """Call one version on tensors of shape [batch, heads, length, head_dim].
+    """Call one version of flash-attn on q, k and v of shape [batch, heads, length, head_dim].
 
-    Since 2.1 it aligns causality at the end, as nanolib does.
+    Since version 2.1, flash-attn aligns causality at the end, as nanolib does.
     """
     function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
     try:
         out = function(*inputs, softmax_scale=scale, causal=causal)
-    except AssertionError as error:  # version 4 reports a missing kernel by an assertion
+    except AssertionError as error:  # Version 4 reports a missing kernel by an assertion.
         raise Unsupported(f"flash_attn {version}: {error or 'it refuses this input'}") from error
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 

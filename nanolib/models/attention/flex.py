@@ -1,4 +1,4 @@
-"""Compute the masks of the sparse patterns by torch's FlexAttention, compiled."""
+"""Compute sparse attention by torch's compiled FlexAttention."""
 
 from __future__ import annotations
 
@@ -32,25 +32,22 @@ from nanolib.models.optimize import with_own_code
 
 __all__ = ["Options", "attend", "work"]
 
-_KERNEL_TILE = (
-    128  # torch's GPU kernels need tiles of a multiple of it, backward ones on Hopper too
-)
+_KERNEL_TILE = 128  # The side of a GPU kernel's tile must be a multiple of 128.
 _LEAST_HEAD_DIM = 16
 
 
 class Options(SparseOptions):
-    """Options of `flex`: those of `sparse`, and the kernel.
+    """Options of `flex`: the options of `sparse`, and a backend.
 
     Attributes:
-        backend: torch's kernel for FlexAttention. `auto` lets torch choose, `flash` is flash-attn
-            4.
+        backend: Kernel of FlexAttention. `auto` lets torch choose, and `flash` is flash-attn 4.
     """
 
     backend: Literal["auto", "triton", "flash"] = "auto"
 
 
 def kernel_tile(device: str, block_size: int) -> int:
-    """Return the side of a tile that the kernel skips: `block_size`, or on a GPU its least multiple that the kernel takes."""
+    """Return the side of a tile that the kernel skips, a multiple of `block_size`."""
     is_gpu = torch.device(device).type == "cuda"
     return math.lcm(block_size, _KERNEL_TILE) if is_gpu else block_size
 
@@ -58,20 +55,17 @@ def kernel_tile(device: str, block_size: int) -> int:
 def computes_sparse(
     device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int
 ) -> bool:
-    """Return whether FlexAttention computes `sparse`: on CUDA, since a loop over blocks needs thousands of launches.
+    """Return whether FlexAttention computes the attention kind `sparse`.
 
-    The queries of a single block, as in decoding, need no loop, and FlexAttention would compile for
-    each new length of keys.
+    On CUDA a loop over blocks would need thousands of launches. Decoding has a single block of
+    queries, for which FlexAttention would compile at each new length of the keys.
     """
     has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
     return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Return why FlexAttention cannot run on a device, or an empty string.
-
-    This compiles nothing.
-    """
+    """Return why FlexAttention cannot run on a device, or an empty string, without compiling."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
@@ -94,25 +88,25 @@ def attend(
     options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute sparse attention by FlexAttention.
+    """Compute sparse attention by FlexAttention. See `attention.attend`.
 
-    A plan calls its operation without compiling. See `attention.attend`.
+    A plan on tensors without data calls the operation of FlexAttention without compiling.
 
     Raises:
-        Unsupported: The device has no such kernel, or no backward pass.
+        Unsupported: The device has no kernel for the backend, or no backward pass.
     """
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    backend = getattr(options, "backend", "auto")  # `sparse` has no such option
+    backend = getattr(options, "backend", "auto")  # The options of `sparse` have no backend.
     if reason := unsupported(q.device.type, graph, backend):
         raise Unsupported(reason)
     mask = mask_of(scale_queries(q, scale), k, causal=causal, options=options, scores=scores)
     if detect_fake_mode():
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
-    if q.device.type == "cpu":  # it refuses inputs that require a gradient, even under no_grad
+    if q.device.type == "cpu":  # Inputs that require a gradient are refused, even under no_grad.
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
-    # a donated buffer lets the backward pass overwrite what the graph has saved. The setting is part of the compiled code
+    # The backward pass overwrites donated buffers, and could not be repeated.
     with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
         out = kernel(
             q,
@@ -135,7 +129,7 @@ def allow_repeated_backward() -> None:
 def compiled(*of: Any) -> Any:
     """Compile FlexAttention for one shape, dtype and pattern.
 
-    Dynamo would silently run unfused what it cannot compile, so a full graph is required.
+    A full graph is required, since dynamo silently runs uncompiled what it cannot compile.
     """
     return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
 
@@ -143,7 +137,7 @@ def compiled(*of: Any) -> Any:
 def mask_of(
     q: Tensor, k: Tensor, *, causal: bool, options: SparseOptions, scores: Tensor | None = None
 ) -> FlexMask:
-    """Make FlexAttention's mask. Its arguments are those of `sparse.choose_mask`."""
+    """Make FlexAttention's mask. The arguments are those of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
     shape = mask_shape(options, q, k, causal)
@@ -160,16 +154,16 @@ def drawn_mask(
     device: torch.device,
     planning: object,
 ) -> FlexMask:
-    """Make the mask of a pattern that depends only on the shape, from its plan, without looking at each pair.
+    """Make the mask of a pattern that depends only on the shape, from the tiles of its plan.
 
     Args:
-        options: The pattern and its sizes.
-        q_len: Queries.
-        kv_len: Keys.
-        causal: Whether the future is masked.
-        heads: Heads with a mask of their own.
+        options: Name of the pattern, with its sizes.
+        q_len: Number of queries.
+        kv_len: Number of keys.
+        causal: Whether a query sees only keys at or before its own position.
+        heads: Number of different masks.
         device: Device of the inputs.
-        planning: The mode of tensors without data, or None.
+        planning: Current mode of fake tensors, or None. Each mode needs tensors of its own.
     """
     tile = kernel_tile(device.type, options.block_size)
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
@@ -180,9 +174,9 @@ def drawn_mask(
             keys = block.positions // tile
             some[head, row, keys] = True
             part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
-    part[:, q_len // tile :] = part[:, :, kv_len // tile :] = (
-        True  # the sequence's end cuts these tiles
-    )
+    # The end of the sequence cuts the last tiles.
+    part[:, q_len // tile :] = True
+    part[:, :, kv_len // tile :] = True
     made = with_window(options, q_len, kv_len, causal)
     mask_mod = static_mask_mod(made, q_len, kv_len, causal, heads, device)
     tiles = (placed(x[None], device) for x in (some, some & ~part))
@@ -190,7 +184,7 @@ def drawn_mask(
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
-    """Make the mask of a pattern that depends on the input, on its device, so that the host waits for nothing."""
+    """Make the mask of a pattern that depends on the input, on the device of the choice."""
     q_len, kv_len, _, size, *_ = choice.cells.sizes
     tile = kernel_tile(choice.chosen.device.type, size)
     return _list_tiles(*choice.tiles(tile), tile, choice.mask_mod(choice.chosen), (q_len, kv_len))
@@ -199,10 +193,7 @@ def chosen_mask(choice: Choice) -> FlexMask:
 def _list_tiles(
     some: Tensor, whole: Tensor, tile: int, mask_mod: MaskMod, lengths: tuple[int, int]
 ) -> FlexMask:
-    """Make a mask from the tiles with a kept pair, and those whose pairs are all kept.
-
-    Shapes as of `Choice.tiles`.
-    """
+    """Make a mask from tables of tiles with a kept pair, and of tiles that are kept whole."""
     part, lists = some & ~whole, []
     for tiles in (part, whole, part.mT.contiguous(), whole.mT.contiguous()):
         order = tiles.int().argsort(dim=-1, descending=True, stable=True)

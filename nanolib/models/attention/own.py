@@ -1,15 +1,17 @@
-"""Compute attention by a function of yours, `(q, k, v, causal) -> out`."""
+"""Compute attention by your own function `(q, k, v, causal) -> out`, and call your own masks."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import pydantic
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention.partial import scale_queries
@@ -21,8 +23,8 @@ class Options(StrictModel):
     """Options of `own`.
 
     Attributes:
-        call: `package.module:function` of q, k, v and causal, with the shapes of
-            `attention.attend`. It returns the output, and multiplies scores by head_dim ** -0.5.
+        call: Your function of q, k, v and causal, as `package.module:function`. The function
+            multiplies scores by head_dim ** -0.5, and returns the output.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -39,10 +41,10 @@ class Options(StrictModel):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
 ) -> Tensor:
-    """Call the function. See `nanolib.models.attention.attend`.
+    """Call your function. See `nanolib.models.attention.attend`.
 
     Raises:
-        BadInput: There is no such function, or its result has another shape than `q`.
+        BadInput: The function does not exist, or returns another shape than that of `q`.
     """
     out = _function(options.call)(scale_queries(q, scale), k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:
@@ -55,30 +57,41 @@ def attend(
 
 @functools.cache
 def _function(name: str) -> Callable[..., Any]:
-    """Import what `call` names, once for all timed calls."""
+    """Import your function once, outside the timed calls."""
     return imported("attention_options.call", name)
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> None:
-    """Return None: what a function of yours computes is unknown."""
+    """Return None, since the work of your own function is unknown."""
 
 
 def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
-    """Make a `mask_mod` of tensors take and return arrays."""
+    """Convert a `mask_mod` of tensors to a `mask_mod` of numpy arrays.
+
+    The mask is evaluated on the CPU, also in a plan on tensors without data.
+    """
 
     def keeps(*at: Any) -> np.ndarray:
-        indices = torch.broadcast_tensors(*(torch.as_tensor(index) for index in at))
-        return mask_mod(*indices).expand(indices[0].shape).cpu().numpy()
+        with on_cpu():
+            indices = torch.broadcast_tensors(*map(torch.as_tensor, at))
+            return mask_mod(*indices).expand(indices[0].shape).cpu().numpy()
 
     return keeps
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """Make tensors with data on the CPU, which no dispatch mode counts or replaces."""
+    with _disable_current_modes(), torch.device("cpu"):
+        yield
 
 
 def uses_index(mask_mod: Callable[..., Any], place: int) -> bool:
     """Return whether a `mask_mod` uses one of its indices in any operation.
 
     Args:
-        mask_mod: A function of b, h, q_idx and kv_idx.
-        place: Which of them, from 0.
+        mask_mod: Function of b, h, q_idx and kv_idx.
+        place: Place of the index among the four arguments, from 0.
     """
     used = []
 
@@ -88,7 +101,8 @@ def uses_index(mask_mod: Callable[..., Any], place: int) -> bool:
             used.append(True)
             return super().__torch_function__(*call, **more)
 
-    at = [torch.tensor(0) for _ in range(4)]
-    at[place] = at[place].as_subclass(Recorded)
-    mask_mod(*at)
+    with on_cpu():
+        at = [torch.tensor(0) for _ in range(4)]
+        at[place] = at[place].as_subclass(Recorded)
+        mask_mod(*at)
     return bool(used)

@@ -1,8 +1,6 @@
-"""Compute attention over a part of the keys, with the log-sum-exp that merges parts.
+"""Compute attention over a part of the keys, with the log-sum-exp that merges parts in float32.
 
-Parts meet in float32.
-
-Grouped heads are folded, not copied: the queries that share a key head become rows of one product.
+Queries that share a key head become rows of one product, so that no key is copied.
 """
 
 from __future__ import annotations
@@ -13,26 +11,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_SCORE_BYTES = 2**25  # of one matrix of scores, for any number of queries and keys
+_SCORE_BYTES = 2**25  # The scores of some queries take at most 32 MiB.
 _LOWEST = -math.inf
 
 
 def partial_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute softmax attention over some of the keys, and the log-sum-exp that weighs it against the others.
+    """Compute attention over some of the keys, and the log-sum-exp that weighs the result.
 
     Args:
-        q: Shape [batch, heads, q_len, head_dim].
-        k: Shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads and kv_len may be
-            0.
-        v: Shape as `k`.
-        causal: Whether query i sees only keys up to i. Then q_len and kv_len are equal.
-        mask: Whether a query may see a key, bool [q_len, kv_len], instead of `causal`.
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads and kv_len
+            may be 0.
+        v: Values, with the shape of `k`.
+        causal: Whether query i sees only keys up to i, for equal q_len and kv_len.
+        mask: Whether a query sees a key, bool [q_len, kv_len], in place of `causal`.
 
     Returns:
-        Output, shape of `q`, and log-sum-exp of the scores, [batch, heads, q_len], both float32
-        (float64 for such input). A query that sees no key has output 0 and log-sum-exp −inf.
+        Output, with the shape of `q`, and log-sum-exp of the scores, shape [batch, heads, q_len].
+        Both results have the dtype `wide_type(q)`. A query without any key has output 0 and
+        log-sum-exp −inf.
     """
     wide = wide_type(q)
     if q.numel() == 0 or k.shape[2] == 0:
@@ -45,22 +44,20 @@ def partial_attention(
 
 
 def wide_type(x: Tensor) -> torch.dtype:
-    """Return the dtype in which parts are merged."""
+    """Return the dtype in which parts are merged: float64 for float64, otherwise float32."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def scale_queries(q: Tensor, scale: float | None) -> Tensor:
-    """Multiply queries so that a kernel whose factor is head_dim ** -0.5 multiplies scores by `scale`."""
+    """Scale queries so that a kernel's factor head_dim ** -0.5 on the scores becomes `scale`."""
     return q if scale is None else q * (scale * q.shape[-1] ** 0.5)
 
 
 def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Give queries and keys the same number of heads.
 
-    Results for the folded queries reshape to the shape of `q`.
-
-    The queries that share a key head become rows of one head. A causal triangle cannot be folded,
-    so its keys are repeated.
+    Queries that share a key head become rows of one head, so results reshape to the shape of `q`.
+    A causal triangle cannot become rows, so its keys are repeated.
     """
     batch, heads, q_len, head_dim = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
@@ -74,11 +71,8 @@ def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute output and log-sum-exp in the wide dtype.
-
-    Queries and keys have the same number of heads.
-    """
-    if q.device.type == "cpu":  # its bfloat16 kernels round the weights to 3 digits
+    """Compute output and log-sum-exp for equal numbers of query and key heads."""
+    if q.device.type == "cpu":  # The kernel for bfloat16 would round the weights to 3 digits.
         q, k, v = (x.to(wide_type(x)) for x in (q, k, v))
         bias = None
         if mask is not None:
@@ -93,7 +87,7 @@ def _kernel(
     out, lse = out.to(wide_type(q)), lse.to(wide_type(q))
     if mask is None:
         return out, lse
-    # for rows without a key, kernels return NaN, 0 or the mean of v, and +inf or -inf
+    # For rows without a key, kernels return NaN, 0 or the mean of v, and +inf or −inf.
     seen = mask.any(dim=-1)
     return torch.where(seen[:, None], out, 0.0), torch.where(seen, lse, _LOWEST)
 
@@ -101,21 +95,21 @@ def _kernel(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same by two products, some queries at a time, for devices whose kernels return no log-sum-exp."""
-    k, v = (x.to(wide_type(q)) for x in (k, v))  # once for all parts
+    """Compute output and log-sum-exp by two products, for devices without such a kernel."""
+    k, v = (x.to(wide_type(q)) for x in (k, v))  # Converting once serves all parts.
     parts = []
     for rows in few_rows(q, k):
         scores = masked_scores(q, k, causal, mask, rows)
         lse = torch.logsumexp(scores, dim=-1)
         parts.append((torch.exp(scores - finite(lse)[..., None]) @ v, lse))
-    if len(parts) == 1:  # as for every decoded token
+    if len(parts) == 1:  # A single decoded token needs no copy.
         return parts[0]
     out, lse = zip(*parts, strict=True)
     return torch.cat(out, dim=2), torch.cat(lse, dim=2)
 
 
 def few_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Split the queries into parts whose scores stay small."""
+    """Split the queries into slices whose scores take little memory."""
     row = max(1, q.shape[0] * q.shape[1] * k.shape[2]) * wide_type(q).itemsize
     step = max(1, _SCORE_BYTES // row)
     for start in range(0, max(1, q.shape[2]), step):
@@ -123,7 +117,7 @@ def few_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
 
 
 def masked_scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, rows: slice) -> Tensor:
-    """Compute q kᵀ / √head_dim for some queries, −inf if a query does not see a key."""
+    """Compute q kᵀ / √head_dim for some queries, with −inf for keys that a query does not see."""
     wide = wide_type(q)
     scores = q[:, :, rows].to(wide) @ k.to(wide).mT * q.shape[-1] ** -0.5
     if causal:
@@ -140,7 +134,7 @@ def finite(lse: Tensor) -> Tensor:
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge two results of `partial_attention` into the first."""
+    """Merge the second result of `partial_attention` into the first, in place."""
     top = finite(torch.maximum(lse, other_lse))
     weight = torch.exp(other_lse - top)
     total = torch.exp(lse - top) + weight
@@ -150,5 +144,5 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
 
 
 def nonzero(total: Tensor) -> Tensor:
-    """Replace a zero sum of weights by one: what it divides is zero as well."""
+    """Replace a zero sum of weights by one, since the weighted values are zero too."""
     return torch.where(total == 0, 1.0, total)

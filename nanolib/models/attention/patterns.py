@@ -1,13 +1,14 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
 A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of
-positions, and a line in `PATTERNS`. FlexAttention takes the `mask_mod`. The CPU kernel plans its
-tiles from it. Causality is applied on top. Patterns that depend on the input are in `dynamic`.
+positions. `PATTERNS` lists the patterns by name. nanolib plans the tiles of both kernels by calling
+the `mask_mod` on arrays, and FlexAttention calls the `mask_mod` on tensors. nanolib applies
+causality on top of the pattern. Patterns that depend on the input are in `dynamic`.
 
-nanolib evaluates a pattern for every pair to find its tiles, which takes long for long sequences.
-It evaluates patterns in `BY_CORNERS` only where tiles begin and end and on the diagonal. Such a
-pattern keeps the diagonal, and within a tile it is constant, a band around the diagonal, a part of
-a document, or the leading rows or columns.
+To find the kept tiles, nanolib evaluates a pattern for every query-key pair, which is slow for long
+sequences. Patterns in `BY_CORNERS` are evaluated only at the edges of tiles and on the diagonal.
+A pattern in `BY_CORNERS` must keep the diagonal. Each tile must be constant, a band around the
+diagonal, a part of a document, or leading rows or columns.
 """
 
 from __future__ import annotations
@@ -26,43 +27,48 @@ from nanolib.models.attention.reference import BLOCK_SIZE
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
-MaskMod = Callable[
-    [Any, Any, Any, Any], Any
-]  # (batch, head, query, key) → whether the query sees the key
-Device = torch.device | None  # of the indices, None for arrays on the host
+# A mask_mod maps (batch, head, query, key) to whether the query sees the key.
+MaskMod = Callable[[Any, Any, Any, Any], Any]
+Device = torch.device | None  # The device is None if the indices are numpy arrays.
 DYNAMIC = ("top_k", "threshold", "dca")
-WINDOWED = ("window", "local_global", "bigbird")  # their window sets the sparsity
-BY_TILE = ("strided", "block", "random", "top_k")  # their number of tiles sets it
+# The window sets the sparsity of these patterns.
+WINDOWED = ("window", "local_global", "bigbird")
+# The number of kept tiles sets the sparsity of these patterns.
+BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _DRAWN = ("random", "bigbird")
-TABLED = (*_DRAWN, "document")  # a table of positions, so each query needs the position of a key
-_MOST = 2**24  # tokens: no sequence is longer
+# These patterns look up positions in a table, so each query needs the position of a key.
+TABLED = (*_DRAWN, "document")
+_MOST = 2**24  # No sequence may have more tokens.
 _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 
 
 class Options(StrictModel):
-    """Options of `sparse` and `flex`. Each pattern's docstring names those that it reads.
+    """Options of the attention kinds `sparse` and `flex`.
+
+    The docstring of each pattern names the options that the pattern reads.
 
     Attributes:
-        pattern: A key of `PATTERNS`, or one of `DYNAMIC`.
-        window: Reach of the local part, tokens.
-        global_tokens: Number of positions that all see: the leading ones (`local_global`,
-            `bigbird`, `prefix_lm`), or at most this number of chosen ones (`dca`).
-        random_tokens: Random keys (`bigbird`, `random`: in whole tiles).
-        sparsity: Share of connections to remove, in [0, 1). It replaces `window`.
+        pattern: Name of a pattern, a key of `PATTERNS` or one of `DYNAMIC`.
+        window: Reach of the local window, in tokens.
+        global_tokens: Number of positions that every query sees. `dca` chooses at most this number
+            by score, and other patterns take the first positions.
+        random_tokens: Number of random keys, which `bigbird` and `random` round up to whole tiles.
+        sparsity: Share of connections to remove, in [0, 1), in place of `window`.
         mass: Share of the estimated attention that `threshold` keeps.
-        block_size: Side of a tile, which is skipped or computed, and queries per block.
-        seed: Seed of random tiles and keys.
+        block_size: Side of a tile, in tokens. The kernel computes or skips a whole tile.
+        seed: Seed of the random tiles and keys.
         per_head: Whether each head has a mask of its own (`random`, `bigbird`, `own`).
-        document_lengths: Lengths of packed documents, tokens, repeated until the sequence is full
-            (`document`).
-        document_starts: First positions of the second and later documents, instead of lengths.
-        mask_mod: `package.module:function`, your own mask (`own`). A mask that depends on the head
-            needs `per_head: true`. It must be the same for all sequences of a batch.
+        document_lengths: Lengths of packed documents, in tokens, repeated until the sequence is
+            full (`document`).
+        document_starts: First positions of the second and later documents, in place of lengths.
+        mask_mod: Your own mask for the pattern `own`, as `package.module:function`. A mask that
+            depends on the head needs `per_head: true`. The mask must be the same for all sequences
+            of a batch.
     """
 
     NAME: ClassVar[str] = "attention_options"
-    model_config = pydantic.ConfigDict(frozen=True)  # caches of masks have them as a key
+    model_config = pydantic.ConfigDict(frozen=True)  # Caches of masks use the options as a key.
 
     pattern: str = "local_global"
     window: int = pydantic.Field(256, gt=0, le=_MOST)
@@ -91,7 +97,7 @@ class Options(StrictModel):
             )
         if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
             raise ValueError(
-                "document_lengths: pattern document needs either these or document_starts"
+                "document_lengths: pattern document needs either document_lengths or document_starts"
             )
         if list(self.document_starts) != sorted({*self.document_starts}):
             raise ValueError(
@@ -102,11 +108,11 @@ class Options(StrictModel):
         return self
 
     def masked_heads(self, heads: int) -> int:
-        """Return how many heads have a mask of their own, 1 if all share it."""
+        """Return the number of different masks: `heads` with `per_head`, otherwise 1."""
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:
-        """Return whether causality is applied on top of the pattern. `prefix_lm` has its own."""
+        """Return whether nanolib applies causality, which `prefix_lm` has in its own pattern."""
         return causal and self.pattern != "prefix_lm"
 
 
@@ -116,10 +122,8 @@ def tile_count(length: int, size: int) -> int:
 
 
 def placed(x: np.ndarray, device: Device) -> Any:
-    """Copy an array to a device. The copy has no data in a plan, whose tensors have none.
-
-    `.to` would keep a small array's values, and need the device.
-    """
+    """Copy an array to a device. In a plan, the copy is a tensor without data."""
+    # In a plan, `.to` would keep the values of small arrays, and would need the device.
     if device is None:
         return x
     values = torch.from_numpy(x)
@@ -127,12 +131,13 @@ def placed(x: np.ndarray, device: Device) -> Any:
 
 
 def is_near(i: Any, j: Any, reach: int) -> Any:
-    """Return |i − j| < reach, by comparisons: a difference would take eight bytes for each pair."""
+    """Return whether |i − j| < reach."""
+    # A difference would take eight bytes for each pair, and a comparison takes one.
     return (j > i - reach) & (j < i + reach)
 
 
 def window(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep |i − j| < `window`: the keys around a query, its own position included.
+    """Keep the keys around a query: all pairs with |i − j| < `window`.
 
     Source: the sliding window of Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
@@ -140,7 +145,7 @@ def window(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod
 
 
 def local_global(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep the window, and the first `global_tokens` positions, which see every key and are seen by every query.
+    """Keep the window, and the first `global_tokens` positions as queries and as keys.
 
     Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
@@ -151,12 +156,12 @@ def local_global(options: Options, kv_len: int, heads: int, device: Device) -> M
 
 
 def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep a query's own tile and every stride-th tile from it.
+    """Keep the tile of a query, and every stride-th tile before and after that tile.
 
     The stride is 1 / (1 − `sparsity`), or `window` in tiles.
 
-    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509; by tiles,
-    which can be skipped.
+    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. nanolib
+    strides over tiles, since a kernel skips only whole tiles.
     """
     size = options.block_size
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
@@ -165,7 +170,7 @@ def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMo
 
 
 def block(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep a query's own chunk: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` tokens.
+    """Keep the chunk of a query: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window`.
 
     Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
     """
@@ -176,7 +181,7 @@ def block(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
 
 
 def random(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep a row's own tile and random tiles: a share of 1 − `sparsity`, or those of `random_tokens`.
+    """Keep the tile of a query and random tiles: a share of 1 − `sparsity`, or `random_tokens`.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -190,7 +195,7 @@ def random(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod
 
 
 def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep the pairs of `local_global`, and random tiles of `random_tokens`.
+    """Keep the pairs of `local_global`, and random tiles of `random_tokens` tokens.
 
     Source: Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -202,7 +207,7 @@ def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> MaskMo
 
 
 def document(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Keep the keys of a query's own document, if several are packed into one sequence.
+    """Keep the keys of the query's own document, if a sequence packs several documents.
 
     Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
     """
@@ -215,7 +220,7 @@ def document(options: Options, kv_len: int, heads: int, device: Device) -> MaskM
 
 
 def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Let the first `global_tokens` positions see each other, and later ones all before them, with or without `causal`.
+    """Keep the first `global_tokens` keys and all earlier keys, with or without `causal`.
 
     Source: Raffel et al. (2020), T5, arXiv 1910.10683.
     """
@@ -224,23 +229,24 @@ def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> Mask
 
 
 def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
-    """Import your own `mask_mod(b, h, q_idx, kv_idx)`, the same for each sequence of a batch.
+    """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
-    With `per_head: true` each head has its own plan. Otherwise all heads share the plan of head 0,
-    and a mask that depends on `h` is refused. nanolib evaluates the mask for every pair on the host.
+    With `per_head: true` each head has a mask of its own. Otherwise nanolib refuses a mask that
+    depends on `h`. nanolib evaluates the mask for every query-key pair on the CPU.
     """
-    mask_mod = imported("attention_options.mask_mod", options.mask_mod)
+    with own.on_cpu():  # A plan must not leave tensors without data in the module of the mask.
+        mask_mod = imported("attention_options.mask_mod", options.mask_mod)
     return mask_mod if device else own.on_arrays(mask_mod)
 
 
 def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
-    """Draw the tiles that each row keeps, its own among them: bool [heads, tiles, tiles]."""
+    """Draw the kept tiles of each row, with the diagonal: bool [heads, tiles, tiles]."""
     tiles = tile_count(kv_len, options.block_size)
     tables = np.zeros((heads, tiles, tiles), dtype=bool)
     for head, table in enumerate(tables):
         source = np.random.RandomState((options.seed + 1_000_003 * head) % 2**32)
         bits = source.randint(2**32, size=(tiles, tiles), dtype=np.uint32)
-        # the 24 bits of torch.rand, so that a seed draws the same tiles by either
+        # torch.rand uses 24 bits too, so a seed draws the same tiles as torch.rand.
         order = (bits & 0xFFFFFF).astype(np.int64)
         np.fill_diagonal(order, -1)
         np.put_along_axis(table, order.argsort(axis=1, kind="stable")[:, :kept], True, axis=1)
@@ -263,13 +269,13 @@ PATTERNS: dict[str, Callable[[Options, int, int, Device], MaskMod]] = {
 def static_mask_mod(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
 ) -> MaskMod:
-    """Return a pattern's `mask_mod` of queries and keys. Options come from `with_window`."""
+    """Return the `mask_mod` of a pattern with causality. Options must come from `with_window`."""
     mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
     return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
 
 
 def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
-    """Convert a `mask_mod` of positions to one of queries, the first of which has position `offset`."""
+    """Convert a `mask_mod` of positions to a `mask_mod` of queries that begin at `offset`."""
 
     def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         position = q_idx + offset

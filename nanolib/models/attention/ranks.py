@@ -1,6 +1,6 @@
-"""Split a sequence over ranks, exchange tensors between them, and time it.
+"""Split a sequence over ranks, and exchange tensors between ranks.
 
-A rank has one piece of the sequence, or two that share causal work evenly (zigzag).
+A rank has one piece of the sequence, or two pieces that balance causal work (zigzag).
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ Piece = tuple[int, int]  # positions [start, stop)
 
 @dataclass(frozen=True)
 class Sharding:
-    """Pieces of a sequence over ranks, in each rank's order.
+    """The pieces of a sequence that each rank has.
 
     Attributes:
-        pieces: Per rank, positions [start, stop) of each piece. A piece may be empty.
+        pieces: Positions [start, stop) of each piece, by rank. A piece may be empty.
     """
 
     pieces: tuple[tuple[Piece, ...], ...]
 
     @classmethod
     def contiguous(cls, total: int, world: int) -> Sharding:
-        """Give each rank one piece, in order. Lengths differ by one at most."""
+        """Give each rank one piece, in order. Lengths differ by at most one."""
         return cls(tuple((piece,) for piece in _split(total, world)))
 
     @classmethod
     def zigzag(cls, total: int, world: int) -> Sharding:
-        """Give rank r the pieces r and 2·world − 1 − r of 2·world: with causality every rank has the same number of pairs."""
+        """Give rank r the pieces r and 2·world − 1 − r of 2·world, which balances causal work."""
         pieces = _split(total, 2 * world)
         return cls(tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world)))
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int]) -> Sharding:
-        """Give each rank one piece of its length, in order."""
+        """Give each rank one piece of the given length, in order."""
         edges = itertools.accumulate(lengths, initial=0)
         return cls(tuple((piece,) for piece in itertools.pairwise(edges)))
 
@@ -59,11 +59,11 @@ class Sharding:
         return sum(self.length(rank) for rank in range(self.world))
 
     def length(self, rank: int) -> int:
-        """Return the number of a rank's positions."""
+        """Return the number of positions of a rank."""
         return sum(stop - start for start, stop in self.pieces[rank])
 
     def take(self, x: Tensor, rank: int, dim: int = 2) -> Tensor:
-        """Return a rank's part of a whole sequence, a view if it is one piece."""
+        """Return a rank's part of a whole sequence, as a view if the rank has one piece."""
         if x.shape[dim] != self.total:
             raise BadInput(
                 f"x: {x.shape[dim]} positions in dimension {dim}; this layout has {self.total}"
@@ -78,16 +78,16 @@ def _split(total: int, parts: int) -> list[Piece]:
 
 
 class Ranks:
-    """The ranks of a process group. Without a process group there is one rank, which sends nothing.
+    """The ranks of a process group. Without a process group there is one rank.
 
     Args:
-        group: The process group. None means all ranks.
-        timer: Its context `time_block(name)` times a part: `comp_…` computes, `comm_…` sends and
-            receives.
+        group: Process group, or None for all ranks.
+        timer: Object whose context `time_block(name)` times a part, or None. Names begin with
+            `comp_` for computation and with `comm_` for communication.
 
     Attributes:
-        rank: This process's rank.
-        world: How many ranks there are.
+        rank: Rank of this process.
+        world: Number of ranks.
     """
 
     def __init__(self, group: Any = None, timer: Any = None) -> None:
@@ -97,16 +97,16 @@ class Ranks:
         self.world = dist.get_world_size(group) if several else 1
 
     def time(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Time the context's body if there is a timer."""
+        """Time a part in the context, if there is a timer."""
         return contextlib.nullcontext() if self._timer is None else self._timer.time_block(name)
 
     def layout(self, layout: Sharding | None, length: int, device: torch.device) -> Sharding:
-        """Check a layout against this rank's length, or make one piece per rank, in order, from gathered lengths.
+        """Check a layout against this rank's length, or gather the lengths for a contiguous layout.
 
         Raises:
-            BadInput: The layout has another number of ranks, or another length here.
+            BadInput: The layout has another number of ranks, or another length on this rank.
         """
-        if layout is None:  # one all-gather of 8 bytes
+        if layout is None:
             return Sharding.from_lengths(
                 self.all_gather(torch.tensor(length, device=device)).tolist()
             )
@@ -118,7 +118,7 @@ class Ranks:
         return layout
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Gather every rank's x, all of one shape: [world, *x.shape]."""
+        """Gather x from all ranks, shape [world, *x.shape]."""
         if self.world == 1:
             return x[None]
         parts = x.new_empty(self.world, *x.shape)
@@ -126,15 +126,15 @@ class Ranks:
         return parts
 
     def all_reduce(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Reduce all ranks' x to one. This may overwrite x."""
-        # collectives add up storages: a kernel's strides are not those of an empty shard
+        """Reduce x over all ranks, possibly in place."""
+        # Collectives add up storages, so all ranks need the same strides.
         x = x.contiguous()
         if self.world > 1:
             dist.all_reduce(x, op=operation, group=self._group)
         return x
 
     def all_to_all(self, parts: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Send a part to each rank, and receive parts of these shapes."""
+        """Send one part to each rank, and receive parts of the given shapes."""
         sizes, incoming = [part.numel() for part in parts], [math.prod(shape) for shape in shapes]
         sent = parts[0].new_empty(sum(sizes))
         for part, into in zip(parts, sent.split(sizes), strict=True):
@@ -147,10 +147,10 @@ class Ranks:
         """Start to send tensors to the next rank, and to receive those of the previous rank.
 
         Args:
-            send: Any shapes.
-            length: Length of the received tensors in dimension `dim`. Their other dimensions are
+            send: Tensors of any shape.
+            length: Length of the received tensors in dimension `dim`. All other dimensions are
                 those of `send`.
-            dim: By default the positions of [batch, heads, positions, head_dim].
+            dim: Dimension of the positions.
 
         Returns:
             A function that waits, and returns the received tensors.
@@ -158,10 +158,8 @@ class Ranks:
         received = [x.new_empty(*x.shape[:dim], length, *x.shape[dim + 1 :]) for x in send]
         sent = [x.contiguous() for x in send]
         to, origin = ((self.rank + step) % self.world for step in (1, -1))
-        if self._group is not None:
-            to, origin = (dist.get_global_rank(self._group, peer) for peer in (to, origin))
         operations = [
-            dist.P2POp(call, x, peer, self._group)
+            dist.P2POp(call, x, group=self._group, group_peer=peer)
             for call, tensors, peer in ((dist.isend, sent, to), (dist.irecv, received, origin))
             for x in tensors
             if x.numel()
@@ -171,7 +169,7 @@ class Ranks:
         def wait() -> list[Tensor]:
             for work in works:
                 work.wait()
-            sent.clear()  # they had to live until they were sent
+            sent.clear()  # The tensors must live until they are sent.
             return received
 
         return wait

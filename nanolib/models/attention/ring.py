@@ -1,8 +1,10 @@
-"""Compute ring attention, forward and backward: each rank keeps its queries, and keys and values go around the ranks.
+"""Compute ring attention, forward and backward.
 
-The next hop overlaps with the computation of a block. A rank sees `world` blocks of keys. With
-causality and one piece per rank, the last rank has work in all of them and the first in one.
-`Sharding.zigzag` gives every rank the same work.
+Each rank keeps its queries, and keys and values go around the ranks.
+
+The next hop overlaps with the computation of a block of keys. With causality and one piece per
+rank, the last rank computes `world` blocks and the first rank one. `Sharding.zigzag` gives every
+rank the same work.
 
 Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in
 github.com/zhuzilin/ring-flash-attention.
@@ -42,23 +44,23 @@ def ring_attention(
     overlap: bool = True,
     timer: Any = None,
 ) -> Tensor:
-    """Compute attention over a sequence that is sharded across ranks. It has a backward pass.
+    """Compute attention over a sequence that is sharded across ranks, with a backward pass.
 
     Args:
         q: This rank's queries, shape [batch, heads, local_len, head_dim].
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
             heads.
-        v: Shape as `k`.
-        causal: Whether a query sees no later position.
-        layout: Positions of each rank. None means one piece each in order of rank, with gathered
-            lengths.
-        group: The process group. None means all ranks.
-        scale: Factor on the scores. None means head_dim ** -0.5.
-        overlap: Whether a hop runs while a block is computed. Without it both can be timed.
-        timer: Times the parts `comp_blocks` and `comm_hop`. See `Ranks`.
+        v: This rank's values, with the shape of `k`.
+        causal: Whether a query sees only keys at or before its own position.
+        layout: Positions of each rank, or None for one piece per rank in order.
+        group: Process group, or None for all ranks.
+        scale: Factor on the scores, or None for head_dim ** -0.5.
+        overlap: Whether a hop runs while a block is computed. Without overlap, a timer sees both
+            apart.
+        timer: Timer of the parts `comp_blocks` and `comm_hop`, as in `Ranks`.
 
     Returns:
-        Shape and dtype of `q`.
+        Output with the shape and dtype of `q`.
 
     Raises:
         BadInput: The shapes do not fit each other or the layout.
@@ -91,7 +93,7 @@ class _Ring(torch.autograd.Function):
                     part = partial_attention(q[:, :, mine], *seen, causal=diagonal)
                     merge(out[:, :, mine], lse[:, :, mine], *part)
                     del part, seen
-            del keys, values  # before the next ones arrive
+            del keys, values  # Freeing these keys makes room for the next keys.
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = (causal, layout, ranks, overlap)
         return out.to(q.dtype)
@@ -101,7 +103,7 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         causal, layout, ranks, overlap = ctx.rest
         grad_q = torch.zeros_like(q, dtype=out.dtype)
-        # the gradients of a rank's keys follow its keys, one hop behind, and return to the rank in the end
+        # The gradients of a rank's keys follow the keys one hop later, and return in the end.
         back = None
         for owner, keys, values in rotate(k, v, layout, ranks, overlap):
             with ranks.time("comp_blocks"):
@@ -131,7 +133,7 @@ class _Ring(torch.autograd.Function):
 def rotate(
     k: Tensor, v: Tensor, layout: Sharding, ranks: Ranks, overlap: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Pass keys and values around the ring. Yield their owner and them, this rank's own first."""
+    """Pass keys and values around the ring, and yield their owner, keys and values at each step."""
     current, hop = [k, v], None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
@@ -148,7 +150,7 @@ def rotate(
 def _blocks(
     layout: Sharding, rank: int, owner: int, causal: bool
 ) -> Iterator[tuple[slice, slice, bool]]:
-    """List the pieces of queries and keys that see each other: their slices, and whether they are one piece, a triangle."""
+    """Yield slices of queries and keys that see each other, and whether they form a triangle."""
     for mine, piece in _local_slices(layout.pieces[rank]):
         for theirs, other in _local_slices(layout.pieces[owner]):
             if piece[0] == piece[1] or other[0] == other[1] or (causal and other[0] >= piece[1]):
@@ -166,16 +168,16 @@ def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
 def block_gradients(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what a block of keys adds to the gradients.
+    """Compute the share of the gradients that a block of keys contributes.
 
     Args:
-        grad_out: Shape of `q`.
-        q: Shape [batch, heads, q_len, head_dim].
-        out: Output over all keys, shape of `q`, float32.
-        lse: Log-sum-exp over all keys, [batch, heads, q_len], float32.
-        k: Shape [batch, kv_heads, kv_len, head_dim].
-        v: Shape as `k`.
-        causal: Whether queries and keys are the same positions, and a query sees no later one.
+        grad_out: Gradient of the output, with the shape of `q`.
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        out: Output over all keys, float32, with the shape of `q`.
+        lse: Log-sum-exp over all keys, float32, shape [batch, heads, q_len].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
+        v: Values, with the shape of `k`.
+        causal: Whether query i sees only keys up to i.
 
     Returns:
         Gradients of q, k and v, float32.
@@ -190,7 +192,7 @@ def block_gradients(
         )
     else:
         grad_q, *grads = plain_gradients(grad, folded, whole, lse, k, v, causal)
-    if k.shape[1] > kv_heads:  # keys were repeated: their gradients add up
+    if k.shape[1] > kv_heads:  # The gradients of repeated keys add up.
         grads = [x.unflatten(1, (kv_heads, -1)).sum(dim=2) for x in grads]
     return grad_q.reshape(q.shape), *grads
 
@@ -198,12 +200,9 @@ def block_gradients(
 def plain_gradients(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same some queries at a time, for devices without that kernel.
-
-    Keys have as many heads as queries.
-    """
+    """Compute `block_gradients` by plain products, with as many key heads as query heads."""
     wide, scale = wide_type(q), q.shape[-1] ** -0.5
-    k, v = k.to(wide), v.to(wide)  # once for all parts
+    k, v = k.to(wide), v.to(wide)  # Converting keys and values once serves all parts.
     grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     for rows in few_rows(q, k):
         scores = masked_scores(q, k, causal, None, rows)

@@ -1,4 +1,4 @@
-"""Compute block-sparse attention: a pattern chooses the keys of each block of queries, and all other tiles are skipped."""
+"""Compute block-sparse attention: a pattern chooses the keys of each block of queries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WATCHED: list[list[Work]] = []
 
 @contextlib.contextmanager
 def watched_work() -> Iterator[list[Work]]:
-    """Collect what each call inside the context keeps, for patterns that depend on the input."""
+    """Collect the work of each sparse call in the context, which the input may decide."""
     found: list[Work] = []
     _WATCHED.append(found)
     try:
@@ -65,10 +65,7 @@ def attend(
 
 
 def _is_counted() -> bool:
-    """Return whether a dispatch mode counts operations.
-
-    It knows those of the loops, not FlexAttention's.
-    """
+    """Return whether a dispatch mode counts the operations, which FlexAttention would hide."""
     modes = _get_current_dispatch_mode_stack()
     return detect_fake_mode() is None and any(
         not isinstance(mode, FakeTensorMode) for mode in modes
@@ -81,14 +78,14 @@ def choose_mask(
     """Choose the keys that each block of queries sees.
 
     Args:
-        q: As in `attend`.
-        k: As in `attend`.
-        causal: Whether the future is masked.
-        options: The pattern and its sizes.
+        q: Queries, shape [batch, heads, q_len, head_dim].
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim].
+        causal: Whether a query sees only keys at or before its own position.
+        options: Name of the pattern, with its sizes.
         scores: Learned score per token, shape [batch, kv_len], for `dca`.
 
     Returns:
-        The mask, cached if it depends only on the shape.
+        Mask in blocks, which is cached if it depends only on the shape.
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()

@@ -1,10 +1,11 @@
-"""Decode over keys that are sharded across ranks: every rank attends to its own keys, and the parts are reduced.
+"""Decode over keys that are sharded across ranks, by reducing the results of the ranks.
 
-softmax(q kᵀ) v over all keys = Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), with m the largest lse.
-Three algorithms send this sum in different ways. `ring` and `pass_q` are baselines.
+Rank r computes the output o_r and the log-sum-exp lse_r over its own keys. The output over all keys
+is Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), where m is the largest lse_r. Three algorithms
+communicate these sums in different ways. The algorithms `ring` and `pass_q` are baselines.
 
-Source: Shyam et al., Tree Attention (arXiv 2408.04093); for `pass_q`, Yang et al. (arXiv
-2411.01783).
+Source: Shyam et al., Tree Attention (arXiv 2408.04093), and Yang et al. (arXiv 2411.01783) for
+`pass_q`.
 """
 
 from __future__ import annotations
@@ -41,26 +42,25 @@ def tree_attention_decode(
     scale: float | None = None,
     timer: Any = None,
 ) -> Tensor:
-    """Compute attention of the newest tokens over a sequence whose keys are on several ranks, one piece each, in order.
+    """Compute attention of the newest tokens over keys that are sharded across ranks, in order.
 
     Args:
-        q: The queries of the last q_len positions, the same on every rank, shape [batch, heads,
-            q_len, head_dim].
+        q: Queries of the last q_len positions, the same on every rank, shape [batch, heads, q_len,
+            head_dim].
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
-            heads. Their number may be 0, and may differ between ranks.
-        v: Shape as `k`.
-        group: The process group. None means all ranks. Without `torch.distributed` there is one
-            rank.
-        algorithm: `three_allreduce` (largest lse, denominator, numerator), `fused` (largest lse,
-            then both sums packed), `gather` (one all-gather of outputs and lse), or the baselines
-            `ring` (keys and values go around) and `pass_q` (shares of the queries go around).
-        layout: Positions of each rank, one piece each in order of rank. Several queries need it,
-            and so does `ring`: if None, they gather the lengths, for which the host waits.
-        scale: Factor on the scores. None means head_dim ** -0.5.
-        timer: Times the parts. See `Ranks`.
+            heads. The number of keys may be 0, and may differ between ranks.
+        v: This rank's values, with the shape of `k`.
+        group: Process group, or None for all ranks.
+        algorithm: One of `ALGORITHMS`. `three_allreduce` reduces the largest lse, the denominator
+            and the numerator. `fused` reduces both sums in one message. `gather` gathers outputs
+            and lse. `ring` passes keys and values around the ranks, and `pass_q` passes queries.
+        layout: Positions of each rank, one piece per rank in order. Without a layout, `ring` and
+            calls with several queries gather the lengths, for which the host waits.
+        scale: Factor on the scores, or None for head_dim ** -0.5.
+        timer: Timer of the parts, as in `Ranks`.
 
     Returns:
-        Shape and dtype of `q`, the same on every rank, zero if there is no key.
+        Output with the shape and dtype of `q`, the same on every rank, and zero without any key.
 
     Raises:
         BadInput: The algorithm is unknown, or the shapes do not fit each other or the layout.
@@ -84,12 +84,12 @@ def tree_attention_decode(
 
 
 def attend_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute the same on one rank that has all keys.
+    """Compute attention of the newest tokens on one rank that has all keys.
 
     Args:
-        q: As in `tree_attention_decode`.
+        q: Queries, as in `tree_attention_decode`.
         k: All keys, shape [batch, kv_heads, seq_len, head_dim].
-        v: Shape as `k`.
+        v: All values, with the shape of `k`.
     """
     call = _Decode(q, k, v, Sharding.from_lengths([k.shape[2]]), None)
     return call.partial(0, k, v)[0].to(q.dtype)
@@ -106,7 +106,7 @@ class _Decode:
     ranks: Ranks | None
 
     def visible(self, rank: int) -> Tensor | None:
-        """Return whether a rank's key is at or before the query, bool [q_len, local_len], or None if all are."""
+        """Return whether a query sees a key of a rank, bool [q_len, local_len], or None for all."""
         q_len = self.q.shape[2]
         if q_len == 1:
             return None
@@ -117,11 +117,11 @@ class _Decode:
         return torch.arange(start, stop, device=self.q.device) <= queries[:, None]
 
     def partial(self, owner: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute attention over a rank's keys: output and log-sum-exp."""
+        """Compute output and log-sum-exp over a rank's keys."""
         return partial_attention(self.q, k, v, mask=self.visible(owner))
 
     def local(self) -> tuple[Tensor, Tensor]:
-        """Compute attention over this rank's keys."""
+        """Compute output and log-sum-exp over this rank's keys."""
         with self.ranks.time("comp_local_attention"):
             return self.partial(self.ranks.rank, self.k, self.v)
 
@@ -132,7 +132,7 @@ class _Decode:
         return finite(largest)
 
     def sum_ranks(self, x: Tensor, name: str) -> Tensor:
-        """Sum all ranks' x, timed by that name. This may overwrite x."""
+        """Sum x over all ranks, possibly in place, in a part of this name."""
         with self.ranks.time(name):
             return self.ranks.all_reduce(x)
 
@@ -186,21 +186,18 @@ def _ring(call: _Decode) -> Tensor:
 
 
 def _pass_q(call: _Decode) -> Tensor:
-    """Pass shares of the queries around the ranks with their results so far.
-
-    Keys stay on their rank.
-    """
+    """Pass shares of the queries and their results so far, while keys stay on their rank."""
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
     rows = q.shape[1] // kv_heads * q.shape[2]
-    # Queries of one key head stay together, so that its keys are read once. They are sent with sums in the wide dtype.
+    # Queries of one key head stay together, so that the head's keys are read once.
     shares = [slice(*piece) for (piece,) in Sharding.contiguous(batch * kv_heads, world).pieces]
     keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
     mask = call.visible(ranks.rank)
     mask = None if mask is None else mask.repeat(rows // q.shape[2], 1)
     with ranks.time("comp_num_den"):
         mine = q.reshape(1, batch * kv_heads, rows, head_dim)[:, shares[ranks.rank]]
-        # share of the heads × (query | output | log-sum-exp)
+        # Each row of the state has the query, the output and the log-sum-exp.
         state = mine.new_zeros(*mine.shape[:3], 2 * head_dim + 1, dtype=wide_type(q))
         state[..., :head_dim] = mine
         state[..., -1] = -torch.inf
@@ -215,7 +212,7 @@ def _pass_q(call: _Decode) -> Tensor:
         with ranks.time("comp_num_den"):
             merge(state[..., head_dim:-1], state[..., -1], *found)
     with ranks.time("comm_gather"):
-        # Rank r ends with share r + 1. Shares differ by one head at most, and are padded to the largest.
+        # Rank r ends with share r + 1. All shares are padded to the largest, since sizes differ.
         sizes = [share.stop - share.start for share in shares]
         padded = state.new_zeros(1, max(sizes), rows, head_dim)
         padded[:, : state.shape[1]] = state[..., head_dim:-1]

@@ -1,4 +1,6 @@
-"""Compute Ulysses attention: an all-to-all exchanges shards of the sequence for shards of the heads, and back.
+"""Compute Ulysses attention across ranks.
+
+An all-to-all exchanges shards of the sequence for shards of the heads, and back.
 
 Source: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509).
 """
@@ -27,25 +29,22 @@ def ulysses_attention(
     scale: float | None = None,
     timer: Any = None,
 ) -> Tensor:
-    """Compute dense attention over a sequence that is sharded across ranks, one piece each.
-
-    It has a backward pass.
+    """Compute dense attention over a sequence that is sharded across ranks, with a backward pass.
 
     Args:
-        q: This rank's queries, shape [batch, heads, local_len, head_dim]. The ranks divide the
-            heads.
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. The ranks divide
-            kv_heads, or kv_heads the ranks; then a head of keys goes to several ranks.
-        v: Shape as `k`.
-        causal: Whether a query sees no later position.
-        layout: Positions of each rank, one piece each. None means in order of rank, with gathered
-            lengths.
-        group: The process group. None means all ranks.
-        scale: Factor on the scores. None means head_dim ** -0.5.
-        timer: Times the parts `comm_all_to_all` and `comp_attention`. See `Ranks`.
+        q: This rank's queries, shape [batch, heads, local_len, head_dim]. The number of ranks
+            divides heads.
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. Either the number of
+            ranks divides kv_heads, or kv_heads divides the number of ranks.
+        v: This rank's values, with the shape of `k`.
+        causal: Whether a query sees only keys at or before its own position.
+        layout: Positions of each rank, one piece per rank, or None for pieces in order.
+        group: Process group, or None for all ranks.
+        scale: Factor on the scores, or None for head_dim ** -0.5.
+        timer: Timer of the parts `comm_all_to_all` and `comp_attention`, as in `Ranks`.
 
     Returns:
-        Shape and dtype of `q`.
+        Output with the shape and dtype of `q`.
 
     Raises:
         BadInput: The shapes do not fit each other, or the heads do not fit the ranks.
@@ -69,7 +68,7 @@ def ulysses_attention(
     with ranks.time("comm_all_to_all"):
         whole = [_AllToAll.apply(x, True, lengths, ranks) for x in (q, k, v)]
     with ranks.time("comp_attention"):
-        if q.device.type == "cpu":  # as for all algorithms across ranks
+        if q.device.type == "cpu":  # All algorithms across ranks use this dtype.
             whole = [x.to(wide_type(x)) for x in whole]
         out = attend("dense", *whole, causal=causal, scale=scale).to(q.dtype)
     with ranks.time("comm_all_to_all"):
@@ -79,7 +78,7 @@ def ulysses_attention(
 class _AllToAll(torch.autograd.Function):
     """Exchange shards of the sequence for shards of the heads, or back.
 
-    The gradient goes the other way.
+    The backward pass exchanges the gradient in the other direction.
     """
 
     @staticmethod
@@ -94,7 +93,7 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _exchange(x: Tensor, to_heads: bool, lengths: list[int], ranks: Ranks) -> Tensor:
-    """Exchange [batch, heads, local_len, head_dim] for [batch, heads / world, total_len, head_dim], or back."""
+    """Exchange [batch, heads, local_len, …] for [batch, heads / world, total_len, …], or back."""
     if ranks.world == 1:
         return x
     batch, heads, _, head_dim = x.shape

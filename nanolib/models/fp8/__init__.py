@@ -1,4 +1,4 @@
-"""Convert a model's linear layers to eight bits, and audit the conversion. `casts` has their products."""
+"""Convert a model's linear layers to eight bits, and audit the conversion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nanolib.models.fp8.casts import (
 from nanolib.models.user import silent
 
 __all__ = ["BF16", "CONTROLS", "FORMATS", "RECIPES", "Cast", "lost_shares", "round_trip"]
-_ALIGNMENT = 16  # tensor cores take products whose sides are multiples of it
+_ALIGNMENT = 16  # Tensor cores take products whose sides are multiples of 16.
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class AuditedLayer:
     """One linear layer of a model.
 
     Attributes:
-        name: Its name in `named_modules`.
-        converted: Whether its products are in 8 bits.
-        flops: FLOP of its forward product per token.
+        name: Name of the layer in `named_modules`.
+        converted: Whether the products of the layer are in eight bits.
+        flops: FLOPs of the forward product per token.
     """
 
     name: str
@@ -61,12 +61,12 @@ def _is_float8(layer: nn.Module) -> bool:
 
 
 def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:
-    """Choose the linear layers to convert: all that are not excluded.
+    """Return the names of the linear layers to convert, which are all that are not excluded.
 
     Args:
-        model: Not yet converted.
-        excluded_modules: Names of layers that stay in high precision, with `*` and `?`. The last
-            part of a name matches all layers with that part.
+        model: Model that is not yet converted.
+        excluded_modules: Patterns with `*` and `?` for layers that stay in high precision. A
+            pattern matches the whole name of a layer, or the last part of the name.
 
     Raises:
         BadInput: No layer matches a pattern, no layer is left, or a layer's sides are not multiples
@@ -95,7 +95,7 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
         out, into = layers[name].weight.shape
         if out % _ALIGNMENT or into % _ALIGNMENT:
             raise BadInput(
-                f"excluded_modules: {name} is {out} x {into}, no multiple of {_ALIGNMENT}; add it, or change the model"
+                f"excluded_modules: {name} is {out} x {into}, no multiple of {_ALIGNMENT}; exclude the layer, or change it"
             )
     return chosen
 
@@ -126,18 +126,21 @@ def convert(
     """Convert a model's linear layers in place.
 
     Args:
-        model: Its weights keep their dtype.
-        recipe: A key of `RECIPES`, or of `CONTROLS` (emulated only).
-        excluded_modules: As in `chosen_layers`. Controls of `EVERYWHERE` ignore it.
-        emulate: Whether to emulate, by default if the device has no FP8 tensor cores.
-        rounded: As in `EmulatedLinear`.
+        model: Model whose linear layers are converted. The weights keep their dtype.
+        recipe: Name in `RECIPES`, or in `CONTROLS`, whose recipes are only emulated.
+        excluded_modules: Patterns of layers, as in `chosen_layers`. Controls in `EVERYWHERE`
+            convert these layers too.
+        emulate: Whether to emulate the products. By default nanolib emulates on devices without FP8
+            tensor cores.
+        rounded: Whether emulated layers round to bf16, as in `EmulatedLinear`.
 
     Returns:
-        The audit. Every chosen layer is converted.
+        Audit of all linear layers, of which every chosen layer is converted.
 
     Raises:
-        BadInput: As `chosen_layers`, or the recipe is unknown, or a layer was not converted.
-        Unsupported: Without emulation: there are no FP8 tensor cores, or the recipe is a control.
+        BadInput: A pattern is not valid, the recipe is unknown, or a layer was not converted.
+        Unsupported: The products are not emulated, and the device has no FP8 tensor cores or the
+            recipe is a control.
     """
     wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
@@ -156,7 +159,7 @@ def convert(
     found = audit(model)
     if left := [layer.name for layer in found if layer.name in chosen and not layer.converted]:
         raise BadInput(
-            f"excluded_modules: {', '.join(left)} stayed in high precision though not excluded; this torchao does not convert it"
+            f"excluded_modules: {', '.join(left)} stayed in high precision; exclude these layers too"
         )
     return found
 
@@ -165,7 +168,7 @@ def _convert_with_torchao(
     model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False
 ) -> None:
     try:
-        with silent():  # its import reports kernels that it cannot load here
+        with silent():  # The import reports kernels that this machine cannot load.
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ModuleNotFoundError:
         raise Unsupported("torchao is not installed; run: pip install torchao") from None
@@ -177,5 +180,5 @@ def _convert_with_torchao(
 
 
 def amdahl_bound(share: float) -> float:
-    """Compute the largest speed-up of a model when a share of its FLOPs, in [0, 1], gets twice as fast in 8 bits."""
+    """Compute the largest speed-up if eight bits halve the time of a share of the FLOPs."""
     return 1 / (1 - share / 2)

@@ -1,8 +1,8 @@
 """Cast tensors to eight bits and back: formats, scales, recipes, and products of cast operands.
 
-A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps it,
-and rounds to nearest even. Without FP8 tensor cores a product is emulated:
-(a / scale_a) @ (b / scale_b) in float32, bit for bit torchao's own emulation.
+A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps the
+tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a product as
+(a / scale_a) @ (b / scale_b) in float32. The result equals torchao's own emulation bit for bit.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Cast:
     """The cast of one operand of a product.
 
     Attributes:
-        format: `e4m3` (3 bits of mantissa, up to 448), `e5m2` (2 bits, up to 57,344), or `bf16`,
-            which is not scaled. Empty for no cast.
-        granularity: One scale for the whole `tensor`, or one per `row` that the product sums over.
+        format: `e4m3` for values up to 448, `e5m2` for values up to 57,344, `bf16` without a scale,
+            or empty for no cast.
+        granularity: `tensor` for one scale, or `row` for one scale per row of the product.
         power_of_2: Whether scales are rounded down to a power of two, so that scaling does not
             round.
         scaled: Whether the operand is scaled.
-        off_by: Error of the scale, a factor.
+        off_by: Factor by which the scale is wrong.
     """
 
     format: Literal["e4m3", "e5m2", "bf16", ""] = "e4m3"
@@ -49,12 +49,12 @@ class Recipe:
     """The casts of the operands of a linear layer's three products.
 
     Attributes:
-        input: The input in output = input · weightᵀ.
-        weight: The weight in the same product.
-        gradient: The output's gradient in the input's gradient = gradient · weight.
-        weight_for_input: The weight in the same product.
-        gradient_for_weight: The output's gradient in the weight's gradient = gradientᵀ · input.
-        input_for_weight: The input in the same product.
+        input: Cast of the input in output = input · weightᵀ.
+        weight: Cast of the weight in output = input · weightᵀ.
+        gradient: Cast of the output's gradient in the product gradient · weight.
+        weight_for_input: Cast of the weight in the product gradient · weight.
+        gradient_for_weight: Cast of the output's gradient in the product gradientᵀ · input.
+        input_for_weight: Cast of the input in the product gradientᵀ · input.
     """
 
     input: Cast = Cast()
@@ -75,11 +75,11 @@ RECIPES = {
 
 
 def _all(**changes: Any) -> Recipe:
-    """Change every operand of the tensorwise recipe."""
+    """Change every operand of the recipe `tensorwise`."""
     return Recipe(**{name: replace(value, **changes) for name, value in vars(Recipe()).items()})
 
 
-# Recipes that are known to be bad: a valid comparison finds each of them worse.
+# These recipes are known to be bad, so a valid comparison finds each of them worse.
 CONTROLS = {
     "e5m2_everywhere": _all(format="e5m2"),
     "no_scaling": _all(scaled=False),
@@ -107,8 +107,8 @@ def round_to(x: Tensor, format: str) -> Tensor:
     """Round to the nearest value of a format, ties to an even mantissa.
 
     A number between 2^e and 2^(e+1) becomes a multiple of 2^(e − mantissa bits). Below the smallest
-    normal exponent the step is constant (subnormal numbers). Adding a number whose last bit is that
-    step makes float32 round to it.
+    normal exponent the step is constant (subnormal numbers). To round to a step, nanolib adds a
+    float32 number whose last bit has the size of the step.
 
     Args:
         x: Tensor of any shape, float32 or narrower.
@@ -146,7 +146,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
 
 
 def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
-    """Cast an operand and divide by its scale again: float32, or `x` itself if it has no format.
+    """Cast an operand and divide by its scale again. Without a format, return `x` itself.
 
     Args:
         x: Tensor of any shape.
@@ -163,7 +163,7 @@ def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
 
 
 def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
-    """Count what a cast to eight bits loses.
+    """Return the shares of elements that a cast to eight bits loses.
 
     Args:
         x: Tensor of any shape.
@@ -171,8 +171,7 @@ def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
         dim: Dimension that the product sums over.
 
     Returns:
-        The share of elements that became zero (underflow), and the share that was clamped
-        (overflow).
+        Share of elements that became zero (underflow), and share that was clamped (overflow).
     """
     scaled, largest = x.float() * scale_of(x, cast, dim), torch.finfo(FORMATS[cast.format]).max
     underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
@@ -191,10 +190,10 @@ def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
 
 
 class EmulatedProduct(torch.autograd.Function):
-    """Compute x · weightᵀ of operands in 8 bits, forward and backward.
+    """Compute x · weightᵀ of operands in eight bits, forward and backward.
 
-    `apply` takes x, shape [..., in], the weight, shape [out, in], and the recipe. It returns shape
-    [..., out] in the dtype of `x`.
+    `apply` takes x, shape [..., in], the weight, shape [out, in], and the recipe. The result has
+    shape [..., out] and the dtype of x.
     """
 
     @staticmethod
