@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from nanolib.compare.runs import compare_rows
-from nanolib.compare.spread import _KEY, UNKNOWN, repeats, spread_between_runs
+from nanolib.compare.spread import KEY, UNKNOWN, repeats, spread_between_runs
 from nanolib.stats.compare import Kind, Spread, compare
 
 CASES, BLOCKS, WITHIN = 20, 40, 0.01
@@ -79,7 +79,7 @@ def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_s
 
 
 def _known(logs_by_revision):
-    timing = dict.fromkeys(_KEY, "x")
+    timing = dict.fromkeys(KEY, "x")
     rows = [
         timing
         | {"run_id": f"{revision}{at}", "git_revision": revision, "estimate": float(np.exp(log))}
