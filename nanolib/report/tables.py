@@ -165,13 +165,21 @@ def add_metric_columns(
         key: Names of the columns that identify a line.
     """
     key = list(key)
-    for column in columns if set(key) <= set(table.columns) else ():
+    if not set(key) <= set(table.columns):
+        return table
+    table = table.reset_index(drop=True)
+    factors = [name for name in rows if name.startswith("factor.") and name not in key]
+    # A merge is slow, so all columns share the merge that finds the line of each row.
+    rows = rows.drop(columns=factors).merge(table[key].assign(line=table.index), on=key)
+    added = []
+    for column in columns:
         if column.metric:
             # The details of a measurement without a number may contain the reason.
             numbers = rows.assign(estimate=0.0) if column.detail else rows
-            found = pick(numbers, column.metric, column.scope, column.method).drop_duplicates(key)
-            table = table.merge(found[key].assign(**column.of(found)), on=key, how="left")
-    return table
+            found = pick(numbers, column.metric, column.scope, column.method)
+            found = found.drop_duplicates("line").set_index("line")
+            added.append(pd.DataFrame(column.of(found), found.index).reindex(table.index))
+    return pd.concat([table, *added], axis=1)
 
 
 def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:

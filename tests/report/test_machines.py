@@ -32,7 +32,7 @@ def both(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ids(both):
     """The runs of two notebooks on both machines."""
-    return [*both.resolve("attention"), *both.resolve("fp8")]
+    return [*both.resolve("warmup"), *both.resolve("fp8")]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.measurement import FLAG_TEXT, BadInput, Flag, Measurement, Status
 from nanolib.paths import checkout
-from nanolib.report import export, page
-from nanolib.report.page import build
+from nanolib.report import export, overview, page
+from nanolib.report.theme import is_empty
 from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
 from tests.features import results
@@ -40,7 +40,7 @@ def test_an_empty_database_makes_a_page_and_charts_that_say_so(tmp_path):
 
 def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
     """The list of features has the names of all files of a report, with its pictures."""
-    ids = [*store.resolve("attention"), *store.resolve("fp8")]
+    ids = store.resolve("attention")
     index = page.build(store, ids, tmp_path / "report", SECTIONS, pictures=False)
     text = index.read_text()
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
@@ -81,18 +81,28 @@ def test_the_glossary_explains_every_flag_as_the_report_does():
     assert all(f"| `{flag}` | {FLAG_TEXT[flag]} |" in written for flag in Flag)
 
 
-@pytest.mark.parametrize("status", [Status.ERROR, Status.UNSUPPORTED, Status.STARTED])
-def test_a_page_says_what_became_of_the_cases(tmp_path, status):
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    """The rows of runs in which every case of every notebook failed."""
     names = [name for name in ALL if name != "summary"]
     ended = Measurement(
-        "case_duration", None, status=status, message="out of luck", details={"attempts": 1}
+        "case_duration", None, status=Status.ERROR, message="out of luck", details={"attempts": 1}
     )
-    with Store(tmp_path / "results.sqlite") as store:
+    with Store(tmp_path_factory.mktemp("failed") / "results.sqlite") as store:
         for job in plan(ALL, names, {}, {}):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
             store.add(Run(job.name, MACHINE, rows=rows))
-        page = build(store, store.resolve("all"), tmp_path / "report", SECTIONS, pictures=False)
-    text = page.read_text(encoding="utf-8")
-    assert "out of luck" in text or status is Status.STARTED
-    assert "no case gave a number" in text
-    assert "gains no time" not in text or status is Status.UNSUPPORTED
+        rows, _ = store.shown(store.resolve("all"))
+    assert set(overview.failures(rows)["message"]) == {"out of luck"}
+    return rows
+
+
+@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.STARTED])
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
+def test_a_section_says_what_became_of_its_cases(failed, section, status):
+    rows = failed.assign(status=status.value)
+    section.verdict(rows)
+    charts = [draw(rows) for draw in (section.charts | section.files).values()]
+    assert all(map(is_empty, charts))
+    if section.experiment in set(rows["experiment"]):
+        assert "no case gave a number" in str([chart.usermeta for chart in charts])
