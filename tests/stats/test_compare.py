@@ -270,7 +270,7 @@ def test_the_effect_that_could_be_seen_is_that_of_the_t_test():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [8, 30])
+@pytest.mark.parametrize("n", [8, pytest.param(30, marks=pytest.mark.thorough)])
 def test_the_effect_that_is_stated_is_found_eighty_times_in_a_hundred(n):
     rng = np.random.default_rng(n)
     deltas = rng.normal(size=(int(os.environ.get("NANOLIB_SIMULATIONS", "800")), n))
