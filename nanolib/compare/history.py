@@ -180,8 +180,8 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
         runs: Runs to report, the oldest first.
 
     Returns:
-        Comparison of the newest run of each suite and machine with the run before, or None if there
-        is no run before. The second value is the history of each timing.
+        Comparison of the newest run of each suite and machine with the run before, or None without
+        an earlier run. The second value is the history of each timing.
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=RECENT_RUNS)

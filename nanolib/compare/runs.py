@@ -263,7 +263,7 @@ def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFr
         The base with scaled latencies, and the number of latencies without a prediction, which are
         left out.
     """
-    _, *key = KEY  # The machines differ, so their IDs are no part of the key.
+    _, *key = KEY  # The machines differ, so the key excludes their IDs.
     timed = current[current["metric"] == "latency"]
     predicted = timed.set_index(key)["predicted"].to_dict()
     rows, unknown = [], 0

@@ -109,15 +109,15 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     """Return a line for each timing with known FLOPs, known bytes and measured peak rates.
 
     Returns:
-        A table with the columns `case`, `name`, `dtype` and `scope`, and these numbers:
+        A table with the columns `case`, `name`, `dtype` and `scope`, and these columns:
 
-        - `intensity`: Arithmetic intensity by formula, in FLOP per byte.
-        - `achieved`: Measured rate with its interval, in FLOP/s.
-        - `peak`, `bandwidth`: Peak rates of the same run, in FLOP/s and B/s.
-        - `ridge`: Intensity at which the roofline bends, in FLOP per byte.
-        - `attainable`: Rate of the roofline at this intensity, with its interval, in FLOP/s.
-        - `share`: Achieved over attainable rate, with the widest interval that both allow.
-        - `bound`: `compute` or `memory`, the limit at this intensity.
+        intensity: Arithmetic intensity by formula, in FLOP per byte.
+        achieved: Measured rate with its interval, in FLOP/s.
+        peak, bandwidth: Peak rates of the same run, in FLOP/s and B/s.
+        ridge: Intensity at which the roofline bends, in FLOP per byte.
+        attainable: Rate of the roofline at this intensity, with its interval, in FLOP/s.
+        share: Achieved over attainable rate, with the widest interval that both allow.
+        bound: Limit at this intensity, `compute` or `memory`.
     """
     rows = of_experiment(rows, experiment)
     achieved = pick(rows, "flops_per_second")

@@ -38,13 +38,10 @@ def build(
     """Write the report of some runs.
 
     The page shows the results of all machines. The other files show each experiment on the machine
-    of its newest run:
-
-    - `profiling_report.md` is the report in Markdown.
-    - `CHART.png` and `CHART.svg` are the pictures of each chart.
-    - `NAME_summary.csv` and `NAME_summary.md` are the main table of the experiment NAME.
-    - `NAME_TABLE.csv` and `NAME_TABLE.md` are each other table that has a line.
-    - `NAME_profile.json` contains the runs, measurements and findings of the experiment.
+    of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a picture as
+    PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md` contain the
+    main table, and `NAME_profile.json` contains the runs, measurements and findings. Each other
+    table that has a line becomes a CSV file and a Markdown file too.
 
     Args:
         store: Store with the runs.
@@ -107,7 +104,7 @@ def _parts(
     tables = _whole_table("What failed", overview.failures(rows))
     flags = overview.flag_lines(rows)
     if tables or flags:
-        yield Part("failed", "What to know before believing a number", flags, tables=tables)
+        yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
     runs = overview.run_facts(runs, machines)
     yield Part("runs", "Runs and machines", tables=_whole_table("Runs", runs))
 

@@ -1,16 +1,16 @@
 """Draw every chart of nanolib with one function, so that all charts have the same look.
 
 A chart needs a table with a line per mark. `line` charts need the columns `series`, `x` and `y`.
-`rows` and `bars` charts need `series` and `x`. The other columns are optional:
+`rows` and `bars` charts need `series` and `x`. These columns are optional:
 
-- `low` and `high`: Ends of the interval.
-- `pred`: Predicted value.
-- `sure`: False for an estimated, emulated or unsettled value, which gets a hollow mark.
-- `hue`: Name of a color in `theme.COLOURS`.
-- `part`: Name of the part of a bar.
-- `panel`: Name of the panel that shows the mark.
-- `text`: Label at the right end of the series.
-- `note`: Last line of the tooltip.
+low, high: Ends of the interval.
+pred: Predicted value.
+sure: False for an estimated, emulated or unsettled value, which gets a hollow mark.
+hue: Name of a color in `theme.COLOURS`.
+part: Name of the part of a bar.
+panel: Name of the panel that shows the mark.
+text: Label at the right end of the series.
+note: Last line of the tooltip.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps
-        # Pushing labels up or down both keep the gap, so their mean keeps the gap too.
+        # Labels keep the gap if they move only up or only down, so the mean of both moves is used.
         both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
         found[at.index] = [unscale(one / px) for one in both / 2 + steps]
     return found
@@ -256,8 +256,8 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     return data, [bars.encode(**axis.encode("x"), **look), words]
 
 
-# Maps a column of a chart's data to its source, which tables and rows name differently.
-_SOURCES = {"link_run": ("run_id",), "link_n": ("factor.seq_len", "seq_len")}
+# Measurements and tables name the sequence length differently.
+_LINKS = {"run_id": "link_run", "factor.seq_len": "link_n", "seq_len": "link_n"}
 
 
 def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
@@ -270,23 +270,19 @@ def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
     Returns:
         The columns `link_run` and `link_n`, if `frame` has their sources.
     """
-    return {
-        column: frame[source]
-        for column, sources in _SOURCES.items()
-        for source in sources
-        if source in frame and column != but
-    }
+    known = {source: name for source, name in _LINKS.items() if source in frame and name != but}
+    return {name: frame[source] for source, name in known.items()}
 
 
 def link_columns(frame: pd.DataFrame) -> list[str]:
     """Return which of the columns `link_run` and `link_n` the data of a chart has."""
-    return [name for name in _SOURCES if name in frame]
+    return [name for name in ("link_run", "link_n") if name in frame]
 
 
 def followed(data: pd.DataFrame) -> pd.DataFrame:
     """Replace the columns `run_id`, `name` and `seq_len` of a chart's data by those of `links`."""
-    known = [name for name in ("run_id", "name", "seq_len") if name in data]
-    return data.assign(**links(data)).drop(columns=known)
+    data = data.assign(**links(data))
+    return data.drop(columns=["run_id", "name", "seq_len"], errors="ignore")
 
 
 def point_columns(table: pd.DataFrame, column: str, axis: str = "x") -> dict[str, Any]:

@@ -144,7 +144,8 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
     """
     timed = [line for line in found.lines if line.verdict]
     drawn = timed[:_MOST_SHOWN]
-    left_out = f" The first {_MOST_SHOWN} of {len(timed)}." if len(timed) > _MOST_SHOWN else ""
+    shown = f" The chart shows {_MOST_SHOWN} of {len(timed)} timings."
+    left_out = shown if len(timed) > _MOST_SHOWN else ""
     ends = pd.DataFrame([line.verdict.interval for line in drawn], columns=["low", "x", "high"])
     data = ends.assign(
         series=strip_shared_words([f"{line.machine} {line.name}".strip() for line in drawn]),
@@ -159,7 +160,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
             f"{subtitle}{left_out}",
             f"Green: no change (±{MARGIN:.0%}). A change counts from {found.threshold:.0%} on.",
         ],
-        unit="B / A (right: slower)",
+        unit="Ratio B / A (higher is slower)",
         log="x",
         fmt=".2~f",
         ref=1.0,

@@ -12,10 +12,10 @@ from scipy.special import stdtrit
 MIN_SEGMENT = 2  # Fewest values between two changes of a series of timings.
 LEAST_RUNS = 3  # Fewest runs on either side of a change, since fewer runs may be a spike.
 LEAST_HISTORY = 2 * LEAST_RUNS  # Fewest runs that can show a change.
-PENALTY = 8.0  # Penalty of a change per ln n. A larger penalty finds fewer changes.
+PENALTY = 8.0  # Each change must save this many times ln n in squared deviations.
 # A change must exceed the noise of this many runs on either side, because noise may grow.
 _NEAR = 8
-_RECENT = 10  # Number of latest runs that show the present noise.
+_RECENT = 10  # The noise of this many latest runs counts as the present noise.
 _ALARMS = 0.01  # Share of histories at one level in which a run may stick out by chance.
 _FAR = 5.0  # An outlier must differ by this many standard deviations of its own interval.
 

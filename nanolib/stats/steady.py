@@ -20,7 +20,7 @@ from nanolib.stats.changes import (
 )
 
 GROUP = 5  # Samples per median. The median hides an isolated spike.
-_PENALTY = 10.0  # Penalty of a change per ln n.
+_PENALTY = 10.0  # Each change must save this many times ln n in squared deviations.
 MOVED = 0.05  # Smallest difference of the first steps that counts, as a share of the later level.
 _CLEAR = 4.0  # Noise explains differences of up to this many standard deviations.
 # Interquartile ranges from a quartile to the fence of mild outliers, and of severe outliers.
