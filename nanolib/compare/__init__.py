@@ -1,1 +1,1 @@
-"""Stored runs: two of them case by case, and each case over all of them."""
+"""Compare two sets of stored runs case by case, and follow each case over all runs."""

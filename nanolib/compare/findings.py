@@ -1,4 +1,4 @@
-"""Findings of a comparison, whoever made it: lines, their order, and what fails a gate."""
+"""Describe the findings of a comparison, sort them, and decide whether a gate fails."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ _WORST_FIRST = (
 
 @dataclass(frozen=True)
 class Line:
-    """One finding.
+    """Finding about a case or about a metric of a case.
 
     Attributes:
-        experiment: Which notebook.
-        case: The case, for people.
-        metric: What is compared, with its scope; empty if the case itself is the finding.
-        finding: One of `Kind`, or `changed`, `missing`, `failed`, `new`.
-        base: The estimate of the base, in the metric's unit.
-        current: The current estimate; with a verdict, current / base is its ratio.
-        verdict: The statistics of a timing.
-        message: What the finding leaves open.
-        machine: On which machine, if there are several.
+        experiment: Name of the experiment.
+        case: Name of the case for people.
+        metric: Metric and its scope, or empty if the finding is about the whole case.
+        finding: One of `Kind`, or `changed`, `missing`, `failed` or `new`.
+        base: Estimate of the base, in the unit of the metric.
+        current: Estimate of the current run, in the unit of the metric. If there is a verdict,
+            `current / base` is its ratio.
+        verdict: Statistics of a timing.
+        message: Reason for the finding, or its details.
+        machine: Short ID of the machine, or empty if there is only one machine.
     """
 
     experiment: str
@@ -55,12 +56,12 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Its experiment, case and metric, as far as they are known."""
+        """Name of the finding: its experiment, case and metric."""
         return " ".join(filter(None, (self.experiment, self.case, self.metric)))
 
     @property
     def change(self) -> str:
-        """The relative change, with its interval if it has one."""
+        """Relative change, with its interval if the finding has a verdict."""
         if self.verdict is not None:
             low, estimate, high = (f"{end - 1:+.1%}" for end in self.verdict.interval)
             return f"{estimate} [{low} … {high}]"
@@ -69,7 +70,7 @@ class Line:
         return f"{self.current / self.base - 1:+.2%}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON types."""
+        """Return the finding as JSON types."""
         found = vars(self) | {"finding": str(self.finding)}
         if verdict := found.pop("verdict"):
             low, ratio, high = verdict.interval
@@ -78,7 +79,7 @@ class Line:
         return found
 
     def to_row(self) -> dict[str, str]:
-        """Return column → text, for people."""
+        """Return the text of each column for people."""
         return {
             "machine": self.machine,
             "verdict": str(self.finding),
@@ -94,15 +95,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All findings, the worst first.
+    """Findings of a comparison.
 
     Attributes:
-        lines: The findings.
+        lines: Findings, the worst first.
         same_machine: Whether both sides ran on one machine.
-        threshold: The share from which a change counts.
-        noise: Notes about the runs: interference, and what was not compared.
+        threshold: Smallest change that counts, as a share.
+        noise: Notes about interference, and about results that were not compared.
         differ: Packages that differ between the interpreters of both sides.
-        missing: Notebooks that only the base has; none of their cases is compared.
+        missing: Experiments that only the base has, whose cases are not compared.
     """
 
     lines: tuple[Line, ...]
@@ -116,7 +117,7 @@ class Comparison:
     def of(
         cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]
     ) -> Comparison:
-        """Sort the findings, the worst first; `rest` are further attributes."""
+        """Return a comparison with the findings sorted, and with the further attributes in `rest`."""
 
         def badness(line: Line) -> tuple[int, float]:
             worse = line.verdict.worse if line.verdict else math.inf
@@ -126,33 +127,37 @@ class Comparison:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many lines have each finding."""
+        """Number of lines with each finding."""
         found = [line.finding for line in self.lines]
         return {str(name): found.count(name) for name in _WORST_FIRST if name in found}
 
     @property
     def regressed(self) -> bool:
-        """Whether a gate fails: something regressed, on the same machine."""
+        """Whether a gate fails, because a metric regressed on the same machine."""
         return self.same_machine and Kind.REGRESSED in self.counts
 
     @property
     def lost(self) -> bool:
-        """Whether notebooks, cases or metrics of the base are missing or failed."""
+        """Whether an experiment, case or metric of the base is missing or failed."""
         return bool(self.missing) or any(line.finding in (MISSING, FAILED) for line in self.lines)
 
     def table(self, everything: bool = True) -> pd.DataFrame:
-        """Return one row per finding, as text; without `everything`, unchanged cases are left out."""
+        """Return a row of text per finding.
+
+        Args:
+            everything: Whether to include unchanged cases.
+        """
         lines = [line for line in self.lines if everything or line.finding != Kind.EQUIVALENT]
         frame = pd.DataFrame([line.to_row() for line in lines])
         return frame if any(line.machine for line in self.lines) else frame.iloc[:, 1:]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON types, for CI."""
+        """Return the comparison as JSON types."""
         lines = [line.to_dict() for line in self.lines]
         return vars(self) | {"regressed": self.regressed, "counts": self.counts, "lines": lines}
 
 
 def with_unit(figure: str) -> str:
-    """Return a metric, with its scope or without, and its unit if it has one: `latency forward, ms`."""
+    """Return a metric and its scope with the unit, such as `latency forward, ms`."""
     metric = METRICS.get(figure.partition(" ")[0])
     return figure if metric is None or metric.unit == "1" else f"{figure}, {metric.unit}"

@@ -1,4 +1,4 @@
-"""Follow each case over the runs of one machine: its level, where it changed, and between which revisions."""
+"""Follow each case over the runs of a machine, and find the revisions at which its level changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from nanolib.compare.findings import Comparison, with_unit
 from nanolib.compare.runs import compare_rows
-from nanolib.compare.spread import RECENT_RUNS, repeats
+from nanolib.compare.spread import KEY, RECENT_RUNS, repeats
 from nanolib.measurement import METRICS, BadInput, Direction, case_name
 from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level, find_recent_outlier
@@ -21,23 +21,22 @@ from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 from nanolib.store.schema import DURING
 
-TIMED = ("latency", "tokens_per_second")  # what nano ab measures in turns
-HISTORY_RUNS = 60  # of an experiment on a machine: what a chart over runs shows
-_KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
+TIMED = ("latency", "tokens_per_second")  # `nano ab` measures these metrics.
+
 _POINTS = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """One change of level.
+    """Change of the level of a metric.
 
     Attributes:
-        at: Index of the first run after it.
-        ratio: Level after over level before.
-        worse: Whether it is a change for the worse.
-        before: Revision of the last run before.
-        after: Revision of the first run after.
-        runs: On how many runs it rests if they are too few for a change of level; else None.
+        at: Index of the first run after the change.
+        ratio: New level over old level.
+        worse: Whether the new level is worse.
+        before: Revision of the last run before the change.
+        after: Revision of the first run after the change.
+        runs: Number of runs after the change if there are too few to be sure, else None.
     """
 
     at: int
@@ -48,7 +47,7 @@ class Change:
     runs: int | None = None
 
     def __str__(self) -> str:
-        """By how much, and where to look."""
+        """Return the size of the change, and the revisions or other places to examine."""
         where = f"between {self.before or '?'} and {self.after or '?'}"
         if not (self.before or self.after):
             where = "between runs without a revision: look at the code, the machine or its versions"
@@ -60,18 +59,19 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """One metric of one case over the runs of one machine.
+    """Metric of a case over the runs of a machine.
 
     Attributes:
-        machine_id: The machine.
-        experiment: The notebook.
-        case: The name of the case.
-        case_id: Its id.
-        metric: What was measured.
-        scope: Of what.
-        points: Oldest first: `run_id`, `started`, `git_revision`, `estimate`, `low`, `high`, `confidence`.
-        changes: Where its level changed.
-        newest: The last one or two runs if they stick out: a change or a spike, as further runs or `nano ab` will show.
+        machine_id: ID of the machine.
+        experiment: Name of the experiment.
+        case: Name of the case for people.
+        case_id: ID of the case.
+        metric: Key of `METRICS`.
+        scope: Scope of the metric.
+        points: Table with a line per run, the oldest first, and the columns `run_id`, `started`,
+            `git_revision`, `estimate`, `low`, `high` and `confidence`.
+        changes: Changes of the level.
+        newest: Change in the last one or two runs, which may be a spike, or None.
     """
 
     machine_id: str
@@ -85,22 +85,18 @@ class History:
     newest: Change | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON types."""
+        """Return the history as JSON types."""
         points = self.points.astype(object).where(self.points.notna(), None).to_dict("records")
-        return vars(self) | {
-            "points": points,
-            "changes": [asdict(change) for change in self.changes],
-            "newest": self.newest and asdict(self.newest),
-        }
+        return asdict(self) | {"points": points}
 
     @property
     def latest(self) -> Change | None:
-        """Its latest step, whether it counts as a change already or not."""
+        """Latest change, which may be a spike, or None."""
         return self.newest or (self.changes[-1] if self.changes else None)
 
     @property
     def command(self) -> str:
-        """The `nano ab` command that measures both revisions of its latest step; empty if the step is not between two commits."""
+        """Command that measures both revisions of the latest change, or empty without two commits."""
         step = self.latest
         if step is None or self.metric not in TIMED or step.before == step.after:
             return ""
@@ -113,22 +109,22 @@ class History:
 def histories(
     store: Store, metric: str = "latency", machine_ids: Iterable[str] = (), last: int | None = None
 ) -> list[History]:
-    """Return the histories of all cases that at least two runs of one machine have.
+    """Return the history of each case that at least two runs of one machine have.
 
     Args:
-        store: Where the runs are.
-        metric: The metric.
-        machine_ids: The machines.
-        last: Use only the newest N runs of each experiment on each machine; None means all.
+        store: Store with the runs.
+        metric: Key of `METRICS`.
+        machine_ids: IDs of the machines.
+        last: Number of newest runs to use per experiment and machine, or None for all runs.
 
     Raises:
-        BadInput: An unknown metric.
+        BadInput: The metric is unknown.
     """
     if metric not in METRICS:
         raise BadInput(f"--metric: {metric!r} is unknown; use one of {', '.join(METRICS)}")
     result = []
     figures = store.figures(metric, machine_ids, last)
-    for (machine_id, experiment, case_id, scope, _), group in figures.groupby(_KEY, sort=False):
+    for (machine_id, experiment, case_id, scope, _), group in figures.groupby(KEY, sort=False):
         if len(group) > 1:
             case = case_name(group["factors"].iloc[-1])
             points = group[_POINTS].reset_index(drop=True)
@@ -140,7 +136,7 @@ def histories(
 
 
 def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], Change | None]:
-    """Find where the level changed, and the last one or two runs if they stick out from those before."""
+    """Find the changes of a level, and a change in the last one or two runs, which may be a spike."""
     values, direction = points["estimate"].to_numpy(dtype=float), METRICS[metric].direction
     revisions = list(points["git_revision"])
 
@@ -148,14 +144,14 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], C
         worse = direction is Direction.EQUAL or (ratio > 1) is not (direction is Direction.HIGHER)
         return Change(int(at), float(ratio), worse, revisions[at - 1], revisions[at], runs)
 
-    if direction is Direction.EQUAL:  # every difference of a deterministic metric is a change
+    if direction is Direction.EQUAL:  # Every difference of a deterministic metric is a change.
         places = np.flatnonzero(np.diff(values)) + 1
-        with np.errstate(divide="ignore"):  # the ratio to nothing is infinite
+        with np.errstate(divide="ignore"):  # The ratio to a level of 0 is infinite.
             ratios = values[places] / values[places - 1]
         return tuple(change(*step) for step in zip(places, ratios, strict=True)), None
     if (values <= 0).any():
         return (), None
-    # Half-widths of 95 % intervals, as shares. The range of a few blocks has a lower confidence and is widened.
+    # The interval of a few blocks has a lower confidence, so all intervals are scaled to 95 %.
     widening = 1.96 / ndtri((1 + points["confidence"].astype(float).fillna(0.95)) / 2)
     shares = widening * (points["high"] - points["low"]) / 2 / points["estimate"]
     widths = shares.fillna(0.0).to_numpy(dtype=float)
@@ -165,9 +161,9 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], C
 
 
 def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Return what the noise checks of each run found when it began, without runs on a quiet machine.
+    """Return the interference that each run found at its start, for runs with interference.
 
-    Interference during cases is left out, because the rows that it affected have a flag of their own.
+    Interference during a case is left out, because the affected rows have a flag.
     """
     found = {
         run["run_id"]: [line for line in run["interference"] if not line.startswith(DURING)]
@@ -177,21 +173,32 @@ def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, list[History]]:
-    """Compare the newest run of each suite on each machine with the one before; return all timings of their machines too.
+    """Compare the newest runs with earlier runs, and return the histories of their machines.
 
     Args:
-        store: Where the runs are.
-        runs: The runs to look at, oldest first.
+        store: Store with the runs.
+        runs: Runs to report, the oldest first.
+
+    Returns:
+        Comparison of the newest run of each suite and machine with the run before, or None without
+        an earlier run. The second value is the history of each timing.
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
-    found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=HISTORY_RUNS)
+    found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=RECENT_RUNS)
     return since_before(store, list(newest["run_id"])), found
 
 
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
-    """Compare runs with those before them, of the same experiment, suite and machine; None if there are none.
+    """Compare runs with earlier runs of the same experiment, suite and machine.
 
-    Runs of `nano ab` are left out, because each of them is a comparison already.
+    Runs of `nano ab` are left out, because each of them is already a comparison.
+
+    Args:
+        store: Store with the runs.
+        run_ids: IDs of the newer runs.
+
+    Returns:
+        The comparison, or None if there is no earlier run.
     """
     before = store.runs_before(run_ids, but="ab")
     if not before:
@@ -203,7 +210,7 @@ def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
 
 
 def table(found: Sequence[History]) -> pd.DataFrame:
-    """Return one row per history, those that changed first, the latest change first."""
+    """Return a row of text per history, the latest change first and unchanged histories last."""
 
     def age(one: History) -> tuple[bool, int]:
         return not one.changes, len(one.points) - (one.latest.at if one.latest else 0)

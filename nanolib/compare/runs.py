@@ -1,8 +1,8 @@
-"""Compare two sets of stored runs, case by case.
+"""Compare two sets of stored runs case by case.
 
-They were measured at different times, so drift between them is not controlled. The verdicts are those of `nanolib.stats.compare`,
-adjusted by Holm over all timings. A timing fails a gate only beyond the spread between runs of one revision. A deterministic
-metric must be equal. A comparison of two machines never fails a gate.
+The runs were measured at different times, so drift between them is not controlled. A timing fails a
+gate only if its change exceeds the spread between runs of one revision. Deterministic metrics must
+be equal. A comparison of two machines never fails a gate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.compare.findings import CHANGED, FAILED, MISSING, NEW, Comparison, Line
-from nanolib.compare.spread import LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
+from nanolib.compare.spread import KEY, LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
 from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status, case_name
 from nanolib.numbers import format_with_interval
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
@@ -28,14 +28,12 @@ _COUNTED_MEMORY = ("peak_memory", "reserved_memory")
 COUNTED = (*_COUNTED_MEMORY, *_EQUAL)
 BUSY = "machine was busy; measure again or use nano ab"
 
-Row = Mapping[str, Any]  # column → value
-Figures = dict[tuple[str, str, str], Row]  # metric, scope and method → row
+Row = Mapping[str, Any]
+Figures = dict[tuple[str, str, str], Row]  # The keys are metric, scope and method.
 
 
 @dataclass
 class _Case:
-    """The newest rows of a case, all of one run: how it ended, and its numbers."""
-
     ending: Row | None = None
     figures: Figures = field(default_factory=dict)
 
@@ -51,17 +49,21 @@ def compare_rows(
     noise: Mapping[str, Sequence[str]] | None = None,
     repeats: Repeats | None = None,
 ) -> Comparison:
-    """Compare the measurements of two sets of runs, for each notebook that both have.
+    """Compare the measurements of two sets of runs, for each experiment that both sets have.
+
+    If several runs of a set have a case, the newest run counts.
 
     Args:
-        base: Measurements with their samples, from `Store.measurements(samples=True)`.
-        current: Likewise. If several runs have a case, the newest run counts on either side.
-        threshold: The smallest change that counts, as a share.
-        noise: Run → what its noise checks found, from `noise_of`; its timings are `suspect` at most.
-        repeats: Each timing's runs, from `repeats`; a timing whose spread is unknown is `suspect` at most.
+        base: Measurements of the base, from `Store.measurements(samples=True)`.
+        current: Current measurements, from `Store.measurements(samples=True)`.
+        threshold: Smallest change that counts, as a share.
+        noise: Maps the ID of a run to its interference, from `noise_of`. Timings of such a run are
+            `suspect` at most.
+        repeats: Earlier runs of each timing, from `spread.repeats`. A timing with an unknown spread
+            is `suspect` at most.
 
     Raises:
-        BadInput: The machines of both sides differ, and one side has several.
+        BadInput: The sets have no machine in common, and one set has several machines.
     """
     noise, repeats = noise or {}, repeats or {}
     notes = [
@@ -103,13 +105,13 @@ def compare_rows(
 def _newest_cases(
     rows: pd.DataFrame, machines: Collection[str]
 ) -> dict[tuple[str, str, str], _Case]:
-    """Return machine, experiment and case id → the case in the newest run that has it, also if that run failed.
+    """Return the newest run of each case by machine, experiment and case ID.
 
-    Times that were not measured are left out.
+    The newest run counts even if it failed. Modeled times are left out.
 
     Args:
-        rows: Measurements.
-        machines: The machines that count, if both sides share some; a machine is named if there are several.
+        rows: Measurements of a set of runs.
+        machines: Machines that both sets have. A key names the machine if there are several.
     """
     if machines:
         rows = rows[rows["machine_id"].isin(machines)]
@@ -127,13 +129,13 @@ def _newest_cases(
 
 
 def _only_in(side: str, only: Iterable[tuple[str, str]]) -> list[str]:
-    """Say which notebooks only one side has, and on which machine if there are several."""
+    """Return a note about the experiments that only one side has."""
     names = [f"{name} on machine {machine}" if machine else name for machine, name in sorted(only)]
     return [f"not compared, since only {side} has them: {', '.join(names)}"] if names else []
 
 
 def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
-    """Compare a case without its timings: whether it is missing, failed or new, and its deterministic metrics."""
+    """Yield the findings about a case, except its timings."""
     if then is None or now is None:
         one, finding, message = then or now, MISSING, "not in current"
         if then is None:
@@ -161,7 +163,7 @@ def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
 
 
 def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tuple[Row, Row]]:
-    """Pair the rows of both sides; if several methods measured one, its scope names the method."""
+    """Yield the rows that both sides have, with the method in the scope if there are several methods."""
     methods = Counter(key[:2] for key in then)
     for key, row in then.items():
         if row["metric"] in metrics and key in now:
@@ -171,7 +173,7 @@ def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tupl
 
 
 def exact_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
-    """Compare deterministic metrics, which must be equal, and counted memory, against the threshold."""
+    """Yield the findings about deterministic metrics, which must be equal, and about counted memory."""
     for before, after in _pairs(then, now, _EQUAL):
         if before["estimate"] == after["estimate"]:
             yield _line(before, after, Kind.EQUIVALENT)
@@ -188,7 +190,7 @@ def exact_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]
 
 
 def block_medians(row: Row) -> np.ndarray:
-    """Return the block medians of a latency without its warm-up, shape [blocks]."""
+    """Return the block medians of a latency without its warm-up, in ms, shape [blocks]."""
     details = row["details"]
     samples, per_block = np.asarray(row["samples"], dtype=float), details.get("calls_per_block", 1)
     whole = samples[details.get("warmup_cut", 0) : len(samples) // per_block * per_block]
@@ -202,10 +204,7 @@ def _timing_line(
     noise: Mapping[str, Sequence[str]],
     repeats: Repeats | None,
 ) -> Line:
-    """Compare a latency by its blocks, p not adjusted yet; without a steady state it gets no verdict.
-
-    `repeats` is None between two machines, where no gate fails.
-    """
+    """Compare the blocks of a latency, before p is adjusted. `repeats` is None between machines."""
     if then["run_id"] == now["run_id"]:
         return _line(then, now, Kind.EQUIVALENT, message="the same run")
     spread = None if repeats is None else spread_between_runs(repeats, now)
@@ -226,12 +225,13 @@ def _timing_line(
     if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
     line = _line(then, now, verdict.kind, verdict=verdict, message=message)
-    base, current = (float(np.exp(np.log(one).mean())) for one in blocks)  # whose ratio is shown
+    # The verdict's ratio is that of the geometric means, so the table shows these.
+    base, current = (float(np.exp(np.log(one).mean())) for one in blocks)
     return replace(line, base=base, current=current)
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
-    """Adjust p, over all timings that can fail a gate and over the others, which are `suspect` at most."""
+    """Adjust p over all timings that can fail a gate, and over all other timings."""
     yield from (line for line in lines if line.verdict is None)
     timings = [line for line in lines if line.verdict is not None]
     for capped in (False, True):
@@ -246,32 +246,31 @@ def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
             yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
 
 
-_KEY = ["experiment", "case_id", "scope", "method"]
 _TIMES = ["estimate", "low", "high", "predicted", "samples"]
 
 
 def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Scale each latency of the base by what the peak rates of both machines predict for that case.
+    """Scale each latency of the base to another machine, by the peak rates of both machines.
 
-    A prediction is the case's time at its run's measured peak rates: its FLOPs if it is compute-bound, its bytes if it is
-    memory-bound. Everything else stays as it is.
+    The factor is the ratio of the predicted times of a case. A prediction is the time of the case at
+    the measured peak rates of its run.
 
     Args:
-        base: Measurements with their samples.
-        current: Likewise, of the machine to which the base is scaled.
+        base: Measurements of the base, with their samples.
+        current: Measurements of the other machine, with their samples.
 
     Returns:
-        The base as it would be on the other machine, and how many latencies were left out because they have no prediction.
+        The base with scaled latencies, and the number of latencies without a prediction, which are
+        left out.
     """
+    _, *key = KEY  # The machines differ, so the key excludes their IDs.
     timed = current[current["metric"] == "latency"]
-    predicted = {
-        tuple(row[name] for name in _KEY): row["predicted"] for row in timed.to_dict("records")
-    }
+    predicted = timed.set_index(key)["predicted"].to_dict()
     rows, unknown = [], 0
     for row in base.to_dict("records"):
-        key = tuple(row[name] for name in _KEY)
-        if row["metric"] == "latency" and key in predicted:
-            ratio = predicted[key] / row["predicted"] if row["predicted"] else np.nan
+        timing = tuple(row[name] for name in key)
+        if row["metric"] == "latency" and timing in predicted:
+            ratio = predicted[timing] / row["predicted"] if row["predicted"] else np.nan
             if not ratio > 0:
                 unknown += 1
                 continue
@@ -281,7 +280,7 @@ def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFr
 
 
 def overall_shift(lines: Sequence[Line]) -> str:
-    """Return the ratio of all latencies together to the scaled ones, in one line."""
+    """Return a sentence with the median ratio of all latencies."""
     ratios = [line.verdict.ratio for line in lines if line.verdict is not None]
     try:
         low, ratio, high = np.exp(median_interval(np.log(ratios)))

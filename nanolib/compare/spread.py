@@ -1,4 +1,4 @@
-"""Estimate the spread between runs of one revision on one machine, beyond which a gate may fail."""
+"""Estimate the spread between runs of one revision on one machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pandas as pd
 
 from nanolib.stats.compare import Spread
 
-LEAST_RUNS = 3  # of one revision on one machine; fewer do not show what the next one may be
-RECENT_RUNS = 60  # of an experiment on a machine, from which the spread is estimated
+LEAST_RUNS = 3  # With fewer runs of a revision, the spread is unknown.
+RECENT_RUNS = 60  # Charts and spreads use at most this many runs per experiment and machine.
 UNKNOWN = "spread between runs unknown; nano ab decides"
-_KEY = ["machine_id", "experiment", "case_id", "scope", "method"]
+KEY = ["machine_id", "experiment", "case_id", "scope", "method"]  # These columns identify a timing.
 
 Repeats = Mapping[tuple[str, ...], pd.DataFrame]
 
@@ -23,21 +23,24 @@ def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFra
     """Return the runs of committed revisions for each timing.
 
     Args:
-        figures: As `Store.figures` gives them, of one database or two that may share runs.
+        figures: Tables from `Store.figures`. Several databases may share runs.
     """
-    rows = pd.concat(list(figures)).drop_duplicates(["run_id", *_KEY])
+    rows = pd.concat(list(figures)).drop_duplicates(["run_id", *KEY])
     committed = (rows["git_revision"] != "") & ~rows["git_revision"].str.endswith("+")
-    return dict(iter(rows[committed & (rows["estimate"] > 0)].groupby(_KEY)))
+    return dict(iter(rows[committed & (rows["estimate"] > 0)].groupby(KEY)))
 
 
 def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None:
-    """Return the standard deviation of a timing between runs, pooled over revisions; None if no revision has three runs.
+    """Return the spread of a timing between runs, pooled over revisions.
 
     Args:
-        of: The known runs.
-        timing: A row of the run that is judged. That run is left out, because it may be the slow one.
+        of: Runs of each timing, from `repeats`.
+        timing: Row of the run to judge. The spread excludes this run, because it may be slow.
+
+    Returns:
+        The spread, or None if no revision has three runs.
     """
-    runs = of.get(tuple(timing[name] for name in _KEY))
+    runs = of.get(tuple(timing[name] for name in KEY))
     if runs is None:
         return None
     others = runs[runs["run_id"] != timing["run_id"]]

@@ -1,1 +1,4 @@
-"""What a person sees: tables, charts, verdicts and the page. It knows only rows: what `Store.measurements` returns."""
+"""Show results to people: tables, charts, findings and the report page.
+
+The modules read only measurements, in the form that `Store.measurements` returns.
+"""

@@ -1,4 +1,4 @@
-"""The axis of a chart's values: its range, its ticks, and what a logarithmic one cannot show."""
+"""Scale the value axis of a chart: its range, its ticks, and the points that it cannot show."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-_MOST_NAMED = 4  # series that are named when a logarithmic axis cannot show a point
+_MOST_NAMED = 4  # The subtitle names at most this many series that lost a point.
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis of values, the same in every layer.
+    """Value axis that all layers of a chart share.
 
     Attributes:
-        title: Its title.
-        channel: `x` or `y`.
-        log: Whether it is logarithmic.
-        domain: Its ends.
-        fmt: How it writes numbers, as d3 takes it.
+        title: Title of the axis.
+        channel: Direction of the axis, `x` or `y`.
+        log: Whether the axis is logarithmic.
+        domain: Lowest and highest value on the axis.
+        fmt: Number format of the axis labels, in the syntax of d3.
     """
 
     title: str
@@ -33,52 +33,52 @@ class Axis:
     fmt: str
 
     def encode(self, column: str, end: str = "") -> dict[str, Any]:
-        """Return the encoding that puts a column's values along the axis, or the ranges from it to another column."""
+        """Return the encoding of a column, or of the ranges from that column to the column `end`."""
         ticks = {"values": log_ticks(*self.domain)} if self.log else {"tickCount": 5}
-        scale = alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False)
         channel = alt.Y if self.channel == "y" else alt.X
-        look = {"title": self.title, "scale": scale, "axis": alt.Axis(format=self.fmt, **ticks)}
-        found = {self.channel: channel(f"{column}:Q", **look)}
-        return found | ({f"{self.channel}2": f"{end}:Q"} if end else {})
+        along = channel(
+            f"{column}:Q",
+            title=self.title,
+            scale=alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False),
+            axis=alt.Axis(format=self.fmt, **ticks),
+        )
+        return {self.channel: along} | ({f"{self.channel}2": f"{end}:Q"} if end else {})
 
 
 def _numbers(data: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return the columns that are drawn along the axis: values, ends of intervals and predictions."""
-    columns = [name for name in (value, "low", "high", "pred") if name in data]
-    return data[columns].astype(float)
+    """Return the columns with values, ends of intervals and predictions."""
+    return data[[name for name in (value, "low", "high", "pred") if name in data]].astype(float)
 
 
 def drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
-    """Take what a logarithmic axis cannot show out of the data.
+    """Remove the numbers that a logarithmic axis cannot show.
 
     Returns:
-        The data, and the names of the series that lost a point.
+        The remaining data, and the names of the series that lost a point.
     """
     numbers = _numbers(data, value)
-    fine = numbers.gt(0) & np.isfinite(numbers)
-    drawn = numbers.where(fine)
-    if "low" in data:  # an interval that reaches zero is drawn to the axis
-        drawn["low"] = drawn["low"].where(
-            fine["low"] | numbers["low"].isna(), drawn.min().min() / 1.5
-        )
-    lost = data.loc[~fine[value] & numbers[value].notna(), "series"].unique()
+    drawn = numbers.where(numbers.gt(0) & np.isfinite(numbers))
+    lost = data.loc[drawn[value].isna() & numbers[value].notna(), "series"].unique()
+    if "low" in data:
+        # An interval that reaches zero is drawn from the lower end of the axis.
+        drawn["low"] = drawn["low"].where(~numbers["low"].le(0), drawn.min().min() / 1.5)
     return data.assign(**drawn), ", ".join(lost[:_MOST_NAMED])
 
 
 def domain_of(
     data: pd.DataFrame, value: str, log: bool, zero: bool, more: Sequence[float]
 ) -> list[float] | None:
-    """Return the range of all that is drawn, with a margin; None if there is nothing to draw.
+    """Return the lowest and highest drawn number with a margin, or None if there is no number.
 
     Args:
-        data: As `plot` takes it.
-        value: The column of values.
+        data: Data of a chart, with the columns that `plot` describes.
+        value: Name of the column with the values.
         log: Whether the axis is logarithmic.
-        zero: Whether it includes zero.
-        more: Further values that it includes.
+        zero: Whether the axis includes zero.
+        more: Further numbers that the axis includes.
     """
     values = np.append(_numbers(data, value), more)
-    if "part" in data:  # parts add up
+    if "part" in data:  # A bar is as long as the sum of its parts.
         values = np.append(values, data.groupby("series")[value].sum())
     values = values[np.isfinite(values)]
     if not len(values):
@@ -94,7 +94,7 @@ def domain_of(
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 of each decade; only the decades if there are many."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [m * 10.0**k for k in decades for m in (1, 2, 5) if low <= m * 10.0**k <= high]
-    return found if len(found) <= 7 else [10.0**k for k in decades if low <= 10.0**k <= high]
+    """Return 1, 2 and 5 of each decade from `low` to `high`, or only the decades if there are many."""
+    decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    found = [m * decade for decade in decades for m in (1, 2, 5) if low <= m * decade <= high]
+    return found if len(found) <= 7 else [decade for decade in decades if low <= decade <= high]

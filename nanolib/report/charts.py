@@ -1,6 +1,6 @@
-"""Charts that several notebooks share: a metric over the sequence length, and the roofline with its findings.
+"""Draw the charts that several notebooks share: a metric by sequence length, and the roofline.
 
-Source of the roofline: Williams, Waterman & Patterson (2009).
+Source: Williams, Waterman & Patterson (2009) for the roofline.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def scaling_chart(
     others: Sequence[str],
     share: bool = False,
 ) -> Chart:
-    """Return what draws one metric of an experiment's cases over their sequence length, with predictions dashed.
+    """Return a function that draws a metric and its prediction over the sequence length.
 
     Args:
-        experiment: Whose cases.
-        metric: Which metric.
-        title: Of the chart.
-        subtitle: Its lines.
-        scopes: Scope → the title of its panel.
-        others: Factors in which series of one name may differ.
-        share: Whether the metric is a share, on an axis from zero.
+        experiment: Name of the experiment.
+        metric: Key of `METRICS`.
+        title: Title of the chart.
+        subtitle: Lines below the title.
+        scopes: Maps each scope of the metric to the title of its panel.
+        others: Factors that distinguish series of one name.
+        share: Whether the metric is a share, which gets a linear axis that includes zero.
     """
 
     def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -83,17 +83,16 @@ def scaling_chart(
 
 
 def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
-    """Name each series by the factors that vary, its own name last; return the name that all share too, for the title."""
+    """Return a label per row from the factors that vary, and the name that all rows share."""
     names = [*others, "name"]
     varying = [name for name in names if rows[f"factor.{name}"].astype(str).nunique() > 1]
-    parts = [_words(name, rows[f"factor.{name}"]) for name in varying or ["name"]]
+    parts = []
+    for name in varying or ["name"]:
+        values = rows[f"factor.{name}"]
+        words = values.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
+        parts.append("batch " + words if name == "batch_size" else words)
     shared = f": {rows['factor.name'].iloc[0]}" if varying and "name" not in varying else ""
     return parts[0].str.cat(parts[1:], sep=", "), shared
-
-
-def _words(name: str, values: pd.Series) -> pd.Series:
-    words = values.map(lambda value: f"{value:g}" if isinstance(value, float) else str(value))
-    return "batch " + words if name == "batch_size" else words
 
 
 _CASE = ["name", "optimization", "seq_len", "batch_size", "dtype"]
@@ -107,13 +106,18 @@ _BANDWIDTH = Column("bandwidth", "", "ceiling_bytes", interval=True)
 
 
 def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return one line per timing with known FLOPs and bytes, in a run that measured its peak rates.
+    """Return a line for each timing with known FLOPs, known bytes and measured peak rates.
 
     Returns:
-        Columns: `case`, `name`, `dtype`, `scope`, `intensity` (FLOP per byte: formulas only), `achieved` with `low` and `high`,
-        `attainable` (the lower of the two peak rates at this intensity) in FLOP/s and `share`, each with `low` and `high`
-        (the widest that timing and peak rates allow), `bound` (`compute` or `memory`), `ridge` (the intensity at which the two
-        peak rates meet), `peak`, `bandwidth`.
+        A table with the columns `case`, `name`, `dtype` and `scope`, and these columns:
+
+        intensity: Arithmetic intensity by formula, in FLOP per byte.
+        achieved: Measured rate with its interval, in FLOP/s.
+        peak, bandwidth: Peak rates of the same run, in FLOP/s and B/s.
+        ridge: Intensity at which the roofline bends, in FLOP per byte.
+        attainable: Rate of the roofline at this intensity, with its interval, in FLOP/s.
+        share: Achieved over attainable rate, with the widest interval that both allow.
+        bound: Limit at this intensity, `compute` or `memory`.
     """
     rows = of_experiment(rows, experiment)
     achieved = pick(rows, "flops_per_second")
@@ -123,12 +127,11 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     factors = [f"factor.{name}" for name in _CASE if f"factor.{name}" in achieved]
     table = achieved[[*key, *factors]].rename(columns=lambda name: name.removeprefix("factor."))
     table = add_metric_columns(table, rows, _TIMED, key)
-    # a peak rate is of a dtype, or of the copy
-    table = add_metric_columns(
-        table, rows.assign(dtype=rows["scope"]), [_PEAK], ["run_id", "dtype"]
-    )
+    # The scope of a peak rate in FLOP/s is its dtype.
+    by_dtype = rows.assign(dtype=rows["scope"])
+    table = add_metric_columns(table, by_dtype, [_PEAK], ["run_id", "dtype"])
     table = add_metric_columns(table, rows, [_BANDWIDTH], ["run_id"])
-    # without work there is no share of a peak rate
+    # A timing without work has no share of a peak rate.
     known = table[["flops", "moved", "peak", "bandwidth"]].astype(float)
     table = table[(np.isfinite(known) & (known > 0)).all(axis=1)].reset_index(drop=True)
     table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
@@ -136,7 +139,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
         table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
     table["intensity"] = table["flops"] / table["moved"]
     table["ridge"] = table["peak"] / table["bandwidth"]
-    for end in ("", "_low", "_high"):  # the peak rate itself if an end is not known
+    for end in ("", "_low", "_high"):  # The peak rate replaces an end that is not known.
         flops = table[f"peak{end}"].fillna(table["peak"])
         copied = table[f"bandwidth{end}"].fillna(table["bandwidth"])
         table[f"attainable{end}"] = np.minimum(flops, table["intensity"] * copied)
@@ -145,14 +148,12 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 
 
 def roofline_chart(experiment: str) -> Chart:
-    """Points: measured rates over the intensity that formulas give. Dashed: the peak rates of the same run, per type."""
+    """Return a function that draws measured rates over the intensity, and the peak rates dashed."""
 
     def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
         table = roofline_table(rows, experiment)
         if table.empty:
-            return empty_chart(
-                "Under the roofline", "no timing has its work, its bytes and its run's peak rates"
-            )
+            return empty_chart("Roofline", "no timing has FLOPs, bytes and measured peak rates")
         table, shared = short_names(table, "")
         points = pd.DataFrame(
             {
@@ -169,10 +170,11 @@ def roofline_chart(experiment: str) -> Chart:
         points["hue"] = points["series"].map(hues(points["series"]))
         return plot(
             pd.concat([points, _peaks(table, points)], ignore_index=True),
-            f"Under the roofline{shared}",
+            f"Roofline{shared}",
             subtitle=[
-                "Left of the bend memory is the limit, right of it arithmetic. Dashed: peak rates, measured in the same run.",
-                "Bytes are those that must move at least once: data that stays in a cache can be above the slope.",
+                "Memory is the limit left of the bend, and arithmetic is the limit right of it.",
+                "Only bytes that must move are counted, so cached data can exceed the slope.",
+                "Dashed: peak rates of the same run.",
             ],
             unit="Rate (FLOP/s)",
             xunit="Arithmetic intensity (FLOP per byte)",
@@ -185,7 +187,7 @@ def roofline_chart(experiment: str) -> Chart:
 
 
 def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Return the peak rates of each run and type as lines, the same in every panel."""
+    """Return the points of the roofline of each run and dtype, the same in every panel."""
     lines = table[["dtype", "peak", "bandwidth", "ridge", "run_id"]].drop_duplicates()
     panels = points[["panel"]].drop_duplicates()
     ends = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
@@ -199,7 +201,7 @@ def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
-    """Say whether each kind of timing is compute-bound or memory-bound, and which share of the roofline it reaches at best."""
+    """Report for each scope whether its cases are compute-bound, and their best share of the roofline."""
     table = roofline_table(rows, experiment)
     if table.empty:
         return []

@@ -1,4 +1,4 @@
-"""Tables and verdicts as a notebook shows them: HTML or Markdown where it is rendered, plain text elsewhere."""
+"""Show tables and findings in a notebook as HTML, and in a terminal as plain text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["Lines", "Table", "Tables", "show"]
 
 
 class Table:
-    """A table whose cells do not wrap; wide ones scroll.
+    """Table whose cells do not wrap, and which scrolls if it is too wide.
 
     Args:
-        frame: From `tables.readable`, or any frame of text.
-        lengths: The sequence length of each line as text, by which a page filters; empty if a line has none.
+        frame: Table of text, for example from `tables.readable`.
+        lengths: Sequence length of each line as text, by which the report page filters. The text is
+            empty if a line has no length.
 
     Example:
-        >>> Table(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))  # in a notebook it is drawn
+        >>> Table(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))  # A notebook shows HTML.
           case  ms
          dense 1.5
     """
@@ -48,14 +49,14 @@ class Table:
         return "Nothing was measured." if self.frame.empty else self.frame.to_string(index=False)
 
     def folded(self, title: str, is_open: bool) -> str:
-        """HTML of the table under its title, to be opened."""
+        """Return the HTML of the table in a block with its title, which a reader can fold."""
         text = f"{html.escape(title)} (<span class=count>{len(self.frame)}</span>)"
         mark = " open" if is_open else ""
         return f"<details{mark}><summary>{text}</summary>{self._repr_html_()}</details>"
 
 
 def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = "") -> str:
-    # In JupyterLab each cell would wrap, whatever is around it, and in a widget touch the next.
+    # Without this style, JupyterLab wraps each cell, and a widget leaves no space between cells.
     cells = (
         f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{html.escape(str(value))}</{tag}>'
         for side, value in zip(sides, line, strict=True)
@@ -67,15 +68,15 @@ _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
 def _side(cells: Iterable[str]) -> str:
-    """Return the side to which the cells of a column are aligned: the right if all are numbers."""
+    """Return the alignment of a column: `right` if all cells are numbers, else `left`."""
     return "right" if all(_NUMBER.match(cell) for cell in cells if cell) else "left"
 
 
 class Lines:
-    """Findings as a list, under a heading for each thing that they are about.
+    """List of findings, with a heading for each model or shape.
 
     Args:
-        findings: Their texts are escaped.
+        findings: Findings whose texts are escaped in HTML.
 
     Example:
         >>> Lines([Finding("Dense is faster"), Finding("Not clear", "batch 2")])
@@ -106,11 +107,11 @@ class Lines:
 
 
 class Tables:
-    """All tables of a question that have a line, the first one open.
+    """All tables of a section that have a line, of which the first table is unfolded.
 
     Args:
-        section: The question.
-        rows: Measurements of any experiments, of one machine.
+        section: Section of the report.
+        rows: Measurements of any experiments on one machine.
 
     Example:
         >>> from nanolib.experiments.attention.view import SECTION
@@ -131,7 +132,7 @@ class Tables:
 
 
 def show(section: Section, rows: pd.DataFrame) -> None:
-    """Show a question in a notebook: its heading, what the rows say, its charts and its tables.
+    """Show the heading, findings, charts and tables of a section in a notebook.
 
     Example:
         >>> from nanolib.experiments.attention.view import SECTION
@@ -151,10 +152,10 @@ def _finding_html(finding: Finding) -> str:
 
 
 class CommandLine(anywidget.AnyWidget):
-    """Text of a command with a button that copies it; if the browser forbids that, the text is selected instead.
+    """Command with a button that copies the command, or selects it if the browser forbids copying.
 
     Attributes:
-        text: The command.
+        text: Text of the command.
     """
 
     _esm = """

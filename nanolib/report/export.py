@@ -19,15 +19,15 @@ _ENDINGS = (".sqlite", ".json", ".csv", ".md")
 
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
-    """Write runs to a file in the format of its ending. A failure half-way leaves no file.
+    """Write runs to a file whose ending sets the format. A failure leaves no file.
 
     Args:
-        store: Where they are.
-        run_ids: Which.
-        target: `.sqlite`, `.json`, `.csv` or `.md`.
+        store: Store with the runs.
+        run_ids: IDs of the runs.
+        target: Path that ends with `.sqlite`, `.json`, `.csv` or `.md`.
 
     Raises:
-        BadInput: Another ending, no runs, or a file that is there already.
+        BadInput: The ending is unknown, there are no runs, or the file exists.
     """
     if target.suffix not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
@@ -68,7 +68,7 @@ def _table(store: Store, run_ids: list[str]) -> pd.DataFrame:
 
 
 def _markdown(table: pd.DataFrame) -> str:
-    """Return the rows for people: without details, and without the run and the machine if there is only one."""
+    """Return the table in Markdown without details, and without columns that name a single run or machine."""
     single = [name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
     table = table.drop(columns=["details", *single])
     table["flags"] = table["flags"].map(", ".join)
@@ -76,30 +76,30 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows of a table of the database as JSON records without what is private: all digits, and null for NaN."""
+    """Return rows of a database table as JSON records, without private columns and with null for NaN."""
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     return list(public_rows(name, records))
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """Return a table as CSV in which a spreadsheet finds only text and numbers, in the header too."""
+    """Return a table as CSV in which a spreadsheet finds no formula."""
     return table.map(safe_cell).rename(columns=safe_cell).to_csv(index=False)
 
 
 def safe_cell(value: Any) -> Any:
-    """Return a cell that a spreadsheet does not take for a formula: text that begins like one gets a quote in front."""
+    """Return a cell with a quote before text that a spreadsheet would run as a formula."""
     if isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
         return value
-    # some spreadsheets take a full-width = for one
+    # Some spreadsheets read a full-width = as the start of a formula.
     begins = unicodedata.normalize("NFKC", value.lstrip())[:1]
     acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
     return ("'" if acts and begins else "") + printable(value)
 
 
 def markdown_table(table: pd.DataFrame) -> str:
-    """Return a GitHub table; text cannot break out of its cell."""
+    """Return a table in GitHub's Markdown, with escaped cells."""
     if table.empty:
         return "(nothing was measured)"
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
@@ -109,6 +109,6 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return text that GitHub shows as it is, on one line."""
+    """Return the text on one line, escaped so that GitHub shows it unchanged."""
     escaped = html.escape(printable(" ".join(text.split())), quote=False)
     return re.sub(r"([|`\\\[\]*])", r"\\\1", escaped)

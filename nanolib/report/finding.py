@@ -1,4 +1,4 @@
-"""Findings: what the rows show, the evidence with its intervals, and the next step."""
+"""State findings: a conclusion, its evidence with intervals, and the next step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nanolib.measurement import METRICS
 from nanolib.numbers import format_with_interval
 
 _MOST_ESTIMATES = 4
-MOST_FINDINGS = 5  # per section: a reader takes in no more, and the tables have the rest
+MOST_FINDINGS = 5  # Readers skip longer lists, and the tables show all other results.
 
 
 class Order(enum.StrEnum):
-    """The order of two estimates that their intervals allow."""
+    """Order of two estimates that their intervals allow."""
 
     BELOW = "below"
     ABOVE = "above"
@@ -24,14 +24,14 @@ class Order(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval, from a row.
+    """Value with its interval.
 
     Attributes:
-        low: Lower end, in the metric's unit; nan if it is not known.
-        estimate: The value, in the metric's unit.
-        high: Upper end, in the metric's unit; nan if it is not known.
-        metric: Key of `METRICS`; empty for a value derived from several rows, or declared.
-        name: The case's name for people.
+        low: Lower end of the interval in the unit of the metric, or NaN if it is not known.
+        estimate: Value in the unit of the metric.
+        high: Upper end of the interval in the unit of the metric, or NaN if it is not known.
+        metric: Key of `METRICS`, or empty if the value is not from a single measurement.
+        name: Name of the case for people.
         busy: Whether other processes used the machine during the timing.
     """
 
@@ -44,23 +44,23 @@ class Estimate:
 
     @classmethod
     def of(cls, line: Mapping[str, Any], column: str, metric: str = "", name: str = "") -> Estimate:
-        """Read a column of a table's line, with its ends `_low` and `_high` and its label `_busy`."""
+        """Read a column of a line, with its interval from `_low` and `_high` and the label `_busy`."""
         ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
         return cls(*ends, metric, name, bool(line.get(f"{column}_busy") == 1))
 
     @classmethod
     def exact(cls, value: float, name: str = "") -> Estimate:
-        """Wrap a value without an interval: a margin, zero, perfect scaling."""
+        """Return an estimate for a value without uncertainty, such as a margin or zero."""
         return cls(value, value, value, name=name)
 
     def compare_to(self, other: Estimate) -> Order:
-        """Return the order that the two intervals allow; no difference if they overlap."""
+        """Return the order of two estimates, or no clear difference if their intervals overlap."""
         if self.high < other.low:
             return Order.BELOW
         return Order.ABOVE if self.low > other.high else Order.NO_DIFFERENCE
 
     def __str__(self) -> str:
-        """Format the name, the value with its interval, and the unit."""
+        """Return the name, the value with its interval, and the unit."""
         unit = METRICS[self.metric].unit if self.metric else "1"
         number = format_with_interval(self.estimate, self.low, self.high)
         return f"{self.name} {number}{'' if unit == '1' else f' {unit}'}".strip()
@@ -68,15 +68,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Finding:
-    """One conclusion; `str` gives its sentences.
+    """Conclusion from measurements.
 
     Attributes:
-        text: The conclusion. It can stand alone.
-        evidence: Its numbers with their intervals.
-        next_step: What to try next, as an imperative.
-        about: The model or shape, a heading for all findings about it.
+        text: Conclusion that a reader understands without its evidence.
+        evidence: Numbers that support the conclusion, with their intervals.
+        next_step: Imperative that names a parameter or a command.
+        about: Model or shape, which is the heading of all findings about it.
         compared: Pairs of estimates whose order the text states.
-        figures: Other estimates in it.
+        figures: Other estimates in the finding.
     """
 
     text: str
@@ -87,7 +87,7 @@ class Finding:
     figures: tuple[Estimate, ...] = ()
 
     def without_busy_order(self) -> Finding:
-        """Return the finding, or only its estimates if it orders timings of a busy machine."""
+        """Return the finding, or only its estimates if it ranks timings of a busy machine."""
         pairs = [pair for pair in self.compared if any(one.busy for one in pair[::2])]
         if not pairs:
             return self
@@ -99,7 +99,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """Text, evidence and next step, without the heading."""
+        """The text, the evidence and the next step, without the heading."""
         text = f"{self.text}: {self.evidence}" if self.evidence else self.text
         parts = (text, self.next_step and f"Next: {self.next_step}")
         return " ".join(
@@ -111,16 +111,13 @@ class Finding:
 
 
 def comparing(first: Estimate, *others: Estimate) -> tuple[tuple[Estimate, Order, Estimate], ...]:
-    """Pair an estimate with each of the others, and the order that their intervals allow."""
+    """Pair an estimate with each other estimate and with the order that the intervals allow."""
     return tuple((first, first.compare_to(other), other) for other in others)
 
 
 def grouped(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
-    """Group findings by what they are about; those about nothing keep their place."""
-    groups: list[tuple[str, list[Finding]]] = []
+    """Group findings by their heading, in the order of each heading's first finding."""
+    groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        same = [group for heading, group in groups if heading == finding.about != ""]
-        if not same and (finding.about or not groups or groups[-1][0]):
-            groups.append((finding.about, []))
-        (same[0] if same else groups[-1][1]).append(finding)
-    return groups
+        groups.setdefault(finding.about, []).append(finding)
+    return list(groups.items())

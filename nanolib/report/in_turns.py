@@ -1,4 +1,4 @@
-"""Read the speed-ups that were measured in turns: the `speed_up` rows of a group of cases, as estimates to compare with 1."""
+"""Read the speed-ups of cases that were measured in turns, as estimates to compare with 1."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ def with_speed_ups(
     name: str = "speed_up",
     key: Sequence[str] = CASE,
 ) -> pd.DataFrame:
-    """Add how much faster each line is than what was timed in its rounds.
+    """Add the speed-up of each line over the baselines that were timed in turns with the line.
 
     Args:
-        table: Its lines, each with a `key` of its own.
-        rows: Measurements with the same key.
-        scope: What was timed, of all lines or of each.
-        name: Of the column.
-        key: Columns of both.
+        table: Table with a line for each `key`.
+        rows: Measurements that have the columns `key`.
+        scope: Scope of the timing, for all lines or per line.
+        name: Name of the new column.
+        key: Names of the columns that identify a line.
 
     Returns:
-        The table with the smallest speed-up over any baseline as `name`, with `name_low`, `name_high`, `name_busy` and
-        `name_baseline`. `name_over` is a tuple of all speed-ups, each named like its baseline.
+        The table with the smallest speed-up over any baseline as `name`, with `name_low`,
+        `name_high`, `name_busy` and `name_baseline`. The column `name_over` contains a tuple of all
+        speed-ups, each with the name of its baseline.
     """
     found: dict[tuple[Any, ...], list[Estimate]] = {}
     for row in pick(rows, "speed_up").to_dict("records"):
@@ -54,23 +55,22 @@ def with_speed_ups(
 
 
 def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:
-    """Return the others, of those timed in its rounds, that a line is not shown to be faster than."""
-    slower = {
-        figure.name: figure.compare_to(ONE) is Order.ABOVE for figure in line["speed_up_over"]
-    }
-    return [other for other in others if other in slower and not slower[other]]
+    """Return the baselines among `others` for which the line's speed-up is not clearly above 1."""
+    speed_ups = line["speed_up_over"]
+    unclear = {one.name for one in speed_ups if one.compare_to(ONE) is not Order.ABOVE}
+    return [other for other in others if other in unclear]
 
 
 def gains(
     line: pd.Series, what: str, name: str = "speed_up", among: Container[str] | None = None
 ) -> Pairs:
-    """Compare the speed-ups of one line over its baselines with 1.
+    """Compare the speed-ups of a line over its baselines with 1.
 
     Args:
-        line: From `with_speed_ups`.
-        what: The name of the line, for people.
-        name: As in `with_speed_ups`.
-        among: The baselines that count; None means all.
+        line: Line of a table from `with_speed_ups`.
+        what: Name of the line for people.
+        name: Name of the column with the speed-up.
+        among: Names of the baselines to compare with, or None for all baselines.
     """
     chosen = (figure for figure in line[f"{name}_over"] if among is None or figure.name in among)
     named = (replace(figure, name=f"{what}{OVER}{figure.name}") for figure in chosen)

@@ -1,4 +1,4 @@
-"""Choose rows of any experiment, and summarize all of them: runs, failures, flags."""
+"""Select measurements of any experiment, and summarize runs, failures, flags and hardware."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _Made = TypeVar("_Made", pd.DataFrame, list[Finding])
 
 
 def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
-    """Make a table or a verdict of the same rows once; each caller gets a copy.
+    """Cache the last table or verdict that a function made, and give each caller a copy.
 
-    Rows that were changed in place count as the same rows.
+    The cache compares rows by identity, so rows that changed in place count as the same rows.
     """
     last: list[Any] = [(lambda: None, None)]
 
     @functools.wraps(make)
     def made(rows: pd.DataFrame) -> _Made:
-        known, found = last[0]  # taken at once: panels draw in threads of their own
+        # Several threads draw charts, so both values are read in one step.
+        known, found = last[0]
         if known() is not rows:
             found = make(rows)
             if isinstance(found, list):
@@ -37,7 +38,7 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
 
 
 def _drop_busy_orders(findings: list[Finding]) -> list[Finding]:
-    """Return the first findings, none of which orders timings of a busy machine; of each thing one is enough."""
+    """Return the first findings, with at most one per heading about a busy machine."""
     kept: dict[tuple[str, str], Finding] = {}
     for finding in findings:
         sound = finding.without_busy_order()
@@ -46,11 +47,11 @@ def _drop_busy_orders(findings: list[Finding]) -> list[Finding]:
 
 
 def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of each experiment on the machine of its newest run. Numbers of two machines are never joined.
+    """Return the rows of each experiment from the machine of its newest run.
 
     Args:
         rows: Measurements of any experiments.
-        runs: Their runs, with `experiment`, `machine_id` and `started`.
+        runs: Runs with the columns `experiment`, `machine_id` and `started`.
     """
     ordered = runs.sort_values("started", kind="stable")
     newest = ordered.groupby("experiment")["machine_id"].last()
@@ -58,12 +59,12 @@ def newest_machine(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def machine_name(machine_id: str) -> str:
-    """Name a machine in charts, tables and sentences if there are several; `run_facts` says what it is."""
+    """Return the short name of a machine for charts, tables and sentences."""
     return f"machine {machine_id[:6]}"
 
 
 def strip_shared_words(names: list[str]) -> list[str]:
-    """Drop the factors (`dtype=float32`) that all names share."""
+    """Drop the factors that all names share, such as `dtype=float32`."""
     common = set.intersection(*(set(name.split()) for name in names)) if len(names) > 1 else set()
     return [
         " ".join(word for word in name.split() if word not in common or "=" not in word)
@@ -72,7 +73,7 @@ def strip_shared_words(names: list[str]) -> list[str]:
 
 
 def of_experiment(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return the rows of one experiment, without the factor columns that none of them uses."""
+    """Return the rows of one experiment, without the factor columns that have no value."""
     chosen = rows[rows["experiment"] == experiment]
     used = ~chosen.columns.str.startswith("factor.") | chosen.notna().any().to_numpy()
     return chosen.loc[:, used]
@@ -84,14 +85,14 @@ def rows_with_factor(rows: pd.DataFrame, experiment: str, factor: str) -> pd.Dat
 
 
 def drop_missing(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return the lines that have a value in a column; none if there is no such column."""
+    """Return the lines that have a value in a column, or no line if the column is missing."""
     return table[table[column].notna()] if column in table else table.iloc[:0]
 
 
 def pick(
     rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
 ) -> pd.DataFrame:
-    """Return the rows of one metric (and scope, and method) that have a number."""
+    """Return the rows with a number of one metric, and of one scope and method if they are given."""
     mask = (rows["metric"] == metric) & rows["estimate"].notna()
     if scope is not None:
         mask &= rows["scope"] == scope
@@ -101,18 +102,16 @@ def pick(
 
 
 def join_words(names: Iterable[str]) -> str:
-    """Join names as in a sentence, each once: `a, b and c`."""
+    """Join distinct names as in a sentence, such as `a, b and c`."""
     *others, last = dict.fromkeys(names)
     return f"{', '.join(others)} and {last}" if others else last
 
 
-GPUS_SEEN: frozenset[str] = frozenset(
-    {"NVIDIA H200"}
-)  # on which `make gpu` has been run; see docs/gpu.md
+# The tests of `make gpu` passed on these GPUs (docs/gpu.md).
+GPUS_SEEN = frozenset({"NVIDIA H200"})
 
 
 def _gpus(run: Mapping[str, Any], machine: pd.Series) -> str:
-    """Name the machine's GPUs, and say if nanolib has not been tested on them."""
     names = [gpu["name"] for gpu in machine["gpus"]]
     is_untested = not run["device"].startswith("cpu") and not GPUS_SEEN.intersection(names)
     note = " (nanolib is not yet tested on this GPU: docs/gpu.md)" if is_untested else ""
@@ -120,7 +119,7 @@ def _gpus(run: Mapping[str, Any], machine: pd.Series) -> str:
 
 
 def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """Return one line per run, for people: what, where, when, which version."""
+    """Return a line per run for people, with its machine, start time, duration and versions."""
     by_id = machines.set_index("machine_id")
     lines = []
     for run in runs.to_dict("records"):
@@ -145,7 +144,7 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
 
 
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the cases that failed: columns `experiment`, `case` (with its machine if there are several), `status`, `message`."""
+    """Return the failed cases, with the columns `experiment`, `case`, `status` and `message`."""
     bad = _failed(rows)
     case = bad["factors"].map(case_name)
     if bad["machine_id"].nunique() > 1:
@@ -158,7 +157,7 @@ def _failed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
-    """Count the timings with each flag, and say what the flag means."""
+    """Return a finding per flag, with the number of its timings and its meaning."""
     timed = pick(rows, "latency")
     counts = timed["flags"].explode().value_counts()
     return [
@@ -168,7 +167,7 @@ def flag_lines(rows: pd.DataFrame) -> list[Finding]:
 
 
 def why_empty(rows: pd.DataFrame, experiment: str) -> str:
-    """Say why there is nothing to draw of an experiment: it was never run, or all cases failed."""
+    """Return why an experiment has no data: no run, or only failed cases."""
     rows = of_experiment(rows, experiment)
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
@@ -181,14 +180,14 @@ _PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}
 
 
 def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """Return the hardware matrix: what each machine of the rows is and can do, and the rates that it reached.
+    """Return the hardware matrix, with a line per machine for people.
 
     Args:
         rows: Measurements of any runs.
-        machines: From the store.
+        machines: Table from `Store.machines`.
 
     Returns:
-        One line per machine for people: the capability columns, then the measured peak rates.
+        A table with the capabilities of each machine of `rows`, and the measured peak rates.
     """
     lines = []
     used = machines["machine_id"].isin(rows["machine_id"])
@@ -201,15 +200,16 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
             "Cores": machine["cores"],
             "RAM (GiB)": machine["ram_gib"],
             "GPU": gpu.get("name", "—") + (f" × {len(gpus)}" if len(gpus) > 1 else ""),
-            "GPU memory (GiB)": gpu.get("memory_gib", "—"),
-            "Compute capability": gpu.get("compute_capability", "—"),
+            "GPU memory (GiB)": gpu.get("memory_gib"),
+            "Compute capability": gpu.get("compute_capability"),
             "Native FP8": "yes" if gpu.get("fp8") else "no",
             "torch": machine["torch"],
             **machine["dtypes"],
         }
         own = rows[rows["machine_id"] == machine["machine_id"]]
         for metric, unit in _PEAKS.items():
-            for row in pick(own, metric).to_dict("records"):  # the newest comes last
+            # Rows are in order of time, so the newest peak rate replaces the older ones.
+            for row in pick(own, metric).to_dict("records"):
                 value = format_number(row["estimate"], row["low"], row["high"])
                 line[f"{row['scope']} ({unit})"] = value
         lines.append(line)

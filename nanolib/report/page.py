@@ -1,4 +1,4 @@
-"""Write the report: one self-contained page, the same in Markdown, pictures of each chart, tables and profiles."""
+"""Write the report: a page that needs no network, the same text in Markdown, pictures and tables."""
 
 from __future__ import annotations
 
@@ -37,21 +37,25 @@ def build(
 ) -> Path:
     """Write the report of some runs.
 
+    The page shows the results of all machines. The other files show each experiment on the machine
+    of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a picture as
+    PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md` contain the
+    main table, and `NAME_profile.json` contains the runs, measurements and findings. Each other
+    table that has a line becomes a CSV file and a Markdown file too.
+
     Args:
-        store: Where they are.
-        run_ids: Which.
-        folder: Where to: `index.html`, `profiling_report.md`, a PNG and SVG of each chart, and per experiment
-            `NAME_summary.csv`, `NAME_summary.md`, `NAME_profile.json` and a pair of tables for each further table that has a
-            line. The page has the answers of all machines, the other files those of the machine of each newest run.
-        sections: What is asked, in order; those without a run are left out.
-        pictures: Whether to draw the PNG and SVG files, which takes longer than all the rest.
+        store: Store with the runs.
+        run_ids: IDs of the runs.
+        folder: Folder to write to.
+        sections: Sections of the report in order. Sections without a run are left out.
+        pictures: Whether to draw the pictures, which takes most of the time.
 
     Returns:
-        The page.
+        Path of the page, `index.html` in the folder.
     """
     (rows, runs), machines = store.shown(run_ids), store.machines()
     make_folder(folder)
-    # Everything is written next to the target and moved at the end: a failure half-way leaves the old report whole.
+    # All files are moved to the folder at the end, so a failure leaves the old report complete.
     with (
         TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
         renderer.unchecked(),
@@ -60,7 +64,8 @@ def build(
         made, pending = Path(temporary), []
         parts: list[Part] = []
         specs: dict[str, dict[str, Any]] = {}
-        for part in _parts(store, sections, rows, runs, machines):  # while the last one is drawn
+        # The pictures of one part are drawn in a thread while the next part is made.
+        for part in _parts(store, sections, rows, runs, machines):
             parts.append(part)
             for name, chart in {**part.charts, **part.files}.items():
                 specs[name] = chart.to_dict(validate=False)
@@ -87,31 +92,30 @@ def _parts(
     runs: pd.DataFrame,
     machines: pd.DataFrame,
 ) -> Iterator[Part]:
-    """Answer each question for each machine that ran it, the machine of its newest run first; then summarize all runs."""
+    """Yield a part for each section and machine, the newest run's machine first, then summaries."""
     newest = runs.sort_values("started", kind="stable")[::-1]
     for section in sections:
         machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
         for at, machine in enumerate(machine_ids):
-            # the numbers of two machines are never joined
             yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
     yield changes(*what_changed(store, runs))
-    machines_used = {"Hardware": overview.hardware_table(rows, machines)}
-    yield Part("hardware", "Which hardware?", tables=_with_lines(machines_used))
-    tables = _with_lines({"What failed": overview.failures(rows)})
+    hardware = overview.hardware_table(rows, machines)
+    yield Part("hardware", "Which hardware?", tables=_whole_table("Hardware", hardware))
+    tables = _whole_table("What failed", overview.failures(rows))
     flags = overview.flag_lines(rows)
     if tables or flags:
-        yield Part("failed", "What to know before believing a number", flags, tables=tables)
+        yield Part("failed", "Which numbers are not reliable?", flags, tables=tables)
     runs = overview.run_facts(runs, machines)
-    yield Part("runs", "Runs and machines", tables=_with_lines({"Runs": runs}))
+    yield Part("runs", "Runs and machines", tables=_whole_table("Runs", runs))
 
 
-def _with_lines(tables: dict[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return the tables that have a line; people see all of their columns."""
-    return {title: (table, table) for title, table in tables.items() if len(table)}
+def _whole_table(title: str, table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
+    """Return a table of which people see all columns, or nothing if the table has no line."""
+    return {title: (table, table)} if len(table) else {}
 
 
 def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) -> Part:
-    """Answer a question by the rows of one machine."""
+    """Return the part of a section from the rows of one machine."""
     ending = "" if newest else f"-{machine[:6]}"
     return Part(
         section.experiment + ending,
@@ -131,7 +135,7 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
 
 
 def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[int, list[Finding]]]:
-    """Answer a question by the rows of each sequence length, if there are several and the finding has estimates."""
+    """Yield each sequence length with its findings, if there are several lengths to choose from."""
     own = overview.of_experiment(rows, section.experiment)
     seq_lens = own.get("factor.seq_len", pd.Series(dtype=float))
     lengths = seq_lens.dropna().unique()
@@ -171,7 +175,7 @@ def _markdown(parts: list[Part]) -> str:
 
 
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
-    """Return a table for people, without empty columns; its lines have their sequence lengths."""
+    """Return a table for people without empty columns, and with the sequence length of each line."""
     filled = [not set(readable[name]) <= {"", "—"} for name in readable]
     lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
     return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
@@ -185,18 +189,19 @@ def _web_page(
     machines: pd.DataFrame,
     left_out: int,
 ) -> str:
-    """Return the web page, which requests nothing and escapes all that it shows.
+    """Return the web page, which loads nothing from a network and escapes all text.
 
     Args:
-        parts: What it says, in order.
-        specs: Chart → its Vega-Lite.
-        rows: The measurements that it shows.
-        runs: Their runs.
+        parts: Parts of the page in order.
+        specs: Maps the name of each chart to its Vega-Lite.
+        rows: Measurements of the parts.
+        runs: Runs of the measurements.
         machines: All machines of the store.
-        left_out: How many cases are not shown.
+        left_out: Number of older cases that the page does not show.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, undefined=jinja2.StrictUndefined
+    template, style, script = (
+        (_PAGE / name).read_text(encoding="utf-8")
+        for name in ("page.html.jinja", "style.css", "script.js")
     )
     drawn = [name for part in parts for name, chart in part.charts.items() if not is_empty(chart)]
     used = machines[machines["machine_id"].isin(runs["machine_id"])]
@@ -206,7 +211,8 @@ def _web_page(
     }
     lengths = sorted({int(n) for n in rows.get("factor.seq_len", pd.Series()).dropna()})
     data = json.dumps({name: specs[name] for name in drawn}, separators=(",", ":"))
-    return environment.get_template("page.html.jinja").render(
+    page = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined)
+    return page.render(
         parts=parts,
         specs=specs,
         drawn=drawn,
@@ -218,8 +224,8 @@ def _web_page(
         lines=Lines,
         table=_table,
         libraries=renderer.javascript().replace("</script", "<\\/script") if drawn else "",
-        # `</script` and `<!--` act even inside a string of a script
+        # Browsers act on `</script` and `<!--` even inside a string of a script.
         data=with_variables(data).replace("<", "\\u003c"),
-        style=variables() + (_PAGE / "style.css").read_text(encoding="utf-8"),
-        script=(_PAGE / "script.js").read_text(encoding="utf-8"),
+        style=variables() + style,
+        script=script,
     )

@@ -1,15 +1,16 @@
-"""Draw every chart of nanolib: one function, three kinds, one theme, the same in a notebook, on the page and as a picture.
+"""Draw every chart of nanolib with one function, so that all charts have the same look.
 
-A chart is a tidy frame. `line` needs `series`, `x` and `y`; `rows` and `bars` need `series` and `x`. Further columns are optional:
+A chart needs a table with a line per mark. `line` charts need the columns `series`, `x` and `y`.
+`rows` and `bars` charts need `series` and `x`. These columns are optional:
 
-- `low` and `high`: the ends of the interval.
-- `pred`: the prediction.
-- `sure`: False draws a hollow mark (estimated, emulated, or not settled).
-- `hue`: the name of a color.
-- `part`: the part of a bar.
-- `panel`: a picture of its own.
-- `text`: words at the right.
-- `note`: words in the tooltip.
+low, high: Ends of the interval.
+pred: Predicted value.
+sure: False for an estimated, emulated or unsettled value, which gets a hollow mark.
+hue: Name of a color in `theme.COLOURS`.
+part: Name of the part of a bar.
+panel: Name of the panel that shows the mark.
+text: Label at the right end of the series.
+note: Last line of the tooltip.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import pandas as pd
 from nanolib.report.axis import Axis, domain_of, drop_unloggable, log_ticks
 from nanolib.report.theme import COLOURS, HUES, empty_chart, hues, themed
 
-_HEIGHT = 260  # of a line chart, px
-_LABEL_GAP = 14  # px between the names at the ends of lines
+_HEIGHT = 260  # Height of a line chart, in pixels.
+_LABEL_GAP = 14  # Smallest distance between two labels, in pixels.
 _SHORT_COUNT = (
     "datum.value < 16384 ? format(datum.value, ',~r') : datum.value < 1048576 ? datum.value / 1024 + 'K' : "
     "datum.value / 1048576 + 'M'"
@@ -51,23 +52,24 @@ def plot(
     width: int = 680,
     empty: str = "nothing was measured",
 ) -> alt.TopLevelMixin:
-    """Draw one chart, or one per `panel` next to each other.
+    """Draw a chart, or one chart per `panel` next to each other.
 
     Args:
-        data: See above. A line over a single `x` is drawn as rows.
-        title: What the chart shows.
-        kind: `line` (a value over something ordered), `rows` (a row per series) or `bars` (parts of a whole, a bar per series).
-        subtitle: Lines under the title.
-        unit: Title of the axis of values.
-        xunit: Title of the axis that a line goes over.
-        log: Which axes are logarithmic: `x`, `y` or `xy`.
-        ref: A value to compare with, drawn as a line.
-        ref_text: Its name, at the line's end.
-        band: Two values between which a difference does not count.
-        fmt: How the axis of values writes numbers, as d3 takes it.
+        data: Table with the columns above. A line chart with a single `x` becomes a `rows` chart.
+        title: Title of the chart.
+        kind: `line` for values over an ordered quantity, `rows` for a row per series, or `bars`
+            for the parts of a whole.
+        subtitle: Lines below the title.
+        unit: Title of the value axis.
+        xunit: Title of the horizontal axis of a line chart.
+        log: Names of the logarithmic axes: `x`, `y` or `xy`.
+        ref: Value of the reference line.
+        ref_text: Label of the reference line.
+        band: Lowest and highest value that count as no change.
+        fmt: Number format of the value axis, in the syntax of d3.
         join: Whether a line joins the points of a series.
-        width: Of all panels together, px.
-        empty: Why there is nothing to draw, if there is nothing.
+        width: Width of all panels together, in pixels.
+        empty: Reason to show if there is no data.
     """
     if data is None or data.empty:
         return empty_chart(title, empty)
@@ -81,6 +83,7 @@ def plot(
         "sure": True,
         "text": "",
         "note": "",
+        "panel": "",
         "hue": data["series"].map(hues(data["series"])),
     }
     data = pd.DataFrame(defaults | dict(data.items()))
@@ -94,32 +97,26 @@ def plot(
     if domain is None:
         return empty_chart(title, " ".join(lines) or empty)
     axis = Axis(unit, value, value in log, domain, fmt)
-    panels = dict(iter(data.groupby("panel", sort=False))) if "panel" in data else {"": data}
+    panels = dict(iter(data.groupby("panel", sort=False)))
     if len(panels) == 1:
         title = ": ".join(filter(None, (title, *panels)))
-    if is_line and data["series"].nunique() == 1:  # a title says it better than a label
+    if is_line and data["series"].nunique() == 1:  # The title replaces the label of a single line.
         title = f"{title}: {data['series'].iloc[0]}"
         panels = {name: part.assign(text=" ") for name, part in panels.items()}
-
-    def draw(part: pd.DataFrame) -> alt.LayerChart:
-        size = {"width": width, "height": alt.Step(26)}
+    charts = []
+    for name, part in panels.items():
         if is_line:
             size = {"width": width // len(panels), "height": _HEIGHT}
             part, layers = _draw_lines(part, axis, xunit, "x" in log, join)
-        elif kind == "bars":
-            part, layers = _draw_bars(part, axis)
         else:
-            layers = _draw_rows(part, axis)
-        return alt.layer(*_draw_guides(axis, ref, ref_text, band), *layers, data=part, **size)
-
-    charts = [draw(part) for part in panels.values()]
-    (chart, *others) = charts
-    if others:
-        named = (
-            one.properties(title=alt.Title(str(name), fontSize=13))
-            for one, name in zip(charts, panels, strict=True)
-        )
-        chart = (alt.hconcat if is_line else alt.vconcat)(*named, spacing=28)
+            size = {"width": width, "height": alt.Step(26)}
+            part, layers = (_draw_bars if kind == "bars" else _draw_rows)(part, axis)
+        chart = alt.layer(*_draw_guides(axis, ref, ref_text, band), *layers, data=part, **size)
+        if len(panels) > 1:
+            chart = chart.properties(title=alt.Title(str(name), fontSize=13))
+        charts.append(chart)
+    if len(charts) > 1:
+        chart = (alt.hconcat if is_line else alt.vconcat)(*charts, spacing=28)
     words = {"subtitle": lines} if lines else {}
     return themed(chart.properties(title=alt.Title(title, **words)))
 
@@ -127,18 +124,15 @@ def plot(
 def _draw_guides(
     axis: Axis, ref: float | None, name: str, band: tuple[float, float] | None
 ) -> _Layers:
-    """Draw the band in which a difference does not count, and the line to compare with, by its name."""
     layers = []
     if band is not None:
-        ends = alt.Chart(pd.DataFrame({"from": [band[0]], "to": [band[1]]}))
+        ends = alt.Chart(pd.DataFrame([band], columns=["from", "to"]))
         mark = ends.mark_rect(color=COLOURS["c3"], opacity=0.14)
         layers.append(mark.encode(**axis.encode("from", "to")))
     if ref is not None:
         at = alt.Chart(pd.DataFrame({"at": [ref]})).encode(**axis.encode("at"))
-        layers.append(at.mark_rule(strokeWidth=1.2))
-        if name:
-            words = at.mark_text(text=name, align="left", dx=9)
-            layers.append(words.encode(x=alt.value("width")))
+        words = at.mark_text(text=name, align="left", dx=9).encode(x=alt.value("width"))
+        layers += [at.mark_rule(strokeWidth=1.2), *([words] if name else [])]
     return layers
 
 
@@ -148,7 +142,7 @@ def _color() -> alt.Color:
 
 
 def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Tooltip]:
-    """List what a point shows: its name, place, value with its ends, prediction and note, as far as they are known."""
+    """Return the lines of the tooltip for the columns that have a value."""
     fields = {name: (name, "") for name in ("series", "panel", "part")}
     if axis.channel == "y":
         fields["x"] = xunit or "x", ",.6~g"
@@ -165,7 +159,7 @@ def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Toolti
 def _draw_marks(
     base: alt.Chart, data: pd.DataFrame, axis: Axis, size: int, xunit: str = ""
 ) -> tuple[_Layers, alt.Chart]:
-    """Draw the intervals, and the points: filled if a value was measured and settled, else hollow."""
+    """Return the layer of intervals, if there are any, and the layer of filled or hollow points."""
     intervals = []
     if "low" in data:
         rules = base.mark_rule(strokeWidth=1.8, clip=True).encode(color=_color())
@@ -194,7 +188,7 @@ def _draw_lines(
     )
     label = data["text"].where(data["text"] != "", data["series"]).astype(str)
     data = data.assign(label=label, end=_label_heights(data, axis))
-    # points of two runs are not joined
+    # A line must not join points of different runs.
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
     base = alt.Chart().encode(x=x)
     lines = base.encode(color=_color(), detail=apart)
@@ -209,14 +203,14 @@ def _draw_lines(
     names = base.transform_filter("isValid(datum.end)")
     names = names.transform_joinaggregate(last="max(x)", groupby=["series"])
     names = names.transform_filter("datum.x == datum.last").mark_text(align="left", dx=9)
-    # the grey of a line is too pale for words
+    # The gray of further series is too pale for text.
     ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _color())
     named = names.encode(**axis.encode("end"), text="label:N", color=ink)
     return data, [*layers, points, named]
 
 
 def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
-    """Place a name next to each point, in the value's unit, so that the names at one `x` do not cover each other."""
+    """Return the height of each label, in the unit of the values, so that no two labels overlap."""
     scale, unscale = (math.log, math.exp) if axis.log else (float, float)
     px = _HEIGHT / (scale(axis.domain[1]) - scale(axis.domain[0]))
     drawn = data["y"].fillna(data["pred"]) if "pred" in data else data["y"]
@@ -225,32 +219,29 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps
-        # halfway between pushing names up and pushing them down, both of which keep the gap
+        # Labels keep the gap if they move only up or only down, so the mean of both moves is used.
         both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
         found[at.index] = [unscale(one / px) for one in both / 2 + steps]
     return found
 
 
-def _in_rows(data: pd.DataFrame) -> alt.Chart:
-    """Give each series a row, in the order of the data."""
+def _in_rows(data: pd.DataFrame) -> tuple[alt.Chart, alt.Chart]:
+    """Return a chart with a row per series, in the order of the data, and the layer of its labels."""
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
     order = list(dict.fromkeys(data["series"]))
-    return alt.Chart().encode(y=alt.Y("series:N", title=None, sort=order, axis=ink))
-
-
-def _draw_words(base: alt.Chart) -> alt.Chart:
+    base = alt.Chart().encode(y=alt.Y("series:N", title=None, sort=order, axis=ink))
     words = base.transform_filter("datum.text != ''").mark_text(align="left", dx=8)
-    return words.encode(x=alt.value("width"), text="text:N")
+    return base, words.encode(x=alt.value("width"), text="text:N")
 
 
-def _draw_rows(data: pd.DataFrame, axis: Axis) -> _Layers:
-    base = _in_rows(data)
+def _draw_rows(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
+    base, words = _in_rows(data)
     is_crowded = data.groupby("series").size().max() > 3
     layers, points = _draw_marks(base, data, axis, 20 if is_crowded else 56)
     if "pred" in data:
         ticks = base.mark_tick(thickness=2, size=15).transform_filter("isValid(datum.pred)")
         layers.append(ticks.encode(**axis.encode("pred"), color=_color()))
-    return [*layers, points, _draw_words(base)]
+    return data, [*layers, points, words]
 
 
 def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
@@ -259,38 +250,42 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     data = data.assign(place=data["part"].map(parts.index), text=once)
     colors = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
     color = alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colors))
-    base = _in_rows(data)
+    base, words = _in_rows(data)
     bars = base.mark_bar(stroke=COLOURS["paper"], strokeWidth=1)
     look = {"color": color, "order": "place:Q", "tooltip": _tooltip(data, axis)}
-    return data, [bars.encode(**axis.encode("x"), **look), _draw_words(base)]
+    return data, [bars.encode(**axis.encode("x"), **look), words]
 
 
-# Column of a chart's data → where it comes from in rows, or in a table.
-_SOURCES = {"link_run": ("run_id",), "link_n": ("factor.seq_len", "seq_len")}
+# Measurements and tables name the sequence length differently.
+_LINKS = {"run_id": "link_run", "factor.seq_len": "link_n", "seq_len": "link_n"}
 
 
 def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
-    """Return the columns `link_run` and `link_n`, as far as rows or a table have them, without the column `but`."""
-    return {
-        column: frame[source]
-        for column, sources in _SOURCES.items()
-        for source in sources
-        if source in frame and column != but
-    }
+    """Return the run and the sequence length of each line, by which the report page filters charts.
+
+    Args:
+        frame: Measurements, or a table of cases.
+        but: Name of a column to leave out.
+
+    Returns:
+        The columns `link_run` and `link_n`, if `frame` has their sources.
+    """
+    known = {source: name for source, name in _LINKS.items() if source in frame and name != but}
+    return {name: frame[source] for source, name in known.items()}
 
 
 def link_columns(frame: pd.DataFrame) -> list[str]:
-    """Return the names of the columns of `links` that a chart's data has."""
-    return [name for name in _SOURCES if name in frame]
+    """Return which of the columns `link_run` and `link_n` the data of a chart has."""
+    return [name for name in ("link_run", "link_n") if name in frame]
 
 
 def followed(data: pd.DataFrame) -> pd.DataFrame:
-    """Replace the columns of a chart's data by those of `links`."""
-    known = [name for name in ("run_id", "name", "seq_len") if name in data]
-    return data.assign(**links(data)).drop(columns=known)
+    """Replace the columns `run_id`, `name` and `seq_len` of a chart's data by those of `links`."""
+    data = data.assign(**links(data))
+    return data.drop(columns=["run_id", "name", "seq_len"], errors="ignore")
 
 
 def point_columns(table: pd.DataFrame, column: str, axis: str = "x") -> dict[str, Any]:
-    """Return a column as the points of a chart, with its interval, and the columns of `links`."""
+    """Return the points of a chart: a column of the table, its interval, and the columns of `links`."""
     ends = {end: table[f"{column}_{end}"] for end in ("low", "high")}
     return {axis: table[column]} | ends | links(table)

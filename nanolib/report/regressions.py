@@ -1,4 +1,4 @@
-"""What changed: two versions compared side by side, the newest runs with those before, and each case over all its runs."""
+"""Report what changed: between two versions, between runs, and over all runs of each case."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _HUES = {
     Kind.EQUIVALENT: "c1",
     Kind.IMPROVED: "c3",
 }
-_MOST_SHOWN = 40
-_MOST_LINES = 80  # of a chart of histories
-_MOST_NAMED = 5
-_NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")  # findings that a sentence only counts
+_MOST_SHOWN = 40  # Largest number of ratios in a chart.
+_MOST_LINES = 80  # Largest number of histories in a chart.
+_MOST_NAMED = 5  # Largest number of changes in a verdict.
+_NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")  # A verdict only counts these findings.
 
 AB_COLUMNS = {
     "case": "Case",
@@ -42,11 +42,16 @@ AB_COLUMNS = {
 
 
 def changes(since: Comparison | None, found: list[History]) -> Part:
-    """Describe what `compare.history.what_changed` found."""
+    """Return the part of the report about changes.
+
+    Args:
+        since: Comparison of the newest runs with earlier runs, or None if there is no earlier run.
+        found: Histories of all timings.
+    """
     verdict, charts, tables = [], {}, {}
     if since is not None:
         verdict += comparison_verdict(since, "Against the runs before")
-        words = "The newest runs (B) against those before them (A), measured at different times."
+        words = "A: earlier runs. B: the newest runs, measured at another time."
         charts["since_the_run_before"] = comparison_chart(since, "Since the run before", words)
         table = since.table(everything=False)
         if len(table):
@@ -57,7 +62,7 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
 
 
 def ab_comparison(rows: pd.DataFrame) -> Comparison:
-    """Return what `nano ab` stored; its note says what A and B are."""
+    """Return the comparison that `nano ab` stored, with a note that names A and B."""
     lines, versions, threshold = [], "", THRESHOLD
     for row in pick(of_experiment(rows, "ab"), "ratio").to_dict("records"):
         details, ratio = row["details"], row["estimate"]
@@ -74,35 +79,40 @@ def ab_comparison(rows: pd.DataFrame) -> Comparison:
 
 @cached
 def ab_verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Say what `nano ab` found."""
+    """Return the findings of `nano ab`."""
     found = ab_comparison(rows)
     if not found.lines:
-        return [Finding("No two versions were compared", next_step="nano ab HEAD~1 .")]
-    drift = "Blocks of A and B were interleaved and paired, so drift of the machine affects both equally"
-    next_step = "which commit? nano ab takes any two revisions"
+        return [Finding("No two versions were compared", next_step="run nano ab HEAD~1 .")]
+    drift = "Blocks of A and B were interleaved and paired, so machine drift affects both equally"
+    next_step = "to find the commit, run nano ab with other revisions"
     return [_counts(found, *found.noise), *_changed(found), Finding(drift, next_step=next_step)]
 
 
 def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one line per timing that `nano ab` compared; columns as of `Line.to_dict`."""
+    """Return a line for each timing that `nano ab` compared, with the columns of `Line.to_dict`."""
     table = pd.DataFrame([line.to_dict() for line in ab_comparison(rows).lines])
     return table.rename(columns={"low": "ratio_low", "high": "ratio_high"})
 
 
 def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw the ratio of two versions with its interval, per case."""
+    """Draw the ratio of two versions with its interval for each case."""
     found = ab_comparison(rows)
     return comparison_chart(found, "Two versions side by side", f"{found.noise[0]}.")
 
 
 def comparison_verdict(found: Comparison, what: str) -> list[Finding]:
-    """Say what a comparison of stored runs found."""
+    """Return the findings of a comparison of stored runs.
+
+    Args:
+        found: Comparison of two sets of runs.
+        what: Words that name the comparison.
+    """
     drift = "The runs were measured at different times, so machine drift is not controlled"
     return [
         _counts(found, what),
         *(Finding("Take these times with care", noise) for noise in found.noise),
         *_changed(found),
-        Finding(drift, next_step="to be sure, nano ab REV_A REV_B"),
+        Finding(drift, next_step="to measure both in turns, run nano ab REV_A REV_B"),
     ]
 
 
@@ -111,7 +121,7 @@ def _counts(found: Comparison, what: str) -> Finding:
 
 
 def _changed(found: Comparison) -> list[Finding]:
-    """Return the first five lines that changed."""
+    """Return a finding for each of the first five lines that changed."""
     findings = []
     for line in [one for one in found.lines if one.finding not in _NOT_NAMED][:_MOST_NAMED]:
         compared, evidence = (), [line.message]
@@ -125,16 +135,17 @@ def _changed(found: Comparison) -> list[Finding]:
 
 
 def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLevelMixin:
-    """Draw ratios with their intervals over the band that is taken for no change.
+    """Draw ratios with their intervals, and the band of ratios that count as no change.
 
     Args:
-        found: Its first 40 timings are drawn.
-        title: The chart's.
-        subtitle: What is compared with what.
+        found: Comparison whose first 40 timings are drawn.
+        title: Title of the chart.
+        subtitle: Sentence that names A and B.
     """
     timed = [line for line in found.lines if line.verdict]
     drawn = timed[:_MOST_SHOWN]
-    left_out = f" The first {_MOST_SHOWN} of {len(timed)}." if len(timed) > _MOST_SHOWN else ""
+    shown = f" The chart shows {_MOST_SHOWN} of {len(timed)} timings."
+    left_out = shown if len(timed) > _MOST_SHOWN else ""
     ends = pd.DataFrame([line.verdict.interval for line in drawn], columns=["low", "x", "high"])
     data = ends.assign(
         series=strip_shared_words([f"{line.machine} {line.name}".strip() for line in drawn]),
@@ -147,27 +158,27 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
         "rows",
         subtitle=[
             f"{subtitle}{left_out}",
-            f"Green: no change (±{MARGIN:.0%}). From {found.threshold:.0%} on a change counts.",
+            f"Green: no change (±{MARGIN:.0%}). A change counts from {found.threshold:.0%} on.",
         ],
-        unit="B / A (right: slower)",
+        unit="Ratio B / A (higher is slower)",
         log="x",
         fmt=".2~f",
         ref=1.0,
         band=(1 - MARGIN, 1 + MARGIN),
         width=420,
-        empty="no timing is in both with enough blocks to compare",
+        empty="no timing has enough blocks on both sides",
     )
 
 
 def history_chart(found: list[History]) -> alt.TopLevelMixin:
-    """Draw each case over its runs, relative to its first; those that changed in color, with a mark where."""
+    """Draw each timing over its runs, relative to the first run, in color if its level changed."""
     ordered = sorted(_by_name(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
     short = strip_shared_words([name for name, _ in ordered])
     colored = hues(name for name, one in ordered if one.changes)
     parts = []
     for (name, one), label in zip(ordered, short, strict=True):
         points = one.points
-        first = points["estimate"].iloc[0] or float("nan")  # what took no time has no ratio
+        first = points["estimate"].iloc[0] or math.nan  # A time of 0 has no ratio.
         lines = {
             "series": name,
             "x": range(1, len(points) + 1),
@@ -194,7 +205,7 @@ def history_chart(found: list[History]) -> alt.TopLevelMixin:
 
 
 def history_verdict(found: list[History]) -> list[Finding]:
-    """Say which cases changed, and between which revisions."""
+    """Return findings about the cases that changed, with the revisions before and after."""
     if not found:
         return [Finding("No case was run twice on one machine, so there is no history yet")]
     named = _by_name(found)
@@ -204,8 +215,8 @@ def history_verdict(found: list[History]) -> list[Finding]:
     level = f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs"
     findings = [Finding(level)]
     if runs < LEAST_HISTORY:
-        few = f"A change of level takes at least {LEAST_HISTORY} runs to be seen"
-        findings.append(Finding(few, next_step="until then, nano compare latest~1 latest"))
+        few = f"A change of level is found in at least {LEAST_HISTORY} runs"
+        findings.append(Finding(few, next_step="until then, run nano compare latest~1 latest"))
     for name, last in sorted(changed, key=lambda one: -one[1].at)[:6]:
         findings.append(Finding(f"{'worse' if last.worse else 'better'}, {name}", str(last)))
     for name, one in sorted(newest, key=lambda found: -abs(math.log(found[1].newest.ratio)))[:3]:
@@ -214,13 +225,13 @@ def history_verdict(found: list[History]) -> list[Finding]:
 
 
 def _by_name(found: list[History]) -> dict[str, History]:
-    """Name each history, with its machine if there are several."""
+    """Return the histories by their names, which include the machine if there are several."""
     several = len({one.machine_id for one in found}) > 1
-    return {
-        (f"{machine_name(one.machine_id)}: " if several else "")
-        + f"{one.experiment} {one.case} {one.scope}".strip(): one
-        for one in found
-    }
+    named = {}
+    for one in found:
+        machine = f"{machine_name(one.machine_id)}: " if several else ""
+        named[machine + f"{one.experiment} {one.case} {one.scope}".strip()] = one
+    return named
 
 
 AB_SECTION = Section(

@@ -1,7 +1,7 @@
-"""Render charts everywhere: interactive in JupyterLab (offline, untrusted), a picture on a code host and in nbconvert.
+"""Render charts in JupyterLab without a network, and as pictures on code hosts and in nbconvert.
 
-JupyterLab bundles Vega 5. Altair writes Vega-Lite 6, whose layered charts that bundle does not draw. So charts are compiled to
-Vega 5, with a PNG for everything that does not draw Vega.
+JupyterLab bundles Vega 5. Altair writes Vega-Lite 6, whose layered charts JupyterLab cannot draw.
+So nanolib compiles charts to Vega 5, and adds a PNG for viewers that do not draw Vega.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from altair.utils import schemapi
 
 from nanolib.measurement import BadInput, printable
 
-VEGALITE_VERSION = "5.20"  # compiles to Vega 5, which JupyterLab bundles
-PAGE_VERSION = "6.4"  # compiles to Vega 6, which vl-convert bundles for pages of our own
-_SCALE = 2  # pixels per point of pictures in a report
-_NOTEBOOK_SCALE = 1.3  # and in notebooks, which are committed with them
+VEGALITE_VERSION = "5.20"  # This version compiles to Vega 5, which JupyterLab bundles.
+PAGE_VERSION = "6.4"  # This version compiles to Vega 6, which vl-convert bundles for pages.
+_SCALE = 2  # Pixels per point of a picture in a report.
+_NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because notebooks are committed.
 
 
 def compiled(spec: dict[str, Any], vl_version: str = PAGE_VERSION) -> dict[str, Any]:
-    """Compile Vega-Lite to Vega. A control character in any text would make vl-convert abort the whole process."""
+    """Compile Vega-Lite to Vega, without control characters, which make vl-convert end the process."""
     return vl_convert.vegalite_to_vega(_without_control(spec), vl_version=vl_version)
 
 
@@ -40,19 +40,19 @@ def _without_control(value: Any) -> Any:
 
 
 def unchecked() -> contextlib.AbstractContextManager[Any]:
-    """Stop Altair from checking charts against its schema, which takes as long as drawing them; the tests check every chart."""
+    """Return a context in which Altair skips its slow schema check, since the tests check every chart."""
     return schemapi.debug_mode(False)
 
 
 @functools.cache
 def javascript() -> str:
-    """Return Vega for a page of our own. Bundling takes seconds, so the result is kept in the user's cache folder."""
+    """Return the JavaScript of Vega for the report page, which the user's cache folder keeps."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanolib"
     kept = folder / f"vega-{PAGE_VERSION}-{vl_convert.__version__}.js"
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle(vl_version=PAGE_VERSION)
-    with contextlib.suppress(OSError):  # if the home is read-only, the next report bundles it again
+    with contextlib.suppress(OSError):  # If the home is read-only, each report bundles Vega again.
         folder.mkdir(parents=True, exist_ok=True)
         half = kept.with_suffix(f".{os.getpid()}")
         half.write_text(bundle, encoding="utf-8")
@@ -61,8 +61,8 @@ def javascript() -> str:
 
 
 def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
-    """Return a chart whose `chart` can be replaced; offline, or it would request Vega from the network."""
-    alt.JupyterChart.enable_offline()
+    """Return a widget that shows a chart, and that shows another chart if its `chart` is set."""
+    alt.JupyterChart.enable_offline()  # Without this call, the widget loads Vega from the network.
     return alt.JupyterChart(chart, embed_options={"actions": False})
 
 
@@ -78,27 +78,27 @@ def _palette(picture: bytes) -> bytes:
 
 
 def _pictures(spec: dict[str, Any]) -> dict[str, bytes]:
-    """Draw a chart's Vega-Lite: ending of the file → its content."""
-    drawn = vl_convert.vega_to_svg(compiled(spec))  # once for both
+    """Return the chart as the contents of a PNG and an SVG file, by their endings."""
+    drawn = vl_convert.vega_to_svg(compiled(spec))
     png = _palette(vl_convert.svg_to_png(drawn, scale=_SCALE))
     return {".png": png, ".svg": drawn.encode()}
 
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
-    """Write NAME.png and NAME.svg of a chart's Vega-Lite."""
+    """Write the pictures NAME.png and NAME.svg of a chart in Vega-Lite to a folder."""
     for ending, content in _pictures(spec).items():
         (folder / f"{name}{ending}").write_bytes(content)
 
 
 def save_as(chart: alt.TopLevelMixin, path: Path) -> None:
-    """Write one chart to a file.
+    """Write a chart to a file.
 
     Args:
-        chart: The chart.
-        path: Ends with .html (interactive, self-contained), .png or .svg.
+        chart: Chart to write.
+        path: Path that ends with `.html` for an interactive page without a network, `.png` or `.svg`.
 
     Raises:
-        BadInput: Another ending.
+        BadInput: The ending is unknown.
     """
     spec = chart.to_dict()
     found = _pictures(spec)
@@ -120,7 +120,7 @@ def _mime_bundle(spec: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 def enable() -> None:
-    """Show Altair charts in this notebook by the renderer above, unchecked."""
+    """Show the charts of this notebook as Vega 5 and PNG, without Altair's schema check."""
     schemapi.DEBUG_MODE = False
     alt.renderers.register("nanolib", _mime_bundle)
     alt.renderers.enable("nanolib")

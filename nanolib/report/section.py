@@ -1,4 +1,4 @@
-"""The report's sections, which experiments declare, and the parts that are made from them."""
+"""Declare the sections of the report, and describe the parts that a report makes from them."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from nanolib.report.theme import Chart, is_empty
 
 @dataclass(frozen=True)
 class CaseTable:
-    """One table of a section.
+    """Table of a section.
 
     Attributes:
-        of: Makes the table from rows of any experiments.
-        columns: Column → title, of those that people see, at most ten. Its file has all of them.
+        of: Function that makes the table from measurements of any experiments.
+        columns: Maps each column that people see to its title. A file of the table has all columns.
     """
 
     of: Callable[[pd.DataFrame], pd.DataFrame]
     columns: Mapping[str, str]
 
     def readable(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Return the table for people."""
+        """Return the table with formatted numbers and only the columns that people see."""
         return tables.readable(self.of(rows), self.columns)
 
 
 @dataclass(frozen=True)
 class Section:
-    """One question of the report.
+    """Question of the report, with its findings, charts and tables.
 
     Attributes:
-        experiment: Whose rows answer it.
-        question: In words.
-        charts: File name → what draws it, at most three; the first one answers the question.
-        tables: Title → table, the main one first.
-        verdict: Makes the findings.
-        files: File name → what draws it, of charts that are written and not shown.
+        experiment: Name of the experiment that answers the question.
+        question: Heading of the section.
+        charts: Maps a file name to the function that draws the chart. The first of at most three
+            charts answers the question.
+        tables: Maps a title to a table, the main table first.
+        verdict: Function that makes the findings from measurements.
+        files: Maps a file name to the function that draws a chart which only the folder contains.
     """
 
     experiment: str
@@ -51,7 +52,7 @@ class Section:
     files: Mapping[str, Chart] = field(default_factory=dict)
 
     def main_chart(self, rows: pd.DataFrame) -> alt.TopLevelMixin:
-        """Return the first chart that can be drawn, or the one that says why none can."""
+        """Return the first chart that has data, or else the first chart, which shows the reason."""
         drawings = [*self.charts.values(), *self.files.values()]
         for draw in drawings:
             if not is_empty(chart := draw(rows)):
@@ -59,7 +60,7 @@ class Section:
         return drawings[0](rows)
 
     def shown(self, rows: pd.DataFrame) -> dict[str, CaseTable]:
-        """Return the main table, which may say that nothing was measured, and the others that have a line."""
+        """Return the main table, even if it is empty, and all other tables that have a line."""
         main = next(iter(self.tables))
         return {
             title: table
@@ -70,19 +71,19 @@ class Section:
 
 @dataclass(frozen=True)
 class Part:
-    """One heading of the report with its content.
+    """Heading of the report with its content.
 
     Attributes:
-        name: Its name, different from all others.
-        title: The heading, a question.
-        verdict: The findings.
-        charts: File name → chart.
-        tables: Title → the table with all columns, and as people read it.
-        machine: The machine whose rows answer; empty for all machines.
-        newest: Whether the question's newest run is of this machine.
-        rows: The rows that answer.
-        by_length: Sequence length → the findings of only that length.
-        files: File name → chart that is written and not shown.
+        name: Unique name of the part.
+        title: Heading of the part.
+        verdict: Findings over all sequence lengths.
+        charts: Maps a file name to a chart.
+        tables: Maps a title to the table with all columns, and to the same table for people.
+        machine: ID of the machine that the part is about, or empty for all machines.
+        newest: Whether the newest run of the question is from this machine.
+        rows: Measurements of the machine.
+        by_length: Maps a sequence length to the findings of only that length.
+        files: Maps a file name to a chart that only the folder contains.
     """
 
     name: str
@@ -98,5 +99,5 @@ class Part:
 
     @property
     def findings(self) -> dict[str, Sequence[Finding]]:
-        """Sequence length → its findings; those of all lengths under the empty text."""
+        """Map each sequence length as text to its findings, and the empty text to all findings."""
         return {"": self.verdict} | {str(length): found for length, found in self.by_length.items()}

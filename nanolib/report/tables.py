@@ -1,4 +1,4 @@
-"""Build tables: a line per case, a column per metric, and numbers as people read them."""
+"""Build tables with a line per case and a column per metric, and format them for people."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from nanolib.report.overview import drop_missing, pick
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table of cases: its measurements, and its title.
+    """Column of a table of cases.
 
     Attributes:
-        name: Its name in the table.
-        title: Its title for people; empty if only other columns and sentences use it.
-        metric: Key of `METRICS`; empty for a factor, or for a column that is computed from others.
-        scope: The scope of the measurements; None means any.
-        method: Their method; None means any.
-        interval: Whether the table also has `_low`, `_high`, `_predicted` and `_busy` (other processes used the machine).
-        detail: Key of the measurements' details that it shows; empty for the estimate.
+        name: Name of the column.
+        title: Title of the column for people, or empty if people do not see the column.
+        metric: Key of `METRICS`, or empty for a factor or a computed column.
+        scope: Scope of the measurements, or None for any scope.
+        method: Method of the measurements, or None for any method.
+        interval: Whether the table also gets the columns `_low`, `_high`, `_predicted`, and `_busy`,
+            which is true if other processes used the machine.
+        detail: Key of the details to show, or empty for the estimate.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Column:
     detail: str = ""
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
-        """Return its columns in the table from the measurements that it shows."""
+        """Return the new columns of the table, from a measurement for each line."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
         if not self.interval:
@@ -47,21 +48,21 @@ class Column:
         return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}
 
 
-# columns of names that charts and sentences write as words
+# The names in these columns are shown without underscores.
 _IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
-    """Return name → title of the columns that people see, in order."""
+    """Map the name of each column that people see to its title."""
     return {column.name: column.title for column in columns if column.title}
 
 
 def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Write a table for people: columns under their titles, numbers in few digits, intervals in brackets.
+    """Format a table for people, with titles, few digits, and intervals in brackets.
 
     Args:
-        table: From this module.
-        names: Column → title; a column with `_low` and `_high` siblings gets its interval.
+        table: Table of cases.
+        names: Maps each column to its title. The columns `_low` and `_high` are its interval.
     """
     unknown = [None] * len(table)
     result = pd.DataFrame(index=table.index)
@@ -80,15 +81,18 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 def compact(
     table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None
 ) -> tuple[str, pd.DataFrame]:
-    """Fit a table of findings into a terminal: drop empty columns and what all cases share, shorten long names.
+    """Fit a table of findings into a terminal.
+
+    Words that all cases share and empty columns are dropped, and long names are shortened.
 
     Args:
-        table: With the columns `experiment` and `case`.
-        width: Characters of a line.
-        notes: Note → its number, which replaces the note in a table that is too wide. The caller prints them below.
+        table: Table with the columns `experiment` and `case`.
+        width: Number of characters in a line.
+        notes: Maps each note to a number, which replaces the note if the table is too wide. New notes
+            are added, so that the caller can print them below the table.
 
     Returns:
-        What the cases share, and the table.
+        The words that all cases share, and the table.
     """
     names = [name.split() for name in table["case"]]
     shared = [word for word in names[0] if all(word in name for name in names)]
@@ -115,7 +119,7 @@ def _width(table: pd.DataFrame) -> int:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Cut the middle out of a text, because names of cases differ at their ends too."""
+    """Cut the middle out of a text, because the ends of names distinguish cases."""
     end = len(text) - (most - 1) // 2
     return text if len(text) <= most else f"{text[: most // 2]}…{text[end:]}"
 
@@ -130,13 +134,13 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
     return format_with_interval(float(value), low, high)
 
 
-CASE = ("run_id", "case_id")  # the key of a case
+CASE = ("run_id", "case_id")  # These columns identify a case.
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
-    """Return one line per case that has the factor `required`: ids, factors, status, message.
+    """Return a line per case that has the factor `required`, with its IDs, factors, status and message.
 
-    A case that others stored without its ending was measured.
+    The status of a case without a stored ending is `ok`.
     """
     rows = drop_missing(rows, f"factor.{required}")
     if rows.empty:
@@ -152,29 +156,34 @@ def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.D
 def add_metric_columns(
     table: pd.DataFrame, rows: pd.DataFrame, columns: Iterable[Column], key: Sequence[str] = CASE
 ) -> pd.DataFrame:
-    """Add the columns of metrics to a table; empty if a line has none.
+    """Add columns with the measurements of each line.
 
     Args:
-        table: Its lines, each with a `key` of its own. A table without these columns has no line.
-        rows: Measurements, with the same key.
-        columns: Those without a metric are left as they are.
-        key: Columns of both.
+        table: Table with a line for each `key`. A table without these columns stays empty.
+        rows: Measurements that have the columns `key`.
+        columns: Columns to add. Columns without a metric are skipped.
+        key: Names of the columns that identify a line.
     """
     key = list(key)
-    for column in columns if set(key) <= set(table.columns) else ():
+    if not set(key) <= set(table.columns):
+        return table
+    table = table.reset_index(drop=True)
+    factors = [name for name in rows if name.startswith("factor.") and name not in key]
+    # A merge is slow, so all columns share the merge that finds the line of each row.
+    rows = rows.drop(columns=factors).merge(table[key].assign(line=table.index), on=key)
+    added = []
+    for column in columns:
         if column.metric:
-            # a measurement without a number may have the detail that says why
+            # The details of a measurement without a number may contain the reason.
             numbers = rows.assign(estimate=0.0) if column.detail else rows
-            found = pick(numbers, column.metric, column.scope, column.method).drop_duplicates(key)
-            table = table.merge(found[key].assign(**column.of(found)), on=key, how="left")
-    return table
+            found = pick(numbers, column.metric, column.scope, column.method)
+            found = found.drop_duplicates("line").set_index("line")
+            added.append(pd.DataFrame(column.of(found), found.index).reindex(table.index))
+    return pd.concat([table, *added], axis=1)
 
 
 def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
-    """Divide the column `above` by the column `below`, with the widest interval that both allow.
-
-    The interval includes what drifts between the two.
-    """
+    """Divide the column `above` by the column `below`, with the widest interval that both allow."""
     ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
     found = {
         f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends
@@ -184,7 +193,13 @@ def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, 
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
-    """Add the column `flags`, each flag of the rows of a line once. `key` is that of `add_metric_columns`."""
+    """Add the column `flags` with the distinct flags of all measurements of a line.
+
+    Args:
+        table: Table with a line for each `key`.
+        rows: Measurements that have the columns `key`.
+        key: Names of the columns that identify a line.
+    """
     key = list(key)
     flags = rows.groupby(key, sort=False)["flags"].agg(lambda some: sorted(set().union(*some)))
     return table.merge(flags.reset_index(), on=key, how="left")
@@ -202,61 +217,68 @@ _STATES = {
 
 
 def with_state(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `state`: why a line has no number, or what makes its numbers less reliable, or `ok`."""
-    flags = table["flags"] if "flags" in table else [()] * len(table)
-    found = []
-    for status, message, own in zip(
-        table["status"], table["message"].fillna(""), flags, strict=True
-    ):
-        doubts = [words for flag, words in _STATES.items() if flag in own]
-        failed = f"{status}: {message}" if message else str(status)
-        found.append(", ".join(doubts) or "ok" if status == "ok" else failed)
-    return table.assign(state=found)
+    """Add the column `state` with the failure of a case, the doubts about its numbers, or `ok`."""
+    flags = table.get("flags", [()] * len(table))
+    messages = table["message"].fillna("")
+    states = []
+    for status, message, own in zip(table["status"], messages, flags, strict=True):
+        if status == "ok":
+            doubts = [words for flag, words in _STATES.items() if flag in own]
+            states.append(", ".join(doubts) or "ok")
+        else:
+            states.append(f"{status}: {message}" if message else status)
+    return table.assign(state=states)
 
 
 def worst(statuses: pd.Series) -> str:
-    """Return the first status that is not `ok`, or `ok`."""
+    """Return the first status that is not `ok`, or `ok` if there is none."""
     return next(iter(statuses[statuses != "ok"]), "ok")
 
 
 def joined(messages: pd.Series) -> str:
-    """Join the messages on one line, each once."""
+    """Join the distinct messages on one line."""
     return "; ".join(dict.fromkeys(message for message in messages if message))
 
 
 def with_ends(row: pd.Series, column: str, unit: str = "") -> str:
-    """Format a number of a table's line with its unit and its interval: `4.06× [3.98 … 4.10]`."""
+    """Format a number of a line with its unit and its interval, such as `4.06× [3.98 … 4.10]`."""
     figure = format_with_interval(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
     number, space, ends = figure.partition(" ")
     return f"{number}{unit}{space}{ends}"
 
 
 def in_ms(row: pd.Series, column: str) -> str:
-    """Format a time of a table's line with its interval."""
+    """Format a time of a line with its interval, in ms."""
     return with_ends(row, column, " ms")
 
 
 def times(row: pd.Series, column: str) -> str:
-    """Format a ratio of a table's line with its interval."""
+    """Format a ratio of a line with its interval."""
     return with_ends(row, column, "×")
 
 
 def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
-    """Format a share of a table's line with its interval. A share above `most` is `most`, since it cannot exceed the whole."""
+    """Format a share of a line with its interval, in percent.
+
+    Args:
+        row: Line of a table.
+        column: Name of the column with the share.
+        most: Largest possible share, which replaces larger values.
+    """
     share, low, high = (min(row[f"{column}{end}"], most) for end in ("", "_low", "_high"))
     ends = "" if pd.isna(low) or pd.isna(high) else f" [{low:.0%} … {high:.0%}]"
     return f"{share:.0%}{ends}"
 
 
 def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFrame, str]:
-    """Name rows by their optimization if they are of one model with several optimizations.
+    """Name rows by their optimization if all rows are of one model with several optimizations.
 
     Args:
-        rows: Measurements or lines of a table.
-        prefix: Of the columns `name` and `optimization`.
+        rows: Measurements, or lines of a table.
+        prefix: Prefix of the columns `name` and `optimization`.
 
     Returns:
-        The rows, and the name that they share; the rows as they are and an empty name in other cases.
+        The renamed rows and the name of the model, or the same rows and an empty name.
     """
     name, optimization = f"{prefix}name", f"{prefix}optimization"
     if optimization not in rows or rows[optimization].nunique() < 2:
@@ -264,4 +286,6 @@ def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFra
     used = rows[optimization].str.replace("_", " ")
     names = zip(rows[name], used, strict=True)
     models = {full.removesuffix(f" ({which})") for full, which in names}
-    return (rows.assign(**{name: used}), f": {models.pop()}") if len(models) == 1 else (rows, "")
+    if len(models) > 1:
+        return rows, ""
+    return rows.assign(**{name: used}), f": {models.pop()}"

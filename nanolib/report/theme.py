@@ -1,4 +1,4 @@
-"""Give charts their look: colors, fonts and grid, the same in a notebook, on the page and as a picture."""
+"""Set the colors, fonts and grid of all charts, in notebooks, on the report page and in pictures."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ Chart = Callable[[pd.DataFrame], alt.TopLevelMixin]
 
 COLOURS = {
     "paper": "#FFFFFF",
-    "wash": "#F5F7F9",  # behind words
-    "line": "#DEE3E8",  # the grid
+    "wash": "#F5F7F9",  # Background of text.
+    "line": "#DEE3E8",  # Grid lines.
     "ink": "#191D22",
-    "muted": "#58626D",  # labels
-    "c1": "#0B62B0",  # at most four series have a color, at least 4.9 : 1 against the paper
+    "muted": "#58626D",  # Labels.
+    # Each color of a series has a contrast of at least 4.9 : 1 with the paper, so labels can use it.
+    "c1": "#0B62B0",
     "c2": "#C2480A",
     "c3": "#00785A",
     "c4": "#A4437F",
-    "base": "#3B434D",  # what others are compared with
-    "rest": "#89929C",  # every further series
+    "base": "#3B434D",  # Baseline of a comparison.
+    "rest": "#89929C",  # Fifth and further series.
 }
 DARK = {
     "paper": "#15181C",
@@ -37,43 +38,41 @@ DARK = {
     "rest": "#7C8692",
 }
 HUES = ["c1", "c2", "c3", "c4", "base", "rest"]
-_TEXT = 12  # px
+_TEXT = 12  # Font size of labels, in pixels.
 
 
 def hues(names: Iterable[Any]) -> dict[Any, str]:
-    """Return a color for each of the first four names, in order; the further ones are grey."""
+    """Return a color for each of the first four names, and gray for all further names."""
     distinct = dict.fromkeys(names)
     return {name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(distinct, 1)}
 
 
 def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
-    """Return a chart that says that there is nothing to draw, and why."""
-    text = alt.Chart(pd.DataFrame({"why": [why]})).mark_text(
-        fontSize=13, align="left", x=0, color=COLOURS["muted"]
-    )
-    return themed(
-        text.encode(text="why:N").properties(
-            width=640, height=40, title=alt.Title(title), usermeta={"empty": why}
-        )
-    )
+    """Return a chart that shows only its title and the reason why it has no data."""
+    text = alt.Chart(pd.DataFrame({"why": [why]})).encode(text="why:N")
+    text = text.mark_text(fontSize=13, align="left", x=0, color=COLOURS["muted"])
+    look = {"width": 640, "height": 40, "title": alt.Title(title), "usermeta": {"empty": why}}
+    return themed(text.properties(**look))
 
 
 def is_empty(chart: alt.TopLevelMixin) -> bool:
-    """Whether a chart is an `empty_chart`."""
+    """Return whether a chart was made by `empty_chart`."""
     return isinstance(getattr(chart, "usermeta", None), dict)
 
 
 def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    """Join several charts in one picture."""
-    for chart in charts:  # only the whole has a configuration, and is said to be empty
-        chart.config = chart.usermeta = alt.Undefined
+    """Place several charts next to each other in one picture."""
+    for chart in charts:
+        # Vega-Lite allows these properties only in the outermost chart.
+        chart.config = alt.Undefined
+        chart.usermeta = alt.Undefined
     return themed(alt.hconcat(*charts, spacing=28))
 
 
 def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    """Give a finished chart its fonts, grid and colors."""
+    """Set the fonts, grid and colors of a finished chart, and return the chart."""
     words = {"fill": COLOURS["muted"], "fontSize": _TEXT}
-    # set, since each `configure_…` copies the whole chart
+    # Each `configure_…` method copies the whole chart, so the configuration is assigned.
     chart.config = alt.Config.from_dict(
         {
             "style": {"guide-label": words, "guide-title": words},
@@ -106,13 +105,13 @@ def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
 
 
 def variables() -> str:
-    """Return the colors as CSS variables, which follow what the reader's system prefers."""
+    """Return the colors as CSS variables that follow the light or dark mode of the system."""
     colors = "".join(f"--{name}: light-dark({COLOURS[name]}, {DARK[name]}); " for name in COLOURS)
     return f":root {{ color-scheme: light dark; {colors}}}\n"
 
 
 def with_variables(text: str) -> str:
-    """Replace the colors in the JSON of charts by the page's `variables`: one drawing for light, dark and print."""
+    """Replace the colors in the JSON of charts by CSS variables, so that dark mode needs no redraw."""
     for name, color in COLOURS.items():
         text = text.replace(f'"{color}"', f'"var(--{name})"')
     return text

@@ -1,1 +1,1 @@
-"""Statistics of arrays: intervals, verdicts and labels, without torch, devices or rows."""
+"""Compute intervals, verdicts and labels of arrays, without torch, devices or stored rows."""

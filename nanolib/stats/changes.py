@@ -1,4 +1,4 @@
-"""Find where the level of a series changed."""
+"""Find where the level of a series of timings, or of a history of runs, changed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-MIN_SEGMENT = 2  # values between two changes of a series of timings
-LEAST_RUNS = 3  # of a history on either side of a change; one or two that stick out are a spike
-LEAST_HISTORY = 2 * LEAST_RUNS  # runs that can show one
-PENALTY = 8.0  # per ln n: larger finds fewer changes
-_NEAR = 8  # runs on either side of a change whose noise it must exceed, since noise may grow while the level stays
-_RECENT = 10  # runs before the last ones, whose noise is that of now
-_ALARMS = 0.01  # share of level histories in which a run may stick out
-_FAR = 5.0  # deviations by its own interval: what is nearer to the level before does not stick out
+MIN_SEGMENT = 2  # Fewest values between two changes of a series of timings.
+LEAST_RUNS = 3  # Fewest runs on either side of a change, since fewer runs may be a spike.
+LEAST_HISTORY = 2 * LEAST_RUNS  # Fewest runs that can show a change.
+PENALTY = 8.0  # Each change must save this many times ln n in squared deviations.
+# A change must exceed the noise of this many runs on either side, because noise may grow.
+_NEAR = 8
+_RECENT = 10  # The noise of this many latest runs counts as the present noise.
+_ALARMS = 0.01  # Share of histories at one level in which a run may stick out by chance.
+_FAR = 5.0  # An outlier must differ by this many standard deviations of its own interval.
 
 
 def step_noise(series: ArrayLike) -> float:
-    """Return the standard deviation by the steps between neighbors, which a few changes of level hardly affect."""
+    """Return the standard deviation from steps between neighbors, which few changes of level affect."""
     steps = np.diff(np.asarray(series, dtype=float))
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
 
@@ -29,19 +30,19 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
     """Find where the level of a series changes, by PELT with the L2 cost.
 
     Args:
-        series: Shape [n], in units of its own noise.
-        penalty: The squared deviation that one more change must save.
-        least: The fewest values between two changes.
+        series: Values in units of their noise, shape [n].
+        penalty: Squared deviation that each further change must save.
+        least: Fewest values between two changes.
 
     Returns:
-        Indices of the first value after each change.
+        Index of the first value after each change.
 
-    Source: Killick, Fearnhead & Eckley (2012); `ruptures` has the code.
+    Source: Killick, Fearnhead & Eckley (2012), with the code of `ruptures`.
     """
-    import ruptures  # imported here: it is needed once per measurement, not at import
+    import ruptures  # This import takes long, and only measurements need it.
 
     x = np.asarray(series, dtype=float)
-    # The linear kernel is the L2 cost. This search is compiled; `ruptures.Pelt` takes hundreds of times as long.
+    # The linear kernel gives the L2 cost in compiled code, which is far faster than `ruptures.Pelt`.
     search = ruptures.KernelCPD(kernel="linear", min_size=least).fit(x[:, None])
     return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
@@ -51,18 +52,18 @@ def changes_of_level(
 ) -> list[tuple[int, float]]:
     """Find where a history of estimates changed, and by which factor.
 
-    The scale is the larger of the noise between neighbors and the estimates' own uncertainty. So neither a quiet stretch nor a
-    wide interval looks like a change. A change must also exceed the noise near it, because noise may grow at a constant level.
-    One or two values that stick out do not make a level: the medians of five neighbors, in which changes are sought, do not show
-    them.
+    The search uses medians of five neighbors, so one or two outliers are not a change. The scale is
+    the larger of the noise between neighbors and the uncertainty of the estimates. So a quiet
+    period does not look like a change, and neither does a wide interval. A change must also exceed
+    the noise near the change, because noise may grow at a constant level.
 
     Args:
-        values: Estimates in the order taken, shape [n], above 0. With n < 6 there is no change.
-        uncertainty: Half-width of each one's 95 % interval as a share, shape [n].
-        least: The smallest change that counts, as a share.
+        values: Estimates in order of time, shape [n], above 0. With n < 6 there is no change.
+        uncertainty: Half-width of each 95 % interval, as a share of the estimate, shape [n].
+        least: Smallest change that counts, as a share.
 
     Returns:
-        Index of the first value after each change, and the ratio of the level after to that before.
+        Index of the first value after each change, and the new level over the old level.
     """
     logs, widths = np.log(np.asarray(values, dtype=float)), np.asarray(uncertainty, dtype=float)
     n = len(logs)
@@ -82,7 +83,7 @@ def changes_of_level(
 def _beyond_local_noise(
     bounds: list[int], smooth: np.ndarray, logs: np.ndarray, uncertainty: np.ndarray
 ) -> list[int]:
-    """Drop the weakest bounds one by one until each change is worth the penalty, in units of the noise near it."""
+    """Drop the weakest bounds until each change saves more than the penalty, relative to local noise."""
     while len(bounds) > 2:
         levels = np.repeat(levels_between(logs, bounds), np.diff(bounds))
         gains = [
@@ -98,20 +99,23 @@ def _beyond_local_noise(
 
 
 def _gain(before: np.ndarray, after: np.ndarray) -> float:
-    """Return how much squared deviation it saves if two neighboring segments have a level each."""
+    """Return the squared deviation that two levels save over one level for both segments."""
     share = len(before) * len(after) / (len(before) + len(after))
     return share * float(after.mean() - before.mean()) ** 2
 
 
 def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> float:
-    """Return the larger noise of the runs before and after a change; near an end the window includes the change."""
+    """Return the larger noise of the runs before and after a change.
+
+    Near an end of the history, a window includes the change, so that it has enough runs.
+    """
     last = max(0, len(residuals) - _NEAR)
     starts = (min(max(0, at - _NEAR), last), min(at, last))
     return max(_history_noise(residuals[a : a + _NEAR], uncertainty[a : a + _NEAR]) for a in starts)
 
 
 def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
-    """Return the median of each segment from one bound to the next.
+    """Return the median of the values between each pair of neighboring bounds.
 
     Example:
         >>> levels_between(np.array([1.0, 2.0, 3.0, 7.0]), [0, 3, 4])
@@ -123,18 +127,20 @@ def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
 def find_recent_outlier(
     values: ArrayLike, uncertainty: ArrayLike, least: float
 ) -> tuple[int, float] | None:
-    """Find whether the last one or two values stick out from those before; further runs show if it is a change or a spike.
+    """Find whether the last one or two values stick out from the values before.
+
+    A value sticks out if it is outside Student's prediction interval for the next value. The
+    interval uses the values since the last change of level. If the latest ten of these values give
+    a wider interval, that interval counts, because noise may grow.
 
     Args:
-        values: As in `changes_of_level`.
-        uncertainty: As in `changes_of_level`.
-        least: As in `changes_of_level`.
+        values: Estimates in order of time, shape [n], above 0.
+        uncertainty: Half-width of each 95 % interval, as a share of the estimate, shape [n].
+        least: Smallest difference that counts, as a share.
 
     Returns:
-        Index of the first of them, and their ratio to the median of the level before; None if they do not stick out.
-
-    Source: Student's prediction interval for one more value, from those since the last change of level. It is wide for few values.
-    The noise may have grown, so the interval is the wider one of all these values and of the latest ten.
+        Index of the first value that sticks out, and the ratio of the new values to the level
+        before. None if no value sticks out.
     """
     x, widths = np.asarray(values, dtype=float), np.asarray(uncertainty, dtype=float)
     for index in (len(x) - LEAST_RUNS + 1, len(x) - 1):
@@ -150,18 +156,19 @@ def find_recent_outlier(
 
 
 def _prediction_reach(level: np.ndarray) -> float:
-    """Return how far from the mean of a level one more value may be."""
-    student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))  # two sides, and two looks
+    """Return the largest distance of the next value from the mean of a level."""
+    # Two sides and two tests share the chance of a false alarm.
+    student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))
     return student * float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
 
 
 def _history_noise(logs: np.ndarray, widths: np.ndarray) -> float:
-    """Return the standard deviation of estimates about their level, by their neighbors or their own intervals; the larger one."""
+    """Return the larger standard deviation of estimates, from neighbors or from their intervals."""
     return max(step_noise(logs), float(np.median(widths)) / 1.96, 1e-4)
 
 
 def median_of_neighbors(series: np.ndarray) -> np.ndarray:
-    """Return the median of each value and its four neighbors; at the ends that of the first or last five."""
+    """Return the median of each value and its four nearest neighbors, shape [n], n >= 5."""
     width = 2 * LEAST_RUNS - 1
     medians = np.median(np.lib.stride_tricks.sliding_window_view(series, width), axis=1)
     return np.pad(medians, LEAST_RUNS - 1, mode="edge")

@@ -1,4 +1,4 @@
-"""Compare two versions: how much slower or faster, with which confidence, and in one of five words."""
+"""Compare two versions: the ratio of their times, its interval, and a verdict in one word."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nanolib.measurement import BadInput, Direction
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import attained_level, capped_centre, capped_p, hodges_lehmann
 
-THRESHOLD = 0.05  # a change below this is never called regressed or improved
-MARGIN = 0.03  # suspect beyond it, equivalent within it
+THRESHOLD = 0.05  # Smallest change that counts as regressed or improved.
+MARGIN = 0.03  # Changes within this margin are equivalent, and larger ones may be suspect.
 _ALPHA = 0.05
 
 
 class Kind(enum.StrEnum):
-    """The verdict of a comparison; exactly one holds."""
+    """Verdict of a comparison."""
 
     REGRESSED = "regressed"
     IMPROVED = "improved"
@@ -32,11 +32,11 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread between runs of the same code.
+    """Spread between runs of the same code.
 
     Attributes:
-        sd: Standard deviation from run to run, in logarithms.
-        freedom: Its degrees of freedom.
+        sd: Standard deviation of the logarithm of a timing from run to run.
+        freedom: Degrees of freedom of the standard deviation.
     """
 
     sd: float
@@ -45,18 +45,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One comparison of B with A.
+    """Result of a comparison of B with A.
 
     Attributes:
-        kind: The verdict in one word.
-        ratio: B / A, the estimate.
+        kind: Verdict in one word.
+        ratio: Estimate of B / A.
         interval: The ratio with its 95 % interval.
-        p: Of "no difference", two-sided; adjusted if many were judged together.
-        minimum_detectable_effect: The change, as a share, that is found 80 times in 100 with as many blocks.
+        p: Two-sided p-value of no difference, adjusted for the number of comparisons.
+        minimum_detectable_effect: Change that the test would find in 80 of 100 runs, as a share.
         equivalence: The ratio with its 90 % interval, for two one-sided tests at 5 %.
-        raw_p: p before any adjustment.
-        threshold: The share from which a change counts.
-        direction: Which way is better.
+        raw_p: Two-sided p-value of no difference before any adjustment.
+        threshold: Smallest change that counts, as a share.
+        direction: Whether lower or higher values are better.
     """
 
     kind: Kind
@@ -71,12 +71,12 @@ class Verdict:
 
     @property
     def worse(self) -> float:
-        """The share by which B is worse than A; negative if it is better."""
+        """Share by which B is worse than A, or a negative share if B is better."""
         return self.ratio - 1 if self.direction is Direction.LOWER else 1 / self.ratio - 1
 
     @property
     def open(self) -> str:
-        """What the kind does not say of a time: slower or faster, how far within the margin, or what was detectable."""
+        """Words that add to the verdict of a time: its side, its size, or the detectable change."""
         way = "slower" if self.worse > 0 else "faster"
         by = f"{abs(self.ratio - 1):.1%} {way}"
         seen = not self.interval.low <= 1 <= self.interval.high
@@ -98,49 +98,48 @@ def compare_paired(
     threshold: float = THRESHOLD,
     direction: Direction = Direction.LOWER,
 ) -> Verdict:
-    """Compare blocks that were measured in pairs, A and B one after the other in random order: drift affects both equally.
+    """Compare blocks of A and B that were measured in pairs, so that drift affects both equally.
+
+    The estimate is Hodges and Lehmann's, and p is from Wilcoxon's signed-rank test on ln(B/A).
 
     Args:
-        base: Block medians of A, shape [n], positive; n >= 6.
-        current: Block medians of B, in the same order, any unit as long as it is the same.
-        threshold: The share from which a change counts as regressed or improved.
-        direction: Which way is better, `lower` or `higher`.
-
-    Returns:
-        The verdict; Hodges and Lehmann's estimate of ln(B/A) with its interval, p by Wilcoxon's signed-rank test.
+        base: Block medians of A, any unit, shape [n], above 0, n >= 6.
+        current: Block medians of B in the same order and unit, shape [n], above 0.
+        threshold: Smallest change that counts as regressed or improved, as a share.
+        direction: Whether `lower` or `higher` values are better.
 
     Raises:
-        TooFewSamples: Fewer than six pairs.
-        BadInput: Lengths that differ, or values that are not positive.
+        TooFewSamples: There are fewer than six pairs.
+        BadInput: The lengths differ, or a value is not above 0.
     """
     from scipy.stats import wilcoxon
 
     a, b = _logs(base, current)
     if len(a) != len(b):
         raise BadInput(
-            f"current: {len(b)} blocks against {len(a)} of base; pairs need as many of each"
+            f"current: {len(b)} blocks against {len(a)} of base; give the same number of each"
         )
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
     intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
-    # against normal differences the signed ranks are worth 3 / pi of a t-test's pairs
+    # For normal differences, a signed-rank test of n pairs is as sharp as a t-test of 3n / π pairs.
     error = float(delta.std(ddof=1)) / math.sqrt(len(delta)) * math.sqrt(math.pi / 3)
     effect = _detectable(error, len(delta) - 1, attained_level(len(delta), _ALPHA))
     return _verdict(intervals, p, effect, threshold, direction)
 
 
 def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[float, float]:
-    """Return levels of A and B to show with their ratio: their medians, moved so that B / A is that ratio.
+    """Return times of A and B to show next to a ratio that was estimated from pairs.
 
-    The ratio of pairs is not that of the two medians. A pair that is slow as a whole moves a median and not the ratio.
+    The ratio of the two medians differs from that estimate, because a slow pair moves both medians.
 
     Args:
-        base: Block times of A, shape [n].
-        current: Block times of B, shape [m], in the same unit.
-        ratio: B / A, as estimated from pairs.
+        base: Block times of A, any unit, shape [n].
+        current: Block times of B in the same unit, shape [m].
+        ratio: Estimate of B / A from pairs.
 
     Returns:
-        Levels of A and of B, whose geometric mean is that of the two medians.
+        Times of A and B with this ratio, and with the geometric mean of the two medians.
     """
     middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(ratio)
     return float(middle / half), float(middle * half)
@@ -154,79 +153,75 @@ def compare(
     direction: Direction = Direction.LOWER,
     spread: Spread | None = None,
 ) -> Verdict:
-    """Compare blocks that were measured at different times: drift between them is not controlled.
+    """Compare blocks of A and B that were measured at different times, without control of drift.
+
+    The verdict is by Welch's test on logarithms. If `spread` is given, a t-test of the two runs is
+    made too, and the larger p and the wider interval count.
 
     Args:
-        base: Block medians of A, shape [n], positive; n >= 6.
-        current: Block medians of B, shape [m], m >= 6.
-        threshold: As in `compare_paired`.
-        direction: As in `compare_paired`.
-        spread: The spread between runs of the same code, which blocks of one run do not show. Without it, a difference of two
-            runs may not be one of two versions.
-
-    Returns:
-        The verdict by Welch's test on logarithms. With a spread, also by a t-test on the two runs; p is the larger one, and the
-        interval the wider.
+        base: Block medians of A, any unit, shape [n], above 0, n >= 6.
+        current: Block medians of B in the same unit, shape [m], above 0, m >= 6.
+        threshold: Smallest change that counts as regressed or improved, as a share.
+        direction: Whether `lower` or `higher` values are better.
+        spread: Spread between runs of the same code, which the blocks of one run do not show.
 
     Raises:
-        TooFewSamples: Fewer than six blocks of either.
-        BadInput: Values that are not positive.
+        TooFewSamples: A or B has fewer than six blocks.
+        BadInput: A value is not above 0.
     """
     a, b = _logs(base, current)
     difference = float(b.mean() - a.mean())
-    spreads = []  # standard error of the difference, degrees of freedom
+    # Each test has a standard error of the difference, and degrees of freedom.
+    tests = []
     parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
     if variance := sum(parts):
         shares = [part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True)]
-        spreads.append((math.sqrt(variance), variance**2 / sum(shares)))
+        tests.append((math.sqrt(variance), variance**2 / sum(shares)))
     if spread is not None and spread.sd:
-        spreads.append((math.sqrt(2) * spread.sd, spread.freedom))
-    if not spreads:  # nothing varies, because the clock is coarse
+        tests.append((math.sqrt(2) * spread.sd, spread.freedom))
+    if not tests:  # On a coarse clock, all blocks may take the same time.
         same = Interval(difference, difference, difference)
         return _verdict([same, same], float(difference == 0), 0.0, threshold, direction)
-    p = max(2 * float(stdtr(freedom, -abs(difference) / error)) for error, freedom in spreads)
+    p = max(2 * float(stdtr(freedom, -abs(difference) / error)) for error, freedom in tests)
     intervals = []
     for level in (0.95, 0.90):
-        reach = max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom in spreads)
+        reach = max(float(stdtrit(freedom, (1 + level) / 2)) * error for error, freedom in tests)
         intervals.append(Interval(difference - reach, difference, difference + reach))
-    effect = max(_detectable(error, freedom) for error, freedom in spreads)
+    effect = max(_detectable(error, freedom) for error, freedom in tests)
     return _verdict(intervals, p, effect, threshold, direction)
 
 
 def compare_processes(
     ratios: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
 ) -> Verdict:
-    """Compare two versions by a ratio for each pair of processes, of which some are far off.
+    """Compare two versions by a ratio for each pair of processes, some of which are outliers.
 
-    The position of a process on the cores and in memory is an effect of its own. In most pairs it is one or two percent, but
-    sometimes one of the two runs a quarter slower for all of its life. Which one is chance. So the center is found by a test that
-    a symmetric share of such pairs does not move.
+    The place of a process in memory and on the cores changes its speed by chance, in most pairs by
+    1 to 3 %. Some processes are 10 to 40 % slower until they end. So the center and its interval
+    are from signed ranks that are capped at n / 4, which such outliers hardly move.
 
     Args:
-        ratios: B / A for each pair of processes, shape [n], positive; n >= 6.
-        threshold: As in `compare_paired`.
-        direction: As in `compare_paired`.
-
-    Returns:
-        The verdict, with estimate, interval and p by signed ranks capped at a quarter, which never contradict each other.
+        ratios: B / A for each pair of processes, shape [n], above 0, n >= 6.
+        threshold: Smallest change that counts as regressed or improved, as a share.
+        direction: Whether `lower` or `higher` values are better.
 
     Raises:
-        TooFewSamples: Fewer than six pairs.
-        BadInput: Values that are not positive.
+        TooFewSamples: There are fewer than six pairs.
+        BadInput: A ratio is not above 0.
     """
     delta, _ = _logs(ratios, ratios)
     intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
-    # a standard deviation would be widened by what lies far off
+    # Outliers widen a standard deviation, so the error is from the interval.
     error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
     effect = _detectable(error, len(delta) - 1)
     return _verdict(intervals, capped_p(delta), effect, threshold, direction)
 
 
 def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts with p adjusted for their number, which bounds the chance of any false alarm.
+    """Return the verdicts with p adjusted for their number, to limit the chance of any false alarm.
 
     Args:
-        verdicts: Of all cases.
+        verdicts: Verdicts of all cases.
 
     Source: Holm (1979), A simple sequentially rejective multiple test procedure.
     """
@@ -249,7 +244,7 @@ def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
-    """Return the effect that a two-sided t-test at this level finds 80 times in 100, as a share, by the noncentral t."""
+    """Return the change that a two-sided t-test at level `alpha` finds in 80 of 100 runs, as a share."""
     return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
 
 
@@ -263,9 +258,9 @@ def _verdict(
 
 
 def _kind(verdict: Verdict, p: float) -> Kind:
-    """Return the kind of a verdict whose adjusted p is `p`."""
+    """Return the kind of a verdict with the adjusted p-value `p`."""
     worse = verdict.worse
-    better = 1 / (1 + worse) - 1  # the same in the other direction
+    better = 1 / (1 + worse) - 1
     if p < _ALPHA and worse > verdict.threshold:
         return Kind.REGRESSED
     if p < _ALPHA and better > verdict.threshold:

@@ -1,4 +1,4 @@
-"""Intervals for a median and for a mean."""
+"""Estimate a median or a mean with its interval."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import bdtr, stdtrit  # scipy.stats has them too, and takes a second to import
+from scipy.special import bdtr, stdtrit  # Importing `scipy.stats` instead takes a second.
 
 
 class Interval(NamedTuple):
-    """An estimate between the ends of its interval, all in one unit."""
+    """Estimate and the two ends of its interval, in one unit."""
 
     low: float
     estimate: float
@@ -25,7 +25,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     """Return the distribution-free interval for the median, interpolated between order statistics.
 
     Args:
-        samples: Block medians, shape [n], any unit; n >= 6 at 95 %.
+        samples: Block medians, shape [n], any unit, n >= 6 at 95 %.
         confidence: Nominal coverage in (0, 1).
 
     Returns:
@@ -34,7 +34,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     Raises:
         TooFewSamples: n is too small for the requested confidence.
 
-    Source: Hettmansperger & Sheather (1986); agrees with scipy.stats.mstats.median_cihs.
+    Source: Hettmansperger & Sheather (1986). `scipy.stats.mstats.median_cihs` gives the same ends.
     """
     x = np.sort(np.asarray(samples, dtype=float))
     n = len(x)
@@ -54,16 +54,16 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return Student's interval for a mean of a few nearly normal values: differences over seeds, not times.
+    """Return Student's interval for the mean of nearly normal values, such as differences over seeds.
 
     Args:
-        samples: Shape [n], any unit; n >= 2.
+        samples: Values, shape [n], any unit, n >= 2.
         confidence: Nominal coverage in (0, 1).
 
     Raises:
-        TooFewSamples: Fewer than two.
+        TooFewSamples: There are fewer than two samples.
 
-    Source: Student (1908); agrees with scipy.stats.t.interval.
+    Source: Student (1908). `scipy.stats.t.interval` gives the same ends.
     """
     x = np.asarray(samples, dtype=float)
     n = len(x)
@@ -74,10 +74,10 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def _coverage(n: int, depth: int) -> float:
-    """Return the probability that the median is between the order statistics `depth` from either end."""
+    """Return the probability that the median is between the `depth`-th smallest and largest value."""
     return float(1 - 2 * bdtr(depth - 1, n, 0.5))
 
 
 def range_confidence(n: int) -> float:
-    """Return the coverage of [min, max] as an interval for the median: 1 − 2^(1−n)."""
+    """Return the coverage of the range of n values as an interval for the median, 1 − 2^(1−n)."""
     return _coverage(n, 1)

@@ -1,4 +1,4 @@
-"""Signed-rank statistics of a center: Wilcoxon's, and one with capped ranks, which values far off do not move."""
+"""Estimate the center of a distribution by signed ranks: Wilcoxon's ranks, or capped ranks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from scipy.special import ndtri
 
 from nanolib.stats.intervals import Interval, TooFewSamples
 
-_EXACT = 60  # values; Wilcoxon's statistic of more is normal enough
+_EXACT = 60  # With more values, the distribution of Wilcoxon's statistic is nearly normal.
 
 
 def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return Hodges and Lehmann's estimate of a center, and the interval that Wilcoxon's signed-rank test does not reject.
+    """Return Hodges and Lehmann's estimate of a center, with the interval of Wilcoxon's test.
 
     Args:
-        delta: Shape [n], n >= 6 at 95 %; symmetric about the center.
-        confidence: Nominal coverage.
+        delta: Values from a symmetric distribution, shape [n], n >= 6 at 95 %.
+        confidence: Nominal coverage in (0, 1).
 
     Raises:
         TooFewSamples: n is too small for the confidence.
 
-    Source: Hodges & Lehmann (1963); Hollander, Wolfe & Chicken (2014), section 3.2-3.3.
+    Source: Hodges & Lehmann (1963), and Hollander, Wolfe & Chicken (2014), sections 3.2 and 3.3.
     """
     x = np.asarray(delta, dtype=float)
     depth = _depth(len(x), len(x), confidence)
@@ -34,19 +34,20 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return the center and the interval that the signed-rank test with ranks capped at a quarter does not reject.
+    """Return a center and its interval by signed ranks that are capped at n / 4.
 
-    Ranks of |delta| above n / 4 count n / 4. Of nearly normal values it needs a tenth more than Wilcoxon's test. If a third of the
-    values is far off on either side, it moves little, because they do not get the largest ranks.
+    The cap limits the weight of outliers. If a third of the values are outliers on both sides, the
+    estimate hardly moves. For nearly normal values, the test needs 10 % more values than Wilcoxon's
+    test. The interval contains each center that the test does not reject.
 
     Args:
-        delta: Shape [n], n >= 6 at 95 %; symmetric about the center.
-        confidence: Nominal coverage. The distribution is exact for any symmetric values.
+        delta: Values from a symmetric distribution, shape [n], n >= 6 at 95 %.
+        confidence: Nominal coverage in (0, 1), which is exact for any symmetric distribution.
 
     Raises:
         TooFewSamples: n is too small for the confidence.
 
-    Source: Policello & Hettmansperger (1976) for Winsorized signed ranks; Bauer (1972) for inverting a rank test.
+    Source: Policello & Hettmansperger (1976) for the ranks, and Bauer (1972) for the interval.
     """
     x = np.asarray(delta, dtype=float)
     walsh, cap = np.unique(_walsh(x)), _cap(len(x))
@@ -60,10 +61,10 @@ def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_p(delta: ArrayLike) -> float:
-    """Return the exact two-sided p of "the center is 0" by the same test; values of 0 are left out.
+    """Return the exact two-sided p-value of a center of 0, by signed ranks that are capped at n / 4.
 
     Args:
-        delta: Shape [n].
+        delta: Values from a symmetric distribution, shape [n]. Values of 0 are left out.
     """
     x = np.asarray(delta, dtype=float)
     x = x[x != 0]
@@ -75,7 +76,9 @@ def capped_p(delta: ArrayLike) -> float:
 
 
 def attained_level(n: int, alpha: float) -> float:
-    """Return how often Wilcoxon's two-sided test of n values at level `alpha` rejects what is true: few ranks leave gaps in p.
+    """Return the real false-alarm rate of Wilcoxon's two-sided test of n values at level `alpha`.
+
+    The rate is below `alpha`, because few values allow only some values of p.
 
     Example:
         >>> attained_level(8, 0.05)
@@ -87,7 +90,7 @@ def attained_level(n: int, alpha: float) -> float:
 
 
 def cap_sum(n: int, cap: int) -> int:
-    """Return the sum of the ranks 1 … n, each capped."""
+    """Return the sum of the ranks from 1 to n, each of which counts at most `cap`."""
     return int(np.minimum(np.arange(1, n + 1), cap).sum())
 
 
@@ -96,13 +99,13 @@ def _cap(n: int) -> int:
 
 
 def _walsh(x: np.ndarray) -> np.ndarray:
-    """Return the means of all pairs of `x`, each element with itself included, in order."""
+    """Return the sorted means of all pairs of values, including each value paired with itself."""
     rows, columns = np.triu_indices(len(x))
     return np.sort((x[rows] + x[columns]) / 2)
 
 
 def _of_side(x: np.ndarray, center: float, cap: int) -> int:
-    """Sum the capped ranks of the values below a center; values at equal distance are ranked in their order."""
+    """Return the sum of the capped ranks of the values below a center."""
     away = x - center
     ranks = np.empty(len(x), dtype=int)
     ranks[np.argsort(np.abs(away), kind="stable")] = np.minimum(np.arange(1, len(x) + 1), cap)
@@ -110,14 +113,15 @@ def _of_side(x: np.ndarray, center: float, cap: int) -> int:
 
 
 def _first(x: np.ndarray, walsh: np.ndarray, cap: int, least: float) -> float:
-    """Return the first Walsh average just above which the sum of ranks reaches `least`; it never falls (Bauer 1972)."""
+    """Return the first Walsh average above which the rank sum of `_of_side` reaches `least`."""
+    # The rank sum never falls as the center rises (Bauer 1972), so bisection finds the place.
     above = (walsh[1:] + walsh[:-1]) / 2
     first = bisect.bisect_left(range(len(above)), least, key=lambda i: _of_side(x, above[i], cap))
     return float(walsh[first])
 
 
 def _depth(n: int, cap: int, confidence: float) -> int:
-    """Return the largest d with P(statistic < d) <= (1 - confidence) / 2, at least 1."""
+    """Return the largest d >= 1 with P(statistic < d) <= (1 - confidence) / 2."""
     depth = _quantile(n, cap, (1 - confidence) / 2)
     if depth < 1:
         raise TooFewSamples(f"{n} pairs cannot give a {confidence:.0%} interval; take more")
@@ -126,7 +130,7 @@ def _depth(n: int, cap: int, confidence: float) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _quantile(n: int, cap: int, tail: float) -> int:
-    """Return a quantile: exact, except for Wilcoxon's own statistic of many values, which is normal."""
+    """Return a quantile of the rank sum, from a normal distribution if there are many plain ranks."""
     if cap == n > _EXACT:
         mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))
@@ -135,7 +139,7 @@ def _quantile(n: int, cap: int, tail: float) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _distribution(n: int, cap: int) -> np.ndarray:
-    """Return P(statistic <= t) for t from 0 on: each rank counts with probability 1/2."""
+    """Return P(rank sum <= t) for each t >= 0, if each rank counts with probability 1/2."""
     ways = np.zeros(cap_sum(n, cap) + 1)
     ways[0] = 1.0
     for rank in np.minimum(np.arange(1, n + 1), cap):

@@ -1,4 +1,4 @@
-"""Analyze a series of timings: where its warm-up ends, its outliers, and whether neighbors resemble each other."""
+"""Analyze a series of timings: the end of its warm-up, its outliers and its autocorrelation."""
 
 from __future__ import annotations
 
@@ -19,25 +19,23 @@ from nanolib.stats.changes import (
     step_noise,
 )
 
-GROUP = 5  # samples per median: an isolated spike must not look like a change
-_PENALTY = 10.0  # per ln n
-MOVED = 0.05  # of the level; a smaller difference between the first steps and the later ones does not count
-_CLEAR = 4.0  # standard deviations; what is further above the level is not noise
-MILD, SEVERE = (
-    1.5,
-    3.0,
-)  # interquartile ranges from a quartile to the fence beyond which outliers begin
+GROUP = 5  # Samples per median. The median hides an isolated spike.
+_PENALTY = 10.0  # Each change must save this many times ln n in squared deviations.
+MOVED = 0.05  # Smallest difference of the first steps that counts, as a share of the later level.
+_CLEAR = 4.0  # Noise explains differences of up to this many standard deviations.
+# Interquartile ranges from a quartile to the fence of mild outliers, and of severe outliers.
+MILD, SEVERE = 1.5, 3.0
 
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Where a series of timings settles.
+    """Steady part of a series of timings.
 
     Attributes:
-        cut: Samples to drop from the head; the steady part is `series[cut:]`.
-        changes: Where the level changed, in samples.
-        steady: False if the series kept changing, so that no verdict may use it.
-        got_slower: A later segment is slower than the one before.
+        cut: Number of warm-up samples, so that `series[cut:]` is the steady part.
+        changes: Index of the first sample after each change of level.
+        steady: Whether the series settled, so that a verdict may use its samples.
+        got_slower: Whether a segment after the warm-up is slower than the segment before.
     """
 
     cut: int = 0
@@ -47,17 +45,18 @@ class SteadyState:
 
 
 def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
-    """Find the warm-up of a series of timings by change points in its level.
+    """Find the warm-up of a series of timings by changes of its level.
 
-    Change points are those of PELT with the L2 cost on medians of 5, scaled by the noise between neighboring medians
-    (which a change of level hardly affects), with a penalty of 10 ln n. The head is cut only if what follows is faster. A
-    change in the last quarter, or a cut of half or more, means that there is no steady state.
+    PELT with the L2 cost and a penalty of 10 ln n finds the changes in the medians of groups. The
+    noise between neighboring medians is the scale. The first segments are warm-up as long as each
+    next segment is faster. There is no steady state if the level changes in the last quarter, or if
+    the warm-up takes half of the series.
 
     Args:
-        series: Timings in the order taken, shape [n], any unit. With n < 20 nothing is cut.
-        group: Samples per median; a block, where blocks are longer than 5 samples.
+        series: Timings in the order taken, shape [n], any unit. With n < 20 there is no warm-up.
+        group: Samples per median.
 
-    Source: Killick, Fearnhead & Eckley (2012) for PELT; Barrett et al. (2017) for the classification.
+    Source: Killick, Fearnhead & Eckley (2012) for PELT, and Barrett et al. (2017) for the rules.
     """
     x = np.asarray(series, dtype=float)
     groups = len(x) // group
@@ -65,14 +64,14 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
         return SteadyState()
     medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
     steps = np.diff(medians)
-    # Two estimates of the noise of one median: between neighboring medians, and from neighboring samples (the median of 5
-    # normal ones has 0.54 of their sd). With few medians the first one varies. Autocorrelation makes the second one too small.
+    # Noise between medians is inaccurate for few medians. Noise between samples is too small if
+    # samples are autocorrelated, and the median of 5 normal samples has 0.54 of their deviation.
     noise = max(_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * _noise(x))
-    if noise == 0:  # the clock is coarse, so the smallest step is the scale
-        distinct = np.abs(steps[steps != 0])
-        if not len(distinct):
+    if noise == 0:
+        if not steps.any():
             return SteadyState()
-        noise = float(distinct.min())
+        # On a coarse clock most steps are 0, so the smallest other step is the scale.
+        noise = float(np.abs(steps[steps != 0]).min())
     changes = change_points(medians / noise, _PENALTY * math.log(groups))
     bounds = [0, *changes, groups]
     levels = levels_between(medians, bounds)
@@ -93,17 +92,16 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
 
 
 def _noise(series: np.ndarray) -> float:
-    """Return `step_noise`, or the noise of all steps but the four largest: the median of the steps shows only one of two modes."""
+    """Return the larger of `step_noise` and the root mean square of all but the four largest steps."""
+    # The median step shows only one mode of a machine with two modes, so the mean square is used too.
     steps = np.sort(np.abs(np.diff(series)))[:-4]
-    if len(steps) <= 4:  # too few to leave out changes
+    if len(steps) <= 4:  # A change of level would dominate the mean of so few steps.
         return step_noise(series)
     return max(step_noise(series), math.sqrt(float(np.mean(steps**2)) / 2))
 
 
 def leading_slow_samples(series: ArrayLike) -> int:
-    """Count the samples at the head above the severe fence of the second half: cold calls.
-
-    Medians of 5 hide a single slow first call on purpose. It is counted here.
+    """Count the cold calls, which are the first samples above the severe fence of the second half.
 
     Args:
         series: Timings in the order taken, shape [n]. The second half counts as warm.
@@ -115,23 +113,24 @@ def leading_slow_samples(series: ArrayLike) -> int:
 
 
 def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
-    """Find how many warm-up steps a curve of single steps needs.
+    """Find how many warm-up steps a process needs.
 
-    The second half counts as warm. The curve is smoothed (the median of five neighbors), and its head ends where the smoothed curve
-    comes down to the level that the second half reaches with its own noise. Single cold calls and changes of level lengthen the
-    head. There is no clear answer if the next step is still above the level and only the noise could explain it.
+    The second half of the curve counts as warm. The warm-up ends when the median of five neighbors
+    first reaches the level of the second half, within the noise. Single cold calls and later
+    changes of level lengthen the warm-up. The result is unclear if the next step is still slower
+    and only a large noise could explain the difference.
 
     Args:
-        curve: Times of single steps from the first one of a process, shape [n], any unit; n >= 20.
+        curve: Times of consecutive steps from the start of a process, shape [n], any unit, n >= 20.
 
     Returns:
-        The number of steps and an empty reason; or None, and why it is unclear.
+        Number of warm-up steps and an empty text, or None and the reason why it is unclear.
     """
     x = np.asarray(curve, dtype=float)
     half = len(x) // 2
     smooth, level = median_of_neighbors(x), float(np.median(x[half:]))
     deviation = max(step_noise(x[half:]), 1.4826 * float(np.median(np.abs(x[half:] - level))))
-    # The median of five normal values has 0.54 of their deviation; the level has its own share.
+    # The median of five normal values has 0.54 of their deviation, and the level is uncertain too.
     limit = max(level + _CLEAR * 0.6 * deviation, float(smooth[half:].max()), level * (1 + MOVED))
     slow = smooth[:half] > limit
     found = steady_state(x)
@@ -149,18 +148,18 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
 
 
 class OutlierCount(NamedTuple):
-    """How many samples are beyond the mild fences only, and beyond the severe ones."""
+    """Number of samples between the mild and severe fences, and beyond the severe fences."""
 
     mild: int
     severe: int
 
 
 def fences(samples: ArrayLike, reach: float) -> tuple[float, float]:
-    """Return Tukey's lower and upper fence, beyond which outliers begin.
+    """Return Tukey's lower and upper fence. Samples beyond a fence are outliers.
 
     Args:
-        samples: Shape [n], any unit.
-        reach: Interquartile ranges from a quartile to its fence, `MILD` or `SEVERE`.
+        samples: Samples, shape [n], any unit.
+        reach: Distance from a quartile to its fence, in interquartile ranges: `MILD` or `SEVERE`.
 
     Source: Tukey (1977), Exploratory Data Analysis.
     """
@@ -174,28 +173,30 @@ def _are_beyond(samples: np.ndarray, reach: float) -> np.ndarray:
 
 
 def count_outliers(samples: ArrayLike) -> OutlierCount:
-    """Count the `samples`, shape [n], beyond their own fences. Outliers are labeled and kept."""
+    """Count the mild and severe outliers of samples, shape [n]."""
     x = np.asarray(samples, dtype=float)
     severe = int(_are_beyond(x, SEVERE).sum())
     return OutlierCount(int(_are_beyond(x, MILD).sum()) - severe, severe)
 
 
 def remove_outliers(samples: ArrayLike) -> np.ndarray:
-    """Drop the samples beyond the mild fences, to reproduce a result that was made so.
+    """Drop the samples beyond the mild fences, to reproduce results of tools that drop outliers.
 
-    On a machine with two modes the interval of the rest is right only 2 % of the time.
+    On a machine with two modes, only 2 % of intervals of the remaining mean contain the true mean.
     """
     x = np.asarray(samples, dtype=float)
     return x[~_are_beyond(x, MILD)]
 
 
 def ljung_box_p(samples: ArrayLike) -> float | None:
-    """Return the p-value of "no autocorrelation up to lag min(10, n/5)"; None with n < 20 or constant samples.
+    """Return the p-value of the hypothesis that samples have no autocorrelation.
+
+    The test uses lags up to min(10, n / 5). The result is None if n < 20 or all samples are equal.
 
     Args:
-        samples: In the order taken, shape [n].
+        samples: Samples in the order taken, shape [n].
 
-    Source: Ljung & Box (1978); agrees with statsmodels' acorr_ljungbox.
+    Source: Ljung & Box (1978). `acorr_ljungbox` of statsmodels gives the same p-value.
     """
     x = np.asarray(samples, dtype=float)
     n, lags = len(x), min(10, len(x) // 5)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.runs import block_medians, compare_rows
-from nanolib.compare.spread import _KEY, repeats
+from nanolib.compare.spread import KEY, repeats
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.store import Run, Store
@@ -43,7 +43,7 @@ def _run(cases, run_id, machine_id="m1", **rest):
 def _earlier_runs(rows):
     """Of each timing in `rows` six runs of one revision that lie close together."""
     rng = np.random.default_rng(0)
-    timings = rows.loc[rows["metric"] == "latency", _KEY]
+    timings = rows.loc[rows["metric"] == "latency", KEY]
     figures = []
     for at in range(6):
         estimate = 10 * np.exp(rng.normal(0, 0.001, len(timings)))

@@ -202,10 +202,6 @@ def contradictions(name, runs, path):
 _SAYS = (
     (r" is the fastest", {"above"}),
     (r"(?i)^no clear difference between (?!sparse)", {"no clear difference"}),
-    (r"as fast as one rank", {"below", "above"}),
-    (r"cannot be told apart(?! as)", {"no clear difference"}),
-    (r" is the largest part", {"above"}),
-    (r"runs at \d+% of what", {"below"}),
     (r" is faster on .+ than on one$", {"above"}),
     (r" is slower on .+ than on one$", {"below"}),
     (r"increases the loss|is worse than bf16|is higher without", {"above"}),
@@ -216,8 +212,8 @@ _SAYS = (
     (r"^Profiling overhead: \w+ [-\d]", {"above", "below"}),
 )
 _ORDERING = re.compile(
-    r"fastest|faster|slower|is higher|is lower|largest part|compute-bound(?! in \d)|limited by waiting"
-    r"|communication-bound|FP8 is faster|gains with"
+    r"fastest|faster|slower|is higher|is lower|compute-bound(?! in \d)|limited by waiting"
+    r"|communication-bound"
 )
 
 

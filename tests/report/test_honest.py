@@ -43,35 +43,27 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
 
 
 @pytest.mark.usefixtures("small_ceilings")
-@pytest.mark.parametrize(
-    ("options", "n", "removed"),
-    [
-        ({"pattern": "top_k", "sparsity": 0.75, "block_size": 128}, 96, False),
-        ({"pattern": "top_k", "sparsity": 0.75, "block_size": 8}, 96, True),
-    ],
-)
-def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(
-    tmp_path, options, n, removed
-):
+def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(tmp_path):
     shape = {
-        "seq_lens": [n],
+        "seq_lens": [96],
         "num_heads": 1,
         "head_dim": 8,
         "quality_patterns": [],
         "backward": False,
         "device": "cpu",
     }
-    kinds = [{"kind": "dense", "backend": "flash"}, {"kind": "sparse", **options}]
+    sparse = {"kind": "sparse", "pattern": "top_k", "sparsity": 0.75}
+    kinds = [{"kind": "dense", "backend": "flash"}]
+    kinds += [sparse | {"block_size": size} for size in (128, 8)]  # one block, and twelve
     params = ALL["attention"]().Params(attention_types=kinds, budget_s=0.01, rel_ci=0.5, **shape)
     with Store(tmp_path / "results.sqlite") as store:
         rows = sweep.measure(ALL["attention"](), params, store=store, progress=False).measurements()
-    row = rows[(rows.metric == "sparsity") & (rows["factor.attention_type"] == "sparse")].iloc[0]
-    asked = options.get("sparsity")
-    assert (row["estimate"] > 0) == removed == (Flag.MASK_IS_DENSE.value not in row["flags"])
-    assert row["predicted"] == asked if asked else row["predicted"] != row["predicted"]
-    table = attention_table(rows)
-    assert list(table["mask_is_dense"]) == [False, not removed]
-    assert ("removes nothing at " in "\n".join(VERDICTS["attention"](rows))) != removed
+    found = rows[(rows.metric == "sparsity") & (rows["factor.attention_type"] == "sparse")]
+    assert list(found["estimate"] > 0) == [False, True]
+    assert [Flag.MASK_IS_DENSE.value in flags for flags in found["flags"]] == [True, False]
+    assert list(found["predicted"]) == [0.75, 0.75]
+    assert list(attention_table(rows)["mask_is_dense"]) == [False, True, False]
+    assert any("removes nothing at " in line for line in VERDICTS["attention"](rows))
 
 
 def _scaled(say, one_rank_ms):
@@ -130,8 +122,8 @@ def test_an_order_is_what_two_intervals_allow(second, order):
 
 
 _ORDER = re.compile(
-    r"faster than|slower than|fastest|slowest|as fast as|no clear difference|told apart|comes nearest|largest part|is beaten"
-    r"|hardly pays|more still pays|compute-bound(?! in \d)|communication-bound|limited by waiting"
+    r"faster than|slower than|fastest|slowest|as fast as|no clear difference"
+    r"|compute-bound(?! in \d)|communication-bound|limited by waiting"
     r"|is higher|is lower|profiling overhead",
     re.IGNORECASE,
 )
@@ -155,17 +147,20 @@ def test_no_section_orders_timings_that_others_disturbed(section, stored):
     assert any("busy: no order drawn" in line for line in busy) == orders
 
 
-_numbers = itertools.count()
+@pytest.mark.parametrize("examples", [12, pytest.param(100, marks=pytest.mark.thorough)])
+def test_no_claim_contradicts_its_rows(tmp_path, examples):
+    numbers = itertools.count()
 
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        phases=(Phase.generate,),
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawn=databases())
+    def check(drawn):
+        wrong = contradictions(*drawn, tmp_path / f"{next(numbers)}.sqlite")
+        assert not wrong, "\n".join(wrong)
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    phases=(Phase.generate,),
-    verbosity=Verbosity.quiet,
-    suppress_health_check=list(HealthCheck),
-)
-@given(drawn=databases())
-def test_no_claim_contradicts_its_rows(tmp_path_factory, drawn):
-    wrong = contradictions(*drawn, tmp_path_factory.mktemp("drawn") / f"{next(_numbers)}.sqlite")
-    assert not wrong, "\n".join(wrong)
+    check()

@@ -30,8 +30,14 @@ def both(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shown(both):
-    return both.shown(both.resolve("all"))
+def ids(both):
+    """The runs of two notebooks on both machines."""
+    return [*both.resolve("warmup"), *both.resolve("fp8")]
+
+
+@pytest.fixture(scope="module")
+def shown(both, ids):
+    return both.shown(ids)
 
 
 def test_of_each_experiment_the_machine_of_its_newest_run_is_shown(shown):
@@ -46,10 +52,10 @@ def test_of_each_experiment_the_machine_of_its_newest_run_is_shown(shown):
 
 
 def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_both(
-    both, shown, tmp_path
+    both, ids, shown, tmp_path
 ):
     every, runs = shown
-    page = build(both, both.resolve("all"), tmp_path, SECTIONS, pictures=False)
+    page = build(both, ids, tmp_path, SECTIONS, pictures=False)
     written = (page.parent / "profiling_report.md").read_text()
     assert all(machine in written for machine in set(every["machine_id"]))
     newest, said = overview.newest_machine(every, runs), html.unescape(written.replace("\\", ""))
@@ -80,6 +86,6 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(shown):
         compare_rows(every, first.assign(machine_id="g" * 12))
 
 
-def test_no_history_and_no_run_before_is_of_another_machine(both):
-    assert since_before(both, both.resolve("all")) is None
+def test_no_history_and_no_run_before_is_of_another_machine(both, ids):
+    assert since_before(both, ids) is None
     assert not histories(both, machine_ids=sorted(both.runs().machine_id))

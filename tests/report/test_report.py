@@ -7,8 +7,8 @@ import pytest
 from nanolib.experiments import ALL
 from nanolib.measurement import FLAG_TEXT, BadInput, Flag, Measurement, Status
 from nanolib.paths import checkout
-from nanolib.report import export, page
-from nanolib.report.page import build
+from nanolib.report import export, overview, page
+from nanolib.report.theme import is_empty
 from nanolib.run.jobs import plan
 from nanolib.store import Run, Store
 from tests.features import results
@@ -17,10 +17,10 @@ from tests.report.rows import EVIL, MACHINE, in_turns
 from tests.shown import CHARTS, SECTIONS
 
 
-@pytest.fixture
-def store(tmp_path):
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
     """Stored runs of each notebook, and a newer one whose texts try to break out."""
-    with Store(results(tmp_path)) as opened:
+    with Store(results(tmp_path_factory.mktemp("stored"))) as opened:
         times = {("dense (flash)", 256): 1.0, ("window 64", 256): 2.0}
         failed = [("dense (cudnn)", 256, Status.UNSUPPORTED, EVIL)]
         rows = in_turns("attention", attention_rows(times, failed))
@@ -28,27 +28,20 @@ def store(tmp_path):
         yield opened
 
 
-@pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_of_nothing_says_why(name, tmp_path):
-    with Store(tmp_path / "empty.sqlite") as empty:
-        text = json.dumps(CHARTS[name](empty.measurements(samples=True)).to_dict())
-    assert "not measured" in text or "no " in text
-
-
-def test_an_empty_database_makes_a_page_that_says_so(tmp_path):
+def test_an_empty_database_makes_a_page_and_charts_that_say_so(tmp_path):
     with Store(tmp_path / "empty.sqlite") as empty:
         text = page.build(empty, [], tmp_path / "report", SECTIONS).read_text()
+        rows = empty.measurements(samples=True)
     assert "There is nothing to show yet" in text
+    for name, draw in CHARTS.items():
+        text = json.dumps(draw(rows).to_dict())
+        assert "not measured" in text or "no " in text, name
 
 
 def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
-    index = page.build(store, store.resolve("all"), tmp_path / "report", SECTIONS)
-    names = {file.name for file in index.parent.iterdir()}
-    wanted = "index.html profiling_report.md attention_profile.json model_profile.json"
-    wanted += " attention_summary.csv attention_summary.md model_summary.csv model_summary.md"
-    charts = ["attention_latency", "attention_memory", "attention_efficiency", "model_performance"]
-    pictures = {f"{name}.{kind}" for name in charts for kind in ("png", "svg")}
-    assert {*wanted.split(), *pictures} <= names
+    """The list of features has the names of all files of a report, with its pictures."""
+    ids = store.resolve("attention")
+    index = page.build(store, ids, tmp_path / "report", SECTIONS, pictures=False)
     text = index.read_text()
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
     assert "<script>alert(1)" not in text and "A <b>CPU</b>" not in text
@@ -88,18 +81,28 @@ def test_the_glossary_explains_every_flag_as_the_report_does():
     assert all(f"| `{flag}` | {FLAG_TEXT[flag]} |" in written for flag in Flag)
 
 
-@pytest.mark.parametrize("status", [Status.ERROR, Status.UNSUPPORTED, Status.STARTED])
-def test_a_page_says_what_became_of_the_cases(tmp_path, status):
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    """The rows of runs in which every case of every notebook failed."""
     names = [name for name in ALL if name != "summary"]
     ended = Measurement(
-        "case_duration", None, status=status, message="out of luck", details={"attempts": 1}
+        "case_duration", None, status=Status.ERROR, message="out of luck", details={"attempts": 1}
     )
-    with Store(tmp_path / "results.sqlite") as store:
+    with Store(tmp_path_factory.mktemp("failed") / "results.sqlite") as store:
         for job in plan(ALL, names, {}, {}):
             rows = {case.case_id: (case.factors, [ended]) for case in job.cases()}
             store.add(Run(job.name, MACHINE, rows=rows))
-        page = build(store, store.resolve("all"), tmp_path / "report", SECTIONS, pictures=False)
-    text = page.read_text(encoding="utf-8")
-    assert "out of luck" in text or status is Status.STARTED
-    assert "no case gave a number" in text
-    assert "gains no time" not in text or status is Status.UNSUPPORTED
+        rows, _ = store.shown(store.resolve("all"))
+    assert set(overview.failures(rows)["message"]) == {"out of luck"}
+    return rows
+
+
+@pytest.mark.parametrize("status", [Status.UNSUPPORTED, Status.STARTED])
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
+def test_a_section_says_what_became_of_its_cases(failed, section, status):
+    rows = failed.assign(status=status.value)
+    section.verdict(rows)
+    charts = [draw(rows) for draw in (section.charts | section.files).values()]
+    assert all(map(is_empty, charts))
+    if section.experiment in set(rows["experiment"]):
+        assert "no case gave a number" in str([chart.usermeta for chart in charts])

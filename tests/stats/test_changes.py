@@ -46,7 +46,7 @@ def _growing_noise(shape, n):
 
 
 @pytest.mark.parametrize("shape", ["evenly", "at half"])
-@pytest.mark.parametrize("n", [30, 120])
+@pytest.mark.parametrize("n", [30, pytest.param(120, marks=pytest.mark.thorough)])
 def test_noise_that_grows_at_one_level_is_hardly_ever_a_change(n, shape):
     rng, noise = np.random.default_rng(n + 1), _growing_noise(shape, n)
     series = [_history(rng, n, noise=noise) for _ in range(RUNS)]
@@ -56,7 +56,7 @@ def test_noise_that_grows_at_one_level_is_hardly_ever_a_change(n, shape):
 
 def test_change_points_are_those_of_the_plain_search():
     rng = np.random.default_rng(3)
-    for _ in range(40):
+    for _ in range(15):
         x = rng.normal(size=rng.integers(4, 60))
         for at in rng.integers(0, len(x), size=rng.integers(0, 4)):
             x[at:] += rng.normal(scale=4)

@@ -10,6 +10,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from nanolib.measurement import BadInput
+from nanolib.paths import checkout
 from nanolib.stats.compare import (
     Kind,
     Verdict,
@@ -185,22 +186,32 @@ def test_what_cannot_be_compared_is_refused(compared):
         compare_paired([1] * 6, [1] * 7)
 
 
-# pairs of processes: most ratios near the truth, some far off on either side, whichever process was the slow one
+# Pairs of processes: most ratios are near the truth. A share of them is far off on either side, because either process was slow.
+SPREADS = [(0.01, 0.0), (0.015, 0.33), (0.015, 0.1), (0.03, 0.2)]
+SLOWER = 0.10, 0.40
 
 
 def _processes(rng, effect, spread, share, pairs=45):
     delta = rng.normal(math.log1p(effect), spread, pairs)
     far = rng.random(pairs) < share
-    return np.exp(delta + far * rng.choice([-1, 1], pairs) * rng.uniform(0.10, 0.38, pairs))
+    off = rng.choice([-1, 1], pairs) * np.log1p(rng.uniform(*SLOWER, pairs))
+    return np.exp(delta + far * off)
 
 
 CALLED = (Kind.REGRESSED, Kind.SUSPECT, Kind.IMPROVED)
 
 
+def test_the_text_states_the_effects_of_a_process_that_the_simulations_cover():
+    method = (checkout() / "docs" / "method.md").read_text(encoding="utf-8")
+    spreads = [spread for spread, _ in SPREADS]
+    usual, far = (f"{100 * min(ends):g} to {100 * max(ends):g} %" for ends in (spreads, SLOWER))
+    for text in (method, compare_processes.__doc__):
+        words = " ".join(text.split())
+        assert f"by {usual}" in words and f"{far} slower" in words
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spread", "share"), [(0.01, 0.0), (0.015, 0.33)] + [(0.015, 0.1), (0.03, 0.2)] * MANY
-)
+@pytest.mark.parametrize(("spread", "share"), SPREADS if MANY else SPREADS[:2])
 def test_of_processes_that_are_now_and_then_slow_equal_versions_are_not_called_and_true_changes_are(
     spread, share
 ):
@@ -259,7 +270,7 @@ def test_the_effect_that_could_be_seen_is_that_of_the_t_test():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [8, 30])
+@pytest.mark.parametrize("n", [8, pytest.param(30, marks=pytest.mark.thorough)])
 def test_the_effect_that_is_stated_is_found_eighty_times_in_a_hundred(n):
     rng = np.random.default_rng(n)
     deltas = rng.normal(size=(int(os.environ.get("NANOLIB_SIMULATIONS", "800")), n))

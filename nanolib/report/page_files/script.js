@@ -1,10 +1,10 @@
-// Every answer, chart and table follows what is picked at the top. The choice is in the address.
+// The lists at the top of the page filter every finding, chart and table. The address contains the choice.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
 const asked = new URLSearchParams(location.search), picks = all('#picks select'), narrow = matchMedia('(max-width: 720px)');
 const chosen = name => document.getElementById(name)?.value ?? '';
 let turn = 0, queue = Promise.resolve();
 
-// Return the panels of a chart as the page shows them: as wide as their place, with the rows of the picked length.
+// Return the panels of a chart at the width of their place, with the rows of the chosen length.
 function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length) {
   const kept = rows => rows.filter(row => !length || row.link_n == null || row.link_n == length);
   const shown = Object.fromEntries(Object.entries(datasets).map(([name, rows]) => [name, kept(rows)]));
@@ -14,7 +14,7 @@ function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length)
     return known(shown[data.name]) || !known(datasets[data.name]);
   }).map(panel => ({...panel, config, datasets: shown, width: 'container', autosize: {type: 'fit-x', contains: 'padding'}}));
 }
-// Return the chart of a card: a panel without axes and words.
+// Return a panel without axes and labels, for a card.
 function smallOf(panel) {
   const layer = panel.layer.filter(one => one.mark.type !== 'text'), encoding = JSON.stringify(layer, (key, value) => key === 'axis' ? null : value);
   return {...panel, layer: JSON.parse(encoding), title: null, height: 64, config: {...panel.config, legend: {disable: true}}};
@@ -42,7 +42,7 @@ function follow() {
   const machine = chosen('machine'), mine = ++turn;
   document.body.dataset.drawn = '';
   for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
-  // Only lengths that the picked machine measured can be picked.
+  // The list of lengths has only lengths that the chosen machine measured.
   const here = new Set(['', ...all('section:not([hidden]) tr[data-n]').map(row => row.dataset.n)]);
   for (const one of all('#length option')) one.hidden = one.disabled = !here.has(one.value);
   if (!here.has(chosen('length'))) document.getElementById('length').value = '';
