@@ -16,9 +16,9 @@ def _case(pattern, target, **changes):
 def _little_text(monkeypatch):
     for name, value in (("_HELD_OUT_BATCHES", 2), ("_BATCH", 2)):
         monkeypatch.setattr(quality, name, value)
-    quality._dense.cache_clear()
+    quality._train_dense.cache_clear()
     yield
-    quality._dense.cache_clear()
+    quality._train_dense.cache_clear()
 
 
 @pytest.mark.usefixtures("_little_text")
