@@ -103,7 +103,7 @@ class Explore:
         """Return the parameters of the controls.
 
         Raises:
-            BadInput: The values are not valid.
+            BadInput: The value of a control is not valid.
         """
         given = {name: control.value for name, control in self.controls.items()}
         return type(self._params)(**self._params.model_dump() | given)
@@ -121,14 +121,14 @@ class Explore:
     def _predict(self, _: Any) -> None:
         with Store() as store:
             ceilings = ceilings_of(store, this_machine().machine_id)
-        lacking = (
-            "; times need the peak rates of this machine: keep a measurement, or run nano doctor"
-        )
-        known = prediction_table(self._experiment, self.params(), ceilings)
-        self.predicted.value = "<i>No formula predicts these cases</i>"
-        if len(known):
-            title = f"<i>Predicted{'' if ceilings else lacking}</i>"
-            self.predicted.value = title + Table(known)._repr_html_()
+        table = prediction_table(self._experiment, self.params(), ceilings)
+        if table.empty:
+            self.predicted.value = "<i>No formula predicts these cases</i>"
+            return
+        title = "Predicted"
+        if not ceilings:
+            title += " (times need measured peak rates: keep a measurement, or run nano doctor)"
+        self.predicted.value = f"<i>{title}</i>{Table(table)._repr_html_()}"
 
     def _start(self, _: Any) -> None:
         params = self.params()

@@ -25,7 +25,7 @@ class Params(StrictModel):
     Attributes:
         runs: Runs to show: IDs, labels, experiments, `latest`, `latest~1`, `all`, or `newest` for
             the newest run of each experiment.
-        database: Path of the database, or empty for the one in the output folder.
+        database: Path of the database, or empty for the database in the output folder.
         suite: Name of the set of parameters.
         label: Not used, since the summary stores no run.
         resume: Not used, since the summary stores no run.

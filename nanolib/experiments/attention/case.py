@@ -50,7 +50,7 @@ class AttentionCase(Case):
 
     @property
     def by_flex(self) -> bool:
-        """Whether FlexAttention computes the case: `flex` always, and `sparse` on CUDA."""
+        """Whether FlexAttention computes the case, which can be `flex`, or `sparse` on CUDA."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
         size = self._parsed.block_size
@@ -60,7 +60,7 @@ class AttentionCase(Case):
 
     @property
     def compiles(self) -> bool:
-        """Whether the first call may compile: FlexAttention, flash-attn 4 and user functions."""
+        """Whether the first call may compile, as with FlexAttention, flash-attn 4 or user code."""
         flash_4 = "FA4" in self.options.values() or self.options.get("version") == 4
         return self.by_flex or self.attention_type == "own" or flash_4
 
@@ -156,9 +156,8 @@ class AttentionCase(Case):
         """Predict the work by formulas, without planning memory.
 
         Returns:
-            Always `bytes`, the size of q, k, v and the output. If the kept connections are known,
-            also `flops` (FLOP, forward), `sparsity` and `block_sparsity`. If the peak rates are
-            known too, also `latency` (ms).
+            `bytes` is the size of q, k, v and the output. `flops` (FLOP, forward), `sparsity` and
+            `block_sparsity` need known connections. `latency` (ms) needs known peak rates too.
         """
         predicted = {"bytes": self.moved}
         if (work := self.work) is None:
@@ -173,7 +172,7 @@ class AttentionCase(Case):
         return work.flops(self.batch_size, self.num_heads, self.head_dim)
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run the case, found by a call on a few tokens."""
+        """Return why this machine cannot run the case, after a call on a few tokens."""
         if self.attention_type == "flex":
             backend = self.options.get("backend", "auto")
             return flex.unsupported(self.device, self.backward, backend)

@@ -1,7 +1,7 @@
 """Measure the loss of a trained decoder after sparse attention replaces dense.
 
-Losses are paired by seed: the dense model and the sparse one start from the same weights and read
-the same text in the same order.
+Losses are paired by seed: the dense and the sparse model start from the same weights and read the
+same text in the same order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
 from nanolib.run.case import Case, Plan, over_seeds
 
-# These patterns have no option `sparsity`, so another option is searched for the target.
-# Each entry has the option, its largest value (0 means the sequence length) and its type.
+# These patterns have no option `sparsity`, so another option is varied to reach the target. Each
+# entry has the option, its largest value (0 means the sequence length) and its type.
 _SEARCHED: dict[str, tuple[str, float, type]] = {
     "threshold": ("mass", 1.0, float),
     "dca": ("window", 0.0, int),
@@ -118,7 +118,7 @@ class QualityCase(Case):
         return model
 
     def _options(self, weights: _Weights) -> dict[str, Any]:
-        """Return the options for the target sparsity, found on this text if it depends on text."""
+        """Return the options for the target sparsity, found on text if the pattern depends on it."""
         count = max(1, round((1 - self.target) * self.seq_len / 8))
         options = {"global_tokens": count, "random_tokens": self.block_size}
         if self.pattern not in _SEARCHED:

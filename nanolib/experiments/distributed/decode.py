@@ -26,7 +26,7 @@ from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
 ONE_RANK = "one rank"  # The first rank attends to all keys while the others wait.
-# Every rank compares its output with float64 over all keys, for which larger caches need too much.
+# The float64 check keeps all keys on every rank, so larger caches are not checked.
 _CHECKED_ELEMENTS = 2**25
 
 
@@ -156,7 +156,7 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     """Fit the cost per message and per byte to the times of collectives.
 
     Args:
-        launch: Answers of the ranks. Their `links` list the messages, the bytes and the scope of
+        launch: Answers of the ranks, whose `links` list the messages, the bytes and the scope of
             each collective.
         scope: Scope of the rows with the fitted cost.
 

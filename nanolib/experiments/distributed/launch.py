@@ -42,8 +42,8 @@ def time_calls(
         seed: Seed of the random order of the turns.
 
     Returns:
-        `blocks` (time per scope and round, ms), `busy` (whether other processes used the machine,
-        per round) and `parts` (time per algorithm, run and part, ms).
+        `blocks` is the time per scope and round, in ms. `busy` marks the rounds in which other
+        processes used the machine. `parts` is the time per algorithm, run and part, in ms.
     """
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed)
     timed = time_parts_across_ranks(parts, budget_s, device=device)

@@ -29,7 +29,7 @@ from nanolib.run.ranks import lacking
 RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"
 ALGORITHMS = (RING, ZIGZAG, ULYSSES)
 MEMORY_ALGORITHMS = ("math", "flash", RING, ULYSSES)
-# Longer sequences are not compared with float64, whose reference keeps all scores of a rank.
+# Longer sequences are not compared with float64, since the reference keeps all scores.
 _CHECKED_SCORES = 2**25
 
 
@@ -248,7 +248,7 @@ class _Share:
 
     def _attend(self, **more: Any) -> torch.Tensor:
         q, k, v, _ = self.tensors
-        if self._algorithm == DENSE:  # Only the first rank has tokens, so others return none.
+        if self._algorithm == DENSE:  # Only the first rank has tokens, so other outputs are empty.
             return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
         attend = ulysses_attention if self._algorithm == ULYSSES else ring_attention
         return attend(q, k, v, layout=self._layout, **more)

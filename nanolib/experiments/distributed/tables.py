@@ -109,13 +109,8 @@ def _make_lines(
 ) -> pd.DataFrame:
     """Return one line per timed call. A case without timings has one line with the reason.
 
-    Args:
-        rows: Rows of the cases.
-        named: Rows of the calls, with the parts of the name of a call as columns.
-        listed: Factor that lists the algorithms of a case.
-        called: Columns with the parts of the name of a call.
-        columns: Columns of the table.
-        baseline: Start of the scope of the call on one rank.
+    `named` has the columns `called`, which are the parts of the name of a call. `listed` is the
+    factor with the algorithms of a case. The scope of the call on one rank starts with `baseline`.
     """
     table = case_rows(rows, [listed, "dtype", "nodes", "seq_len", "world_size"], listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]

@@ -37,7 +37,7 @@ class Params(OwnModelParams):
     Attributes:
         preset: A name in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        model: Your own model instead of the preset: `package.module:build`, or
+        model: Your own model instead of the preset, as `package.module:build` or
             `hf:LlamaForCausalLM` (extra `hf`).
         model_options: Arguments of your model's function, or of the class's configuration.
         seq_len: Tokens per sequence.
@@ -108,7 +108,7 @@ class WarmupCase(Case):
 
     @property
     def timed_steps(self) -> int:
-        """Number of steps for the curve and the longest setting."""
+        """Number of steps that the curve and the longest warm-up need."""
         return max(self.curve_steps, max(self.warmup_steps) + self.steps)
 
     def __str__(self) -> str:
@@ -163,7 +163,8 @@ class WarmupCase(Case):
         curve = samples[: self.curve_steps]
         yield summarize(curve, scope=self.direction, method=clock.method, details=details)
         yield _count_warmup(curve, self.direction)
-        rest = {"method": clock.method, "steady": steady_state([])}  # This keeps all samples.
+        # An empty series has no warm-up to discard, so all samples are kept.
+        rest = {"method": clock.method, "steady": steady_state([])}
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
