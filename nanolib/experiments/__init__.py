@@ -1,7 +1,8 @@
-"""One folder per notebook: `cases` has its `Params` and cases, `view` its charts and findings.
+"""Define one experiment per notebook.
 
-To add a notebook, add its folder, its name in `MEASURING`, a notebook of the same name, and a
-params file per suite. `run.sweep` makes all rows, and everything else reads them.
+Each folder has parameters and cases in `cases`, and charts and findings in `view`. To add a
+notebook, add a folder here, its name in `MEASURING`, a notebook of the same name, and a params file
+per suite.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 MEASURING = ("attention", "model", "warmup", "energy", "fp8", "distributed")
 
-# Notebook → loader of its experiment. Each one is imported only when it is used.
+# An experiment imports torch, so it is loaded only when a command needs it.
 ALL: dict[str, Callable[[], ModuleType]] = {
     name: partial(import_module, f"{__name__}.{name}.cases") for name in MEASURING
 }
@@ -25,7 +26,7 @@ ALL["summary"] = partial(import_module, f"{__name__}.summary")
 
 
 def sections() -> tuple[Section, ...]:
-    """Return the sections of the report: one per notebook that measures, and that of `nano ab`."""
+    """Return the sections of the report: one per measuring notebook, and one for `nano ab`."""
     from nanolib.report.regressions import AB_SECTION
 
     views = (import_module(f"{__name__}.{name}.view") for name in MEASURING)

@@ -1,4 +1,4 @@
-"""Controls of a live notebook: change its parameters, predict, measure, and keep the results."""
+"""Add controls to a live notebook that set its parameters, predict, measure and keep results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
     """Return controls for a notebook's parameters, or None in a batch run.
 
     Args:
-        experiment: The notebook's module.
+        experiment: Module with the parameters and cases of the notebook.
         params: First values of the controls.
         rows: Rows to draw before the first measurement.
     """
@@ -51,11 +51,13 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
 
 
 class Explore:
-    """Controls, a prediction, buttons, a chart and a table. See `explore` for the arguments.
+    """Controls, a prediction, buttons, a chart and a table of one notebook.
+
+    `explore` describes the arguments.
 
     Attributes:
-        controls: Parameter → control, for the notebook's own parameters and `budget_s`.
-        widget: The widget that the notebook shows.
+        controls: Control of each parameter: the notebook's own parameters and `budget_s`.
+        widget: Widget that the notebook shows.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Explore:
         """Return the parameters of the controls.
 
         Raises:
-            BadInput: The values are not valid.
+            BadInput: The value of a control is not valid.
         """
         given = {name: control.value for name, control in self.controls.items()}
         return type(self._params)(**self._params.model_dump() | given)
@@ -119,12 +121,14 @@ class Explore:
     def _predict(self, _: Any) -> None:
         with Store() as store:
             ceilings = ceilings_of(store, this_machine().machine_id)
-        lacking = "; times need this machine's ceilings: keep a measurement, or run nano doctor"
-        known = prediction_table(self._experiment, self.params(), ceilings)
-        self.predicted.value = "<i>No formula predicts these cases</i>"
-        if len(known):
-            title = f"<i>Predicted{'' if ceilings else lacking}</i>"
-            self.predicted.value = title + Table(known)._repr_html_()
+        table = prediction_table(self._experiment, self.params(), ceilings)
+        if table.empty:
+            self.predicted.value = "<i>No formula predicts these cases</i>"
+            return
+        title = "Predicted"
+        if not ceilings:
+            title += " (times need measured peak rates: keep a measurement, or run nano doctor)"
+        self.predicted.value = f"<i>{title}</i>{Table(table)._repr_html_()}"
 
     def _start(self, _: Any) -> None:
         params = self.params()
@@ -150,7 +154,7 @@ class Explore:
             self.keep.disabled = False
         except Canceled:
             self.status.value = "Canceled."
-        except Exception as error:  # nobody sees the traceback of a thread
+        except Exception as error:  # A thread shows no traceback, so the status shows the error.
             self.status.value = html.escape(str(error) or type(error).__name__)
         finally:
             self._busy, self.cancel.disabled = False, True
@@ -162,7 +166,7 @@ class Explore:
         self._show()
 
     def _new(self) -> pd.DataFrame:
-        """Return the rows of the last run, without cases that have not ended."""
+        """Return the rows of the last run, without those of unfinished cases."""
         if not self._path.exists():
             return pd.DataFrame()
         with Store(self._path) as store:
@@ -197,7 +201,7 @@ class Explore:
 
 
 def command_of(params: shared.Params) -> str:
-    """Return the `nano run` command of parameters, with those that differ from the suite's."""
+    """Return the `nano run` command for parameters, with those that differ from the suite."""
     usual = _usual(params.NAME)
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():
@@ -224,6 +228,6 @@ def _control(params: shared.Params, name: str) -> Any:
     if get_origin(kind) is Literal:
         return widgets.Dropdown(value=value, options=get_args(kind), **look)
     text = value if isinstance(value, str) else json.dumps(value)
-    # lists and mappings get a full row
+    # Lists and mappings are long, so each gets a full row.
     wide = {"grid_column": "1 / -1", "width": "98%"} if isinstance(value, list | dict) else {}
     return widgets.Text(value=text, continuous_update=False, layout=wide, **look)

@@ -1,4 +1,4 @@
-"""Parameters of the summary notebook, and the rows that it shows."""
+"""Define the parameters of the summary notebook, and read the rows that the notebook shows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Params(StrictModel):
     Attributes:
         runs: Runs to show: IDs, labels, experiments, `latest`, `latest~1`, `all`, or `newest` for
             the newest run of each experiment.
-        database: Path of the database, or empty for the one in the output folder.
-        suite: Name of the params set.
+        database: Path of the database, or empty for the database in the output folder.
+        suite: Name of the set of parameters.
         label: Not used, since the summary stores no run.
         resume: Not used, since the summary stores no run.
     """
@@ -49,19 +49,20 @@ class Params(StrictModel):
     @classmethod
     def _database_is_there(cls, value: str) -> str:
         try:
-            if value and not Path(value).is_file():
-                raise ValueError(
-                    f"{shown(value)} is not a file; name a database, or leave it empty"
-                )
+            is_missing = value and not Path(value).is_file()
         except OSError as error:
             raise ValueError(
-                f"{shown(value)} cannot be read ({error.strerror}); name another"
+                f"{shown(value)} cannot be read ({error.strerror}); name another database"
             ) from None
+        if is_missing:
+            raise ValueError(
+                f"{shown(value)} is not a file; name a database, or leave database empty"
+            )
         return value
 
 
 def select_runs(store: Store, names: list[str]) -> list[str]:
-    """Return the run IDs of names of runs, oldest first.
+    """Return the IDs of the runs that the names match, each once.
 
     Raises:
         BadInput: A name matches no run.
@@ -77,7 +78,7 @@ def _opened(params: Params) -> Store:
 
 
 def changes(params: Params) -> regressions.Part:
-    """Compare the chosen runs with those before them, and find changes over all runs."""
+    """Compare the chosen runs with earlier runs, and find changes over all runs."""
     with _opened(params) as store:
         runs = store.runs_of(select_runs(store, params.runs))
         return regressions.changes(*what_changed(store, runs))

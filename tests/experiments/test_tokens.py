@@ -40,10 +40,9 @@ def rates(rows):
     return {row.scope: (row.low, row.estimate, row.high) for row in found}
 
 
-@pytest.mark.parametrize("new_tokens", [2, 5])
-def test_of_a_model_they_are_of_all_sequences(new_tokens):
+def test_of_a_model_they_are_of_all_sequences():
     rest = {"loss_steps": 0, "generation_batch_sizes": []}
-    params = model.Params(new_tokens=new_tokens, **rest, **SHAPE)
+    params = model.Params(new_tokens=5, **rest, **SHAPE)
     found = {}
     for case in model.cases(params):
         if isinstance(case, model.ModelCase):

@@ -5,7 +5,7 @@ import pytest
 
 from nanolib.experiments.warmup.cases import _count_warmup
 
-N, DRAWS = 40, 100
+N, DRAWS = 40, 40
 STEP = np.arange(N)
 FIRST = np.where(STEP == 0, 20.0, 1.0)
 PLATEAU = np.where(STEP == 0, 5.0, np.where(STEP < 8, 1.32, 1.0))

@@ -1,1 +1,1 @@
-"""Speed, memory, error and loss of attention kinds and sparse patterns."""
+"""Measure speed, memory, error and loss of attention kinds and sparse patterns."""

@@ -1,4 +1,4 @@
-"""One attention kind on one shape: its work, and its measurement."""
+"""Measure one attention kind on one shape, and predict its work."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from nanolib.run.case import Case, Measuring, Plan, compile_row, timed_call_ms
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
-_ERROR_ROWS = 128  # queries to compare with float64: enough to find a wrong tile
-_KIND_FACTORS = ("name", "attention_type", "options")  # the other factors are the shape
+_ERROR_ROWS = 128  # This number of queries is enough to find a wrong tile.
+_KIND_FACTORS = ("name", "attention_type", "options")  # All other factors describe the shape.
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """One attention kind on one shape. Charts show `name`."""
+    """One attention kind on one shape. Charts show its `name`."""
 
     name: str
     attention_type: str
@@ -50,7 +50,7 @@ class AttentionCase(Case):
 
     @property
     def by_flex(self) -> bool:
-        """Whether FlexAttention computes it: always for `flex`, on CUDA also for `sparse`."""
+        """Whether FlexAttention computes the case, which can be `flex`, or `sparse` on CUDA."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
         size = self._parsed.block_size
@@ -60,13 +60,13 @@ class AttentionCase(Case):
 
     @property
     def compiles(self) -> bool:
-        """Whether its first call may compile: FlexAttention, flash-attn 4, user functions."""
+        """Whether the first call may compile, as with FlexAttention, flash-attn 4 or user code."""
         flash_4 = "FA4" in self.options.values() or self.options.get("version") == 4
         return self.by_flex or self.attention_type == "own" or flash_4
 
     @property
     def runs_code(self) -> bool:
-        """See `Case.runs_code`: a function or a mask of the user."""
+        """Whether the case calls a function or a mask of the user."""
         return bool(self.options.keys() & {"call", "mask_mod"})
 
     @property
@@ -79,7 +79,7 @@ class AttentionCase(Case):
 
     @property
     def moved(self) -> int:
-        """Bytes of q, k, v and the output."""
+        """Size of q, k, v and the output together, in bytes."""
         row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
@@ -93,26 +93,25 @@ class AttentionCase(Case):
 
     @property
     def group(self) -> str:
-        """See `Case.group`: all kinds on one shape."""
+        """The shape, which all kinds that are timed in turns share."""
         factors = self.factors.items()
         return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
 
     @property
     def title(self) -> str:
-        """See `Case.title`."""
+        """The name of the kind."""
         return self.name
 
     @property
     def is_baseline(self) -> bool:
-        """See `Case.is_baseline`: every dense kernel."""
+        """Whether the kind is a dense kernel, with which the other kinds are compared."""
         return self.attention_type in ("dense", "flash_attn")
 
     def __str__(self) -> str:
-        """Return the kind and the shape."""
         return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def inputs(self, seed: int) -> _Inputs:
-        """Return random q, k and v of the case."""
+        """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
         generator = torch.Generator().manual_seed((seed + int(self.case_id, 16)) % 2**63)
         drawn = (
             torch.randn(self.batch_size, heads, self.seq_len, self.head_dim, generator=generator)
@@ -128,7 +127,7 @@ class AttentionCase(Case):
         return attention.attend(kind, *inputs, causal=self.causal, options=options)
 
     def workloads(self, *inputs: Tensor) -> Iterator[Workload]:
-        """Yield the forward pass without a graph, and forward with backward."""
+        """Yield a forward pass without gradients, and then forward with backward if requested."""
 
         def forward() -> Tensor:
             with torch.no_grad():
@@ -157,8 +156,8 @@ class AttentionCase(Case):
         """Predict the work by formulas, without planning memory.
 
         Returns:
-            `bytes` (q, k, v and the output). If the kept connections are known, `flops` (FLOP,
-            forward), `sparsity`, `block_sparsity`, and with peak rates `latency` (ms).
+            `bytes` is the size of q, k, v and the output. `flops` (FLOP, forward), `sparsity` and
+            `block_sparsity` need known connections. `latency` (ms) needs known peak rates too.
         """
         predicted = {"bytes": self.moved}
         if (work := self.work) is None:
@@ -173,7 +172,7 @@ class AttentionCase(Case):
         return work.flops(self.batch_size, self.num_heads, self.head_dim)
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run it, found by a call on a few tokens."""
+        """Return why this machine cannot run the case, after a call on a few tokens."""
         if self.attention_type == "flex":
             backend = self.options.get("backend", "auto")
             return flex.unsupported(self.device, self.backward, backend)
@@ -207,9 +206,10 @@ class AttentionCase(Case):
             counted = not self.by_flex or self.device.startswith("cuda")
             yield from memory_rows(workload, self.device, self.plan(), counted)
             scope, call, moved, factor = "forward", workload.call, self.moved, 1.0
-            if workload.scope != "forward":  # reads q, k, v, out, dout, writes dq, dk, dv
+            if workload.scope != "forward":
+                # The pass reads q, k, v, the output and its gradient, and writes three gradients.
                 scope, call, moved = "backward", self._backward_call(inputs), 2 * self.moved
-                # only the math backend keeps the scores for its backward pass
+                # Only the math backend keeps the scores for its backward pass.
                 keeps = self.options.get("backend") == "math"
                 factor = BACKWARD_FACTOR if keeps else RECOMPUTING_BACKWARD_FACTOR
             yield exact("bytes", moved, scope=scope)
@@ -229,7 +229,7 @@ class AttentionCase(Case):
                 yield measure(call, predicted=latency.predicted, **cold)
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
-        """Time building the mask. `kept` is false if each forward pass builds it again."""
+        """Time building the mask. `kept` is false if each forward pass builds the mask again."""
         make = flex.mask_of if self.by_flex else choose_mask
 
         def build() -> None:
@@ -253,7 +253,7 @@ class AttentionCase(Case):
             message=FLAG_TEXT[Flag.MASK_IS_DENSE] if dense_mask else "",
         )
         yield exact("block_sparsity", work.block_sparsity, method="mask")
-        # the counter covers only torch's own operations
+        # The counter covers only torch's own operations.
         if not self.compiles and self.attention_type != "flash_attn":
             counted = {"method": "flop_counter", "predicted": self._flops(work)}
             yield exact("flops", count_flops(forward.call).full, scope="forward", **counted)

@@ -1,4 +1,4 @@
-"""Parameters and cases of the attention notebook."""
+"""Define the parameters and the cases of the attention notebook."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ class Params(shared.Params):
         cold_cache: Whether to time the forward pass with a cold cache too.
         quality_patterns: Sparse patterns that replace dense attention in a trained decoder, or
             empty for none.
-        quality_sparsities: Target sparsities of these patterns.
-        quality_seq_len: Sequence length of the decoder, tokens.
-        quality_block_size: Side of a tile of these patterns.
+        quality_sparsities: Target sparsities of the quality patterns.
+        quality_seq_len: Sequence length of the trained decoder, tokens.
+        quality_block_size: Side of a tile of the quality patterns, tokens.
         quality_seeds: Number of decoders to train, each from its own weights.
         quality_steps: Training steps before the attention is replaced.
-        quality_finetune_steps: Training steps after it, of the dense and the sparse decoder.
-        quality_d_model: Width of the decoder.
-        quality_layers: Layers of the decoder.
+        quality_finetune_steps: Training steps after the replacement, of the dense and the sparse
+            decoder.
+        quality_d_model: Width of the trained decoder.
+        quality_layers: Number of layers of the trained decoder.
     """
 
     NAME: ClassVar[str] = "attention"
@@ -104,9 +105,7 @@ class Params(shared.Params):
     @pydantic.field_validator("attention_types", mode="before")
     @classmethod
     def _spell_out(cls, values: Any) -> Any:
-        values = [values] if isinstance(values, dict | str) else values
-        if not isinstance(values, list | tuple):
-            return values
+        values = [values] if isinstance(values, dict) else values or []
         return [{"kind": value} if isinstance(value, str) else value for value in values]
 
     @pydantic.field_validator("attention_types")
@@ -132,14 +131,18 @@ class Params(shared.Params):
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
-        """Import the functions of the user that the parameters name."""
+        """Import the user functions that the parameters name.
+
+        Raises:
+            BadInput: A function cannot be imported.
+        """
         for value in self.attention_types:
             for field in value.keys() & {"call", "mask_mod"}:
                 functions.imported(f"attention_options.{field}", value[field])
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a kind and its options. flash-attn gets the version that is installed."""
+    """Return a kind and its options, with the installed version for flash-attn."""
     options = {name: option for name, option in value.items() if name != "kind"}
     if value["kind"] == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()
@@ -148,7 +151,7 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def cases(params: Params) -> list[Case]:
-    """List the peak rates, every kind at every shape, and the loss of each pattern."""
+    """List the cases: the peak rates, every kind at every shape, and the loss of each pattern."""
     device = resolve_device(params.device)
     kv_heads = params.num_kv_heads or params.num_heads
     heads = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
@@ -182,7 +185,7 @@ _UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")
 
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
-    """Return the name of a kind: `dense (flash)`, `window 256`, `flex window s=0.9`."""
+    """Return the name of a kind, such as `dense (flash)`, `window 256` or `flex window s=0.9`."""
     if attention_type not in ("sparse", "flex"):
         values = " ".join(map(str, options.values()))
         return f"{attention_type} ({values})" if values else attention_type

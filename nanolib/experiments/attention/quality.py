@@ -1,7 +1,7 @@
 """Measure the loss of a trained decoder after sparse attention replaces dense.
 
-Losses are paired by seed: the dense model and the sparse one start from the same weights and read
-the same text in the same order.
+Losses are paired by seed: the dense and the sparse model start from the same weights and read the
+same text in the same order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from statistics import fmean  # `sum` differs in its last digit between versions of Python
+from statistics import fmean  # The last digit of `sum` differs between versions of Python.
 from typing import Any, ClassVar
 
 import torch
@@ -23,13 +23,14 @@ from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
 from nanolib.run.case import Case, Plan, over_seeds
 
-# Patterns that take no sparsity: the option to search for, its largest value (0: the length), type.
+# These patterns have no option `sparsity`, so another option is varied to reach the target. Each
+# entry has the option, its largest value (0 means the sequence length) and its type.
 _SEARCHED: dict[str, tuple[str, float, type]] = {
     "threshold": ("mass", 1.0, float),
     "dca": ("window", 0.0, int),
 }
 QUALITY_PATTERNS = (*WINDOWED, *BY_TILE, *_SEARCHED)
-_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # separate streams of text
+_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # Each use of the text has its own random stream.
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
 _BISECTIONS = 8
 _Weights = dict[str, torch.Tensor]
@@ -37,9 +38,9 @@ _Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class QualityCase(Case):
-    """One pattern at one sparsity in a small decoder, over seeds. Charts show `name`."""
+    """Loss of a small decoder with one sparse pattern at one target sparsity, over several seeds."""
 
-    supports_ab: ClassVar[bool] = False  # nothing is timed
+    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
 
     name: str
     pattern: str
@@ -53,59 +54,31 @@ class QualityCase(Case):
     num_layers: int
 
     def __str__(self) -> str:
-        """Return the pattern, sparsity, length and seeds."""
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
-
-    @property
-    def as_dense(self) -> QualityCase:
-        """The dense case that all patterns share, so that its models are trained once."""
-        return replace(self, name="", pattern="dense", target=0.0, seeds=1)
 
     def plan(self) -> Plan:
         """Plan a training step of the dense model, which no pattern exceeds by much."""
-        return planned_training(self, self.config(), _BATCH)
-
-    def config(self, **changes: Any) -> NanoConfig:
-        """Return the configuration of the decoder."""
-        shape = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": 4}
-        shape |= {"vocab_size": text.VOCAB_SIZE, "context_length": self.seq_len}
-        return NanoConfig(**shape | changes)
-
-    def batches(self, stream: int, count: int, seed: int = 0) -> list[torch.Tensor]:
-        """Return batches of the text, whose last tenth is for `_HELD_OUT` only."""
-        data = text.load("")
-        cut = len(data) * 9 // 10
-        part = data[cut:] if stream == _HELD_OUT else data[:cut]
-        generator = torch.Generator().manual_seed(1000 * seed + stream)
-        return list(text.batches(part, count, _BATCH, self.seq_len + 1, generator, self.device))
-
-    @torch.no_grad()
-    def loss(self, model: Transformer) -> float:
-        """Return the loss on held-out text, nats per byte."""
-        return fmean(float(model.loss(ids)) for ids in self.batches(_HELD_OUT, _HELD_OUT_BATCHES))
-
-    def tuned_loss(self, model: Transformer, seed: int) -> float:
-        """Train further, on the same text for dense and sparse, and return the loss."""
-        train(model, self.batches(_TUNED, self.finetune_steps, seed), _RATE / 3)
-        return self.loss(model)
+        return planned_training(self, self._config(), _BATCH)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure the loss difference from the dense model, before and after the fine-tune of both.
 
         Yields:
-            `sparsity` of the mask, `loss` of the dense model, and `loss_difference` with scopes
-            `replaced` and `fine_tuned`, nats per byte, means over seeds with intervals.
+            `sparsity` of the mask, `loss` of the dense model, and `loss_difference` with the scopes
+            `replaced` and `fine_tuned`. Losses are means over seeds with intervals, nats per byte.
         """
+        # All patterns share one dense case, so that its models are trained only once.
+        dense = replace(self, name="", pattern="dense", target=0.0, seeds=1)
         sparsities, losses, replaced, tuned = [], [], [], []
         for seed in range(self.seeds):
-            weights, dense_loss, dense_tuned = _dense(self.as_dense, seed)
+            weights, dense_loss, dense_tuned = _train_dense(dense, seed)
             sparse = self._sparse(weights, **self._options(weights))
             with watched_work() as found:
-                replaced.append(self.loss(sparse) - dense_loss)
+                replaced.append(self._loss(sparse) - dense_loss)
             sparsities.append(fmean(work.sparsity for work in found))
             losses.append(dense_loss)
-            tuned.append(self.tuned_loss(sparse, seed) - dense_tuned)
-        if self.pattern in DYNAMIC:  # the sparsity depends on the input
+            tuned.append(self._tuned_loss(sparse, seed) - dense_tuned)
+        if self.pattern in DYNAMIC:  # The sparsity of these patterns depends on the input.
             yield over_seeds("sparsity", sparsities)
         else:
             yield exact("sparsity", sparsities[0], method="mask")
@@ -113,16 +86,39 @@ class QualityCase(Case):
         yield over_seeds("loss_difference", replaced, "replaced", paired=True)
         yield over_seeds("loss_difference", tuned, "fine_tuned", paired=True)
 
+    def _config(self, **changes: Any) -> NanoConfig:
+        shape = {"d_model": self.d_model, "num_layers": self.num_layers, "num_heads": 4}
+        shape |= {"vocab_size": text.VOCAB_SIZE, "context_length": self.seq_len}
+        return NanoConfig(**shape | changes)
+
+    def _batches(self, stream: int, count: int, seed: int = 0) -> list[torch.Tensor]:
+        """Return batches of text. Only `_HELD_OUT` reads the last tenth of the text."""
+        data = text.load("")
+        cut = len(data) * 9 // 10
+        part = data[cut:] if stream == _HELD_OUT else data[:cut]
+        generator = torch.Generator().manual_seed(1000 * seed + stream)
+        return list(text.batches(part, count, _BATCH, self.seq_len + 1, generator, self.device))
+
+    @torch.no_grad()
+    def _loss(self, model: Transformer) -> float:
+        """Return the loss on held-out text, nats per byte."""
+        return fmean(float(model.loss(ids)) for ids in self._batches(_HELD_OUT, _HELD_OUT_BATCHES))
+
+    def _tuned_loss(self, model: Transformer, seed: int) -> float:
+        """Train dense and sparse models further on the same text, and return the loss."""
+        train(model, self._batches(_TUNED, self.finetune_steps, seed), _RATE / 3)
+        return self._loss(model)
+
     def _sparse(self, weights: _Weights, **options: Any) -> Transformer:
         options |= {"pattern": self.pattern, "block_size": self.block_size}
-        config = self.config(attention_type="sparse", attention_options=options)
+        config = self._config(attention_type="sparse", attention_options=options)
         model = create_model(config, self.device, seed=0)
-        # the dense model lacks the score of dca, which starts untrained
+        # The dense model has no score layer for the pattern `dca`, so that layer is not trained.
         model.load_state_dict(weights, strict=False)
         return model
 
     def _options(self, weights: _Weights) -> dict[str, Any]:
-        """Return the options for the target sparsity, on this text if the pattern depends on it."""
+        """Return the options for the target sparsity, found on text if the pattern depends on it."""
         count = max(1, round((1 - self.target) * self.seq_len / 8))
         options = {"global_tokens": count, "random_tokens": self.block_size}
         if self.pattern not in _SEARCHED:
@@ -130,7 +126,7 @@ class QualityCase(Case):
         if self.pattern == "dca":
             options["random_tokens"] = count
         name, largest, kind = _SEARCHED[self.pattern]
-        ids = self.batches(_HELD_OUT, _HELD_OUT_BATCHES)[0]
+        ids = self._batches(_HELD_OUT, _HELD_OUT_BATCHES)[0]
         low, high = 0.0, largest or float(self.seq_len)
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
@@ -143,9 +139,9 @@ class QualityCase(Case):
 
 
 @functools.lru_cache(maxsize=64)
-def _dense(case: QualityCase, seed: int) -> tuple[_Weights, float, float]:
+def _train_dense(case: QualityCase, seed: int) -> tuple[_Weights, float, float]:
     """Train a dense decoder and return its weights, its loss, and the loss after the fine-tune."""
-    model = create_model(case.config(), case.device, seed=seed)
-    train(model, case.batches(_TRAINED, case.steps, seed), _RATE)
+    model = create_model(case._config(), case.device, seed=seed)
+    train(model, case._batches(_TRAINED, case.steps, seed), _RATE)
     weights = {name: x.detach().clone() for name, x in model.state_dict().items()}
-    return weights, case.loss(model), case.tuned_loss(model, seed)
+    return weights, case._loss(model), case._tuned_loss(model, seed)

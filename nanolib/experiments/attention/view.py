@@ -1,4 +1,4 @@
-"""Charts of attention: speed-up of sparse over dense, parts of the time, and added loss."""
+"""Draw the charts of the attention notebook: speed-up over dense, parts of the time, added loss."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "after a fine-t
 
 def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw the smallest forward speed-up over any dense kernel, and its upper bound."""
-    timed = attention_table(rows)
+    timed = drop_missing(attention_table(rows), "forward")
     table = drop_missing(timed, "speed_up")
     table = table[~table["is_dense"] & ~table["mask_is_dense"]] if len(table) else table
     title = "Speed-up of sparse over dense attention"
     if table.empty:
-        alone = "no sparse kind was measured with a dense one"
-        reason = alone if len(drop_missing(timed, "forward")) else why_empty(rows, "attention")
-        return empty_chart(title, reason)
+        lacking = "no sparse kind was measured with a dense one"
+        return empty_chart(title, lacking if len(timed) else why_empty(rows, "attention"))
     dense = join_words(figure.name for figures in table["speed_up_over"] for figure in figures)
     sparsity = table["sparsity"].map(", sparsity {:.0%}".format)
+    sparsity = sparsity.where(table["sparsity"].notna(), "")
     data = pd.DataFrame(
         {
             "series": table["name"],
@@ -53,9 +53,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "pred": table["bound"],
             "sure": ~(table["unsteady"] | table["speed_up_busy"].astype(bool)),
             "text": table["name"] + "  " + table["speed_up"].map("{:.2f}×".format),
-            "note": "over "
-            + table["speed_up_baseline"]
-            + sparsity.where(table["sparsity"].notna(), ""),
+            "note": "over " + table["speed_up_baseline"] + sparsity,
             **point_columns(table, "speed_up", "y"),
         }
     )
@@ -97,27 +95,31 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
     """Draw the loss difference over the sparsity, before and after a fine-tune."""
+    title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
-    parts, subtitle = [], []
-    for scope, panel in _PANELS.items() if len(table) else ():
-        part = {"panel": panel, "series": table["pattern"], "x": table["sparsity"]}
-        part["sure"] = ~(table["steps"] < LEARNING_STEPS)
-        parts.append(pd.DataFrame(part | point_columns(table, scope, "y")))
-    if parts:
-        seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
-        subtitle.append(
-            f"Small decoders, {seeds} seeds. Differences paired by seed, with 95 % intervals."
-        )
-        subtitle += [f"{steps} steps: {SMOKE_TEST}."] * (steps < LEARNING_STEPS)
+    if table.empty:
+        return empty_chart(title, "the loss was not measured; set quality_patterns")
+    seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
+    subtitle = [f"Small decoders, {seeds} seeds. Differences paired by seed, with 95 % intervals."]
+    if steps < LEARNING_STEPS:
+        subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
+    shown = {
+        "series": table["pattern"],
+        "x": table["sparsity"],
+        "sure": table["steps"] >= LEARNING_STEPS,
+    }
+    panels = [
+        pd.DataFrame({"panel": panel, **shown, **point_columns(table, scope, "y")})
+        for scope, panel in _PANELS.items()
+    ]
     return plot(
-        pd.concat(parts) if parts else None,
-        "Added loss by sparsity",
+        pd.concat(panels),
+        title,
         subtitle=subtitle,
         unit="Loss above dense (nats/byte)",
         xunit="Sparsity",
         fmt="+.2~f",
         ref=0.0,
-        empty="the loss was not measured; set quality_patterns",
     )
 
 

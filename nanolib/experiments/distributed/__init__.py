@@ -1,1 +1,1 @@
-"""Attention across ranks."""
+"""Measure attention over sequences that are sharded across ranks."""

@@ -1,4 +1,4 @@
-"""Parameters and cases of attention across ranks."""
+"""Define the parameters and the cases of the distributed notebook."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class Params(shared.Params):
     Attributes:
         world_sizes: Numbers of ranks.
         seq_lens: Lengths of the sharded cache for decoding, tokens, or empty for none.
-        algorithms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
+        algorithms: Decoding algorithms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
         q_len: New tokens per sequence.
         prefill_seq_lens: Lengths of whole sequences to attend to, tokens, or empty for none.
-        prefill_algorithms: `ring`, `zigzag`, `ulysses`.
+        prefill_algorithms: Prefill algorithms: `ring`, `zigzag`, `ulysses`.
         backward: Whether to measure prefill with its backward pass too.
         memory_seq_lens: Lengths to plan peak memory for, tokens, or empty for none.
         memory_measured_up_to: Longest length to measure peak memory at, on one rank, tokens.
-        batch_size: Sequences.
+        batch_size: Sequences per batch.
         num_heads: Query heads.
         num_kv_heads: Key and value heads, a divisor of `num_heads`.
         head_dim: Width of a head.
         dtypes: Types of q, k and v.
         threads: Threads of each rank on a CPU.
         extrapolate_to_ranks: Numbers of ranks to predict with the cost model.
-        rank_timeout_s: Longest time that ranks wait for another one, s.
-        private_network: Whether to give ranks a network of their own, if the system allows it, to
-            count their bytes.
+        rank_timeout_s: Longest time that a rank waits for another rank, s.
+        private_network: Whether to give the ranks a private network, if the system allows it, so
+            that their bytes can be counted.
     """
 
     NAME: ClassVar[str] = "distributed"
@@ -99,7 +99,7 @@ class Params(shared.Params):
     @classmethod
     def _check_trace(cls, value: bool) -> bool:
         if value:
-            raise ValueError("calls in the processes of ranks are not traced; leave it out")
+            raise ValueError("calls in the processes of ranks are not traced; leave trace out")
         return value
 
     @pydantic.model_validator(mode="after")
@@ -116,12 +116,17 @@ class Params(shared.Params):
             )
         is_ulysses = self.prefill_seq_lens and prefill.ULYSSES in self.prefill_algorithms
         for world in self.world_sizes if is_ulysses else ():
-            if heads % world or (kv_heads % world and world % kv_heads):
+            if not _can_split(heads, kv_heads, world):
                 raise ValueError(
                     f"world_sizes: ulysses cannot split {heads} and {kv_heads} heads over {world} "
                     "ranks; choose a divisor of the heads, or leave ulysses out"
                 )
         return self
+
+
+def _can_split(heads: int, kv_heads: int, ranks: int) -> bool:
+    """Return whether ulysses can give each rank the same number of heads."""
+    return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
 def cases(params: Params) -> list[Case]:
@@ -133,23 +138,23 @@ def cases(params: Params) -> list[Case]:
     heads = {name: getattr(params, name) for name in names}
     for dtype in params.dtypes:
         shape = heads | {"device": device, "dtype": dtype}
+        decoding = {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
         for seq_len, world in itertools.product(params.seq_lens, params.world_sizes):
-            of = {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
-            found.append(DecodeCase(**shape, **_on_ranks(params, seq_len, world), **of))
-        # One launch measures one rank and several ranks, interleaved.
+            found.append(DecodeCase(**shape, **_on_ranks(params, seq_len, world), **decoding))
+        # A case on several ranks times one rank too, so one rank needs no case of its own.
         for seq_len, world in itertools.product(params.prefill_seq_lens, several or [1]):
             algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
-            of = {"prefill_algorithms": algorithms, "backward": params.backward}
-            found.append(PrefillCase(**shape, **_on_ranks(params, seq_len, world), **of))
+            passes = {"prefill_algorithms": algorithms, "backward": params.backward}
+            found.append(PrefillCase(**shape, **_on_ranks(params, seq_len, world), **passes))
         for algorithm in prefill.MEMORY_ALGORITHMS:
             for world in several if algorithm in prefill.ALGORITHMS else [1]:
-                has_heads = not (params.num_heads % world or params.num_kv_heads % world)
-                if algorithm == prefill.ULYSSES and not has_heads:
+                can_split = _can_split(params.num_heads, params.num_kv_heads, world)
+                if algorithm == prefill.ULYSSES and not can_split:
                     continue
                 for seq_len in params.memory_seq_lens:
-                    of = {"memory_algorithm": algorithm, "world_size": world, "seq_len": seq_len}
+                    plan = {"memory_algorithm": algorithm, "world_size": world, "seq_len": seq_len}
                     measured = seq_len <= params.memory_measured_up_to
-                    found.append(MemoryCase(**shape, **of, measured=measured))
+                    found.append(MemoryCase(**shape, **plan, measured=measured))
     return found
 
 

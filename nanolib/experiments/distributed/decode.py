@@ -25,13 +25,14 @@ from nanolib.run.memory_plan import shortage
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
-ONE_RANK = "one rank"  # attends to the whole sequence while the others wait
-_CHECKED_ELEMENTS = 2**25  # largest size of all keys and values to compare with float64
+ONE_RANK = "one rank"  # The first rank attends to all keys while the others wait.
+# The float64 check keeps all keys on every rank, so larger caches are not checked.
+_CHECKED_ELEMENTS = 2**25
 
 
 @dataclass(frozen=True)
 class SequenceCase(RanksCase):
-    """Attention over a sequence that is sharded across ranks."""
+    """Case of attention over a sequence that is sharded across ranks."""
 
     world_size: int
     seq_len: int
@@ -44,7 +45,7 @@ class SequenceCase(RanksCase):
 
     @property
     def shape(self) -> dict[str, int]:
-        """Arguments of the traffic formulas."""
+        """Arguments of `traffic_of` that describe the shape."""
         return {
             "batch": self.batch_size,
             "heads": self.num_heads,
@@ -54,7 +55,6 @@ class SequenceCase(RanksCase):
         }
 
     def __str__(self) -> str:
-        """Return the ranks, length and dtype."""
         what = type(self).__name__.removesuffix("Case").lower()
         return f"{what} {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
@@ -68,29 +68,29 @@ def random_heads(case: Any, generator: torch.Generator, heads: int, length: int)
 
 @dataclass(frozen=True)
 class DecodeCase(SequenceCase):
-    """A few new tokens that attend to a sequence, with every algorithm."""
+    """Case of decoding a few new tokens over a sharded sequence, with several algorithms."""
 
     algorithms: tuple[str, ...]
     q_len: int
 
     @property
     def layout(self) -> Sharding:
-        """The keys of each rank."""
+        """Positions of the keys on each rank."""
         return Sharding.contiguous(self.seq_len, self.world_size)
 
     def shard_bytes(self, world_size: int) -> int:
-        """Return the bytes of keys and values on the rank with the most keys."""
+        """Return the size of keys and values on the rank with the most keys, in bytes."""
         longest = -(-self.seq_len // world_size)
         per_key = 2 * self.batch_size * self.num_kv_heads * self.head_dim
         return per_key * self.shape["itemsize"] * longest
 
     def traffic(self, algorithm: str, world_size: int) -> Traffic:
-        """Return the traffic of an algorithm."""
+        """Return the communication of one call of an algorithm on a number of ranks."""
         layout = Sharding.contiguous(self.seq_len, world_size)
         return traffic_of(algorithm, layout, q_len=self.q_len, **self.shape)
 
     def plan(self) -> Plan:
-        """Return the keys and values of the ranks that share this device."""
+        """Plan the memory for the keys and values of all ranks that share this device."""
         return Plan({"decode": self.shard_bytes(self.world_size) * self.sharing})
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
@@ -106,7 +106,7 @@ class DecodeCase(SequenceCase):
         return not shortage(Plan({"decode": needed}), self.device)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure times, speed-ups, parts, bytes and errors, and fit the cost model."""
+        """Measure times, speed-ups, parts, bytes and errors, and fit the cost of sending."""
         alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
         launch = Launch(*measure_on_ranks(rank, self, params, alone=bool(alone)))
         link, rows = link_rows(launch, f"{self.world_size} ranks")
@@ -119,8 +119,8 @@ class DecodeCase(SequenceCase):
             rows = [*launch.algorithm(algorithm, traffic, link and _sending_ms(link, traffic))]
             yield from rows
             compute = next(row.estimate for row in rows if row.scope == f"{algorithm}: compute")
-            for world in params.extrapolate_to_ranks if link else ():
-                if world > self.world_size:
+            for world in params.extrapolate_to_ranks:
+                if link and world > self.world_size:
                     yield self._modelled(algorithm, world, compute, link, launch.flags)
         size = self.shard_bytes(self.world_size) / MIB
         yield exact("weight_memory", size, scope="keys and values of a rank")
@@ -128,7 +128,7 @@ class DecodeCase(SequenceCase):
     def _modelled(
         self, algorithm: str, world: int, compute_ms: float, link: LinkCost, flags: tuple[Flag, ...]
     ) -> Measurement:
-        """Model the latency on more ranks: compute split evenly, messages and bytes by formula."""
+        """Model the latency on more ranks: compute is split evenly, and sending follows the fit."""
         compute = compute_ms * self.world_size / world
         sending = _sending_ms(link, self.traffic(algorithm, world))
         return Measurement(
@@ -156,11 +156,12 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     """Fit the cost per message and per byte to the times of collectives.
 
     Args:
-        launch: Its answers have `links`: messages, bytes and the `scope` of each collective.
-        scope: Scope of the cost.
+        launch: Answers of the ranks, whose `links` list the messages, the bytes and the scope of
+            each collective.
+        scope: Scope of the rows with the fitted cost.
 
     Returns:
-        The cost (None if there are too few sizes), and rows of the collectives and of the cost.
+        The fitted cost, or None if too few sizes were timed, and the rows of collectives and cost.
     """
     rows = [launch.latency(**link) for link in launch.answers[0]["links"]]
     messages, sent = ([row.details[name] for row in rows] for name in ("messages", "sent"))
@@ -184,20 +185,15 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     return link, rows
 
 
-# On the ranks
-
-
+@torch.no_grad()
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Measure on one rank."""
+    """Time the algorithms on this rank, and return its times, parts, errors and bytes."""
     alone = asked.pop("alone")
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
     me, several = dist.get_rank(), case.world_size > 1
     links = time_collectives(budget_s, device=device, seed=seed) if several else []
-    for link in links:
-        link["scope"] = f"{link['collective']} of {link['payload']} B"
     q, k, v = _inputs(case, me, seed, device)
-    elements = 2 * case.batch_size * case.num_kv_heads * case.seq_len * case.head_dim
-    is_checked = elements <= _CHECKED_ELEMENTS
+    is_checked = case.shard_bytes(1) <= _CHECKED_ELEMENTS * q.element_size()
     whole = _whole(case, seed, device) if is_checked or (alone and me == 0) else None
 
     def decode(algorithm: str, shard: tuple[torch.Tensor, ...] = (k, v), timer: Any = None) -> Any:
@@ -210,24 +206,25 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
             shard = [case.layout.take(x, me) for x in whole] if is_checked else (k, v)
         decode(algorithm, shard, timer)
 
-    with torch.no_grad():
-        calls = {algorithm: partial(decode, algorithm) for algorithm in case.algorithms}
-        errors, counted = {}, {}
-        if is_checked:
-            reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
-            errors = {name: relative_error(call(), reference) for name, call in calls.items()}
-        if several:
-            counted = {name: count_bytes(call) for name, call in calls.items()}
-        if alone:
-            calls[ONE_RANK] = lambda: attend_alone(q, *whole) if me == 0 else None
-        parts = {algorithm: partial(decode_in_parts, algorithm) for algorithm in case.algorithms}
-        answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
-    answer["blocks"] |= {link["scope"]: link.pop("blocks") for link in links}
+    calls = {algorithm: partial(decode, algorithm) for algorithm in case.algorithms}
+    parts = {algorithm: partial(decode_in_parts, algorithm) for algorithm in case.algorithms}
+    errors, counted = {}, {}
+    if is_checked:
+        reference = masked_attention(q, *whole, causal_mask(case.q_len, case.seq_len, device))
+        errors = {name: relative_error(call(), reference) for name, call in calls.items()}
+    if several:
+        counted = {name: count_bytes(call) for name, call in calls.items()}
+    if alone:
+        calls[ONE_RANK] = lambda: attend_alone(q, *whole) if me == 0 else None
+    answer = time_calls(calls, parts, budget_s=budget_s, device=device, seed=seed)
+    for link in links:
+        link["scope"] = f"{link['collective']} of {link['payload']} B"
+        answer["blocks"][link["scope"]] = link.pop("blocks")
     return answer | {"links": links, "errors": errors, "bytes": counted}
 
 
 def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return the queries, the same on every rank, and a rank's keys and values."""
+    """Return the queries, which all ranks share, and the keys and values of one rank."""
 
     def random(number: int, heads: int, length: int) -> torch.Tensor:
         generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)

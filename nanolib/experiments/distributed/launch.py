@@ -1,6 +1,6 @@
 """Time calls on all ranks of a case, and turn the answers into rows.
 
-A call takes as long as on its slowest rank.
+The time of a call is its time on the slowest rank.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def time_calls(
     device: torch.device,
     seed: int,
 ) -> dict[str, Any]:
-    """Time whole calls on a rank, in turns, and then the parts of calls.
+    """Time whole calls on one rank, in turns, and then the parts of calls.
 
     Args:
-        calls: Scope → call.
-        parts: Algorithm → call that takes a timer.
-        budget_s: Time limit of the whole calls, and of the parts, s.
+        calls: Whole calls by scope.
+        parts: Calls by algorithm. Each call takes a timer, which times its parts.
+        budget_s: Time limit for the whole calls, and again for the parts, s.
         device: Device of this rank.
-        seed: Seed of the order of the turns.
+        seed: Seed of the random order of the turns.
 
     Returns:
-        `blocks` (ms per scope and round), `busy` (per round) and `parts` (ms per algorithm, run
-        and part).
+        `blocks` is the time per scope and round, in ms. `busy` marks the rounds in which other
+        processes used the machine. `parts` is the time per algorithm, run and part, in ms.
     """
     blocks = time_across_ranks(calls, budget_s, device=device, seed=seed)
     timed = time_parts_across_ranks(parts, budget_s, device=device)
@@ -51,7 +51,7 @@ def time_calls(
 
 
 def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
-    """Format each algorithm's communication steps, and the bytes of the rank that sends most."""
+    """Format the communication steps of each algorithm, and the bytes of the rank that sends most."""
     steps = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
     most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]
     return {"communication steps": ", ".join(steps), "bytes sent per rank": ", ".join(most)}
@@ -59,11 +59,12 @@ def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Launch:
-    """The answers of the ranks of a case, and the rows made of them.
+    """Answers of the ranks of one case, and the rows made from them.
 
     Attributes:
-        answers: One per rank: the result of `time_calls`, with `bytes` and `errors` per algorithm.
-        flags: Flags of every timed or counted row.
+        answers: Answer of each rank: the result of `time_calls`, with `bytes` and `errors` by
+            algorithm.
+        flags: Flags that every timed or counted row gets.
     """
 
     answers: Sequence[Mapping[str, Any]]
@@ -88,7 +89,7 @@ class Launch:
         ]
 
     def speed_ups(self, scope: str, others: Iterable[str]) -> Iterator[Measurement]:
-        """Yield the speed-up of a call over others of its rounds. Too few rounds give no row."""
+        """Yield the speed-ups of a call over other calls, if enough rounds timed both calls."""
         for other in others:
             if other == scope:
                 continue
@@ -99,48 +100,38 @@ class Launch:
     def algorithm(
         self, algorithm: str, traffic: Traffic | None, predicted_ms: float | None = None
     ) -> Iterator[Measurement]:
-        """Yield an algorithm's traffic, parts and error.
+        """Yield the traffic, the parts and the error of an algorithm.
 
         Args:
-            algorithm: The algorithm.
-            traffic: Its traffic by formula, or None if it sends nothing.
-            predicted_ms: Communication time by the cost model, ms.
+            algorithm: Name of the algorithm.
+            traffic: Communication of one call by formula, or None if a call sends nothing.
+            predicted_ms: Communication time of one call by the cost model, ms.
         """
         if traffic:
+            mean = sum(traffic.sent) / len(traffic.sent)
             yield exact("communication_steps", traffic.rounds, scope=algorithm)
-            yield from self._bytes(algorithm, traffic.sent)
+            yield exact("wire_bytes", mean, scope=algorithm, details={"most": max(traffic.sent)})
+            counted = self.answers[0]["bytes"].get(algorithm)
+            if counted is not None:
+                how = {"n": 1, "method": "interface", "predicted": mean, "flags": self.flags}
+                each = counted / len(self.answers)
+                yield Measurement("wire_bytes", each, scope=algorithm, **how)
         yield from self._parts(algorithm, predicted_ms)
         errors = [answer["errors"].get(algorithm) for answer in self.answers]
         if None not in errors:
             how = {"n": len(errors), "method": "float64", "scope": algorithm}
             yield Measurement("relative_error", max(errors), **how)
 
-    def _bytes(self, algorithm: str, sent: Sequence[float]) -> Iterator[Measurement]:
-        """Yield `wire_bytes` per rank: by formula, and by the interface if it counted them."""
-        mean = sum(sent) / len(sent)
-        yield exact("wire_bytes", mean, scope=algorithm, details={"most": max(sent)})
-        counted = self.answers[0]["bytes"].get(algorithm)
-        if counted is not None:
-            yield Measurement(
-                "wire_bytes",
-                counted / len(sent),
-                n=1,
-                predicted=mean,
-                method="interface",
-                scope=algorithm,
-                flags=self.flags,
-            )
-
     def _parts(self, algorithm: str, predicted_ms: float | None) -> Iterator[Measurement]:
         """Yield `component_time` of each part, and of compute, wait and communication."""
         ranks = {
             rank: pd.DataFrame(one["parts"][algorithm]) for rank, one in enumerate(self.answers)
         }
-        parts = pd.concat(ranks).fillna(0.0)  # one line per rank and run
+        parts = pd.concat(ranks).fillna(0.0)
         kinds = parts.T.groupby(lambda part: KINDS.get(part.split("_")[0])).sum().T
         kinds = kinds.reindex(columns=KINDS.values(), fill_value=0.0)
         for name, ms in parts.drop(columns="wait", errors="ignore").join(kinds).items():
-            of_runs = ms.unstack()  # [ranks, runs]
+            of_runs = ms.unstack()  # The shape is [ranks, runs].
             longest = of_runs.max().to_numpy()
             low, estimate, high, confidence = interval_of(longest)
             spread = pd.DataFrame({"mean": of_runs.mean(axis=1), "sd": of_runs.std(axis=1)})

@@ -29,12 +29,13 @@ from nanolib.run.ranks import lacking
 RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"
 ALGORITHMS = (RING, ZIGZAG, ULYSSES)
 MEMORY_ALGORITHMS = ("math", "flash", RING, ULYSSES)
-_CHECKED_SCORES = 2**25  # largest number of scores per rank to compare with float64
+# Longer sequences are not compared with float64, since the reference keeps all scores.
+_CHECKED_SCORES = 2**25
 
 
 @dataclass(frozen=True)
 class PrefillCase(SequenceCase):
-    """Causal attention over a sequence, with every algorithm.
+    """Case of causal attention over a whole sharded sequence, with several algorithms.
 
     `dense` is the baseline: the first rank attends to the whole sequence while the others wait.
     """
@@ -44,11 +45,11 @@ class PrefillCase(SequenceCase):
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """Passes that are timed."""
+        """Names of the timed passes."""
         return ("forward", "training") if self.backward else ("forward",)
 
     def layout(self, algorithm: str) -> Sharding:
-        """Return the positions of each rank."""
+        """Return the positions of each rank for an algorithm."""
         if algorithm == DENSE:
             return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
         split = Sharding.zigzag if algorithm == ZIGZAG else Sharding.contiguous
@@ -56,15 +57,15 @@ class PrefillCase(SequenceCase):
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """Traffic of a forward pass of each algorithm."""
+        """Communication of one forward pass, by algorithm."""
         return {
             algorithm: traffic_of(algorithm, self.layout(algorithm), **self.shape)
             for algorithm in self.prefill_algorithms
-            if algorithm != DENSE and self.world_size > 1
+            if algorithm != DENSE
         }
 
     def plan(self) -> Plan:
-        """Return the peak memory of the ranks that share this device."""
+        """Plan the peak memory of all ranks that share this device."""
         one = self.rank_plan()
         return Plan({scope: peak * self.sharing for scope, peak in one.peaks.items()}, one.reason)
 
@@ -92,7 +93,7 @@ class PrefillCase(SequenceCase):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure times, parts, bytes, errors and peak memory."""
-        planned = self.rank_plan().peaks
+        plans = self.rank_plan().peaks
         launch = Launch(*measure_on_ranks(rank, self, params))
         for algorithm in self.prefill_algorithms:
             for direction in self.directions:
@@ -100,7 +101,7 @@ class PrefillCase(SequenceCase):
                 yield launch.latency(scope)
                 peaks = [answer["peaks"][scope] for answer in launch.answers]
                 method = f"{launch.answers[0]['peak method']}, largest rank"
-                plan = planned[scope] / MIB if scope in planned else None
+                plan = plans[scope] / MIB if scope in plans else None
                 peak = max(peaks) / MIB
                 yield exact("peak_memory", peak, scope=scope, method=method, predicted=plan)
                 others = [f"{other} {direction}" for other in self.prefill_algorithms]
@@ -125,11 +126,10 @@ class MemoryCase(Case):
     measured: bool
 
     def __str__(self) -> str:
-        """Return the algorithm, ranks and length."""
         return f"memory {self.memory_algorithm} {self.world_size} rank(s) n={self.seq_len}"
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run it."""
+        """Return why this machine cannot run the case."""
         return lacking(self.device, 1)
 
     @property
@@ -138,16 +138,15 @@ class MemoryCase(Case):
         return is_asked and not shortage(self._rank_plan(), self.device)
 
     def plan(self) -> Plan:
-        """Return the memory of running it. Most cases are only planned."""
+        """Plan the peak memory if the case runs. Most cases are only planned and never run."""
         return self._rank_plan() if self._is_run else Plan(reason="the case is planned, not run")
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """Return the peak memory of one rank, MiB."""
+        """Return the planned peak memory of one rank, in MiB."""
         most = self._rank_plan().most
         return {} if most is None else {"peak_memory": most / MIB}
 
     def _rank_plan(self) -> Plan:
-        """Plan a forward pass on one rank."""
         if self.memory_algorithm not in ALGORITHMS:
             return planned(self, lambda: [self._dense()])
         shape = self.factors
@@ -168,7 +167,7 @@ class MemoryCase(Case):
         return Workload(f"{self.memory_algorithm} forward", call, lambda: tensors)
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Yield `peak_memory`: measured if requested, on one rank and if it fits, else planned."""
+        """Yield `peak_memory`: measured if the case runs on one rank, otherwise planned."""
         scope, predicted = f"{self.memory_algorithm} forward", self.predict().get("peak_memory")
         if self._is_run:
             work = self._dense()
@@ -185,12 +184,9 @@ class MemoryCase(Case):
 @contextlib.contextmanager
 def _pretended_ranks(world_size: int) -> Iterator[None]:
     """Create a process group whose collectives do nothing, which is enough for fake tensors."""
-    if world_size == 1:
-        yield
-        return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    excepthook = sys.excepthook  # torch replaces it and never restores it
+    excepthook = sys.excepthook  # torch replaces this hook and never restores the original.
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         yield
@@ -199,11 +195,8 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
         sys.excepthook = excepthook
 
 
-# On the ranks
-
-
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Measure on one rank."""
+    """Time the algorithms on this rank, and return its times, peaks, errors and bytes."""
     case, seed, budget_s, device = asked_case(PrefillCase, asked)
     scores = case.seq_len**2 * case.batch_size * case.num_heads
     is_checked = scores <= _CHECKED_SCORES * case.world_size
@@ -226,7 +219,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Share:
-    """One algorithm on a rank, with its part of a sequence.
+    """Calls of one algorithm on one rank, with the rank's part of the sequence.
 
     Attributes:
         tensors: q, k, v and a gradient of the output, shape [batch, heads, local_len, head_dim].
@@ -243,19 +236,19 @@ class _Share:
             x.requires_grad_(case.backward)
 
     def _whole(self) -> Iterator[torch.Tensor]:
-        """Return the tensors of the whole sequence, the same on every rank."""
+        """Return the tensors of the whole sequence, which are the same on every rank."""
         case, generator = self._case, torch.Generator(self._device).manual_seed(self._seed)
         heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads, case.num_heads)
         return (random_heads(case, generator, count, case.seq_len) for count in heads)
 
     def calls(self) -> dict[str, Callable[[], object]]:
-        """Return scope → call, without gradients and with them."""
+        """Return the calls by scope: the forward pass, and training if it is timed."""
         calls = {"forward": torch.no_grad()(self._attend), "training": self._train}
         return {f"{self._algorithm} {name}": calls[name] for name in self._case.directions}
 
     def _attend(self, **more: Any) -> torch.Tensor:
         q, k, v, _ = self.tensors
-        if self._algorithm == DENSE:  # only the first rank has tokens
+        if self._algorithm == DENSE:  # Only the first rank has tokens, so other outputs are empty.
             return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
         attend = ulysses_attention if self._algorithm == ULYSSES else ring_attention
         return attend(q, k, v, layout=self._layout, **more)
@@ -266,7 +259,7 @@ class _Share:
 
     @torch.no_grad()
     def in_parts(self, timer: Any) -> None:
-        """Attend part by part, without overlap, so that each part has its own time."""
+        """Run the parts one after the other, without overlap, so that each part has its own time."""
         if self._algorithm == DENSE:
             with timer.time_block("comp_attention"):
                 self._attend()
@@ -276,7 +269,7 @@ class _Share:
 
     @torch.no_grad()
     def error(self) -> float:
-        """Return the error of this rank's output against float64."""
+        """Return the relative error of this rank's output against float64."""
         out = self._attend()
         if not out.numel():
             return 0.0

@@ -1,4 +1,4 @@
-"""Tables of attention across ranks: decoding, the components of a call, and whole sequences."""
+"""Build the tables of the distributed notebook: decoding, components of a call, prefill."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ _WORDS = {
 
 @cached
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per decoding algorithm, number of ranks and length.
+    """Return a table with one line per decoding algorithm, number of ranks and length.
 
-    Returns:
-        Columns of `_DECODE`, those that `_make_lines` adds, and `binds` (see `find_limit`).
+    `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling. `binds` is
+    what limits a decoded token, as `find_limit` names it.
     """
     rows = rows_with_factor(rows, EXPERIMENT, "algorithms")
     if rows.empty:
@@ -78,73 +78,64 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     named = rows.assign(algorithm=parts[0], scope=parts[2])
     listed = zip(parts[0], rows["factor.algorithms"], strict=True)
     is_own = [algorithm in algorithms for algorithm, algorithms in listed]
-    names = ["seq_len", "dtype", "algorithm"]
-    table = _make_lines(rows, named[is_own], "algorithms", names, _DECODE, "one rank")
+    table = _make_lines(rows, named[is_own], "algorithms", ["algorithm"], _DECODE, "one rank")
     table["binds"] = [find_limit(line)[0] for _, line in table.iterrows()]
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable", ignore_index=True)
 
 
 @cached
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per prefill algorithm, direction, number of ranks and length."""
+    """Return a table with one line per prefill algorithm, direction, number of ranks and length.
+
+    `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling.
+    """
     rows = rows_with_factor(rows, EXPERIMENT, "prefill_algorithms")
     if rows.empty:
         return pd.DataFrame()
-    parts = rows["scope"].str.partition(" ")  # rows of bytes name the algorithm only
+    # The scope of a row of bytes is only the algorithm, since only forward passes are counted.
+    parts = rows["scope"].str.partition(" ")
     named = rows.assign(algorithm=parts[0], direction=parts[2].replace("", "forward"))
-    names = ["seq_len", "dtype", "algorithm", "direction"]
-    return _make_lines(rows, named, "prefill_algorithms", names, _PREFILL, "dense ")
+    called = ["algorithm", "direction"]
+    return _make_lines(rows, named, "prefill_algorithms", called, _PREFILL, "dense ")
 
 
 def _make_lines(
     rows: pd.DataFrame,
     named: pd.DataFrame,
     listed: str,
-    names: Sequence[str],
+    called: Sequence[str],
     columns: Sequence[Column],
     baseline: str,
 ) -> pd.DataFrame:
-    """Return a line per timed call. A case without times has one line with the reason.
+    """Return one line per timed call. A case without timings has one line with the reason.
 
-    Args:
-        rows: Rows of the cases.
-        named: Rows of the calls, with the parts of their names as columns.
-        listed: The factor that lists the algorithms of a case.
-        names: Columns of a line: factors, and parts of the call's name.
-        columns: Columns of the table.
-        baseline: Start of the name of the call on one rank, which is timed in the same rounds.
-
-    Returns:
-        The columns, `ranks`, `call` (scope of its latency), those of `with_speed_ups`, `gain` over
-        one rank, and `efficiency` (share of perfect scaling).
+    `named` has the columns `called`, which are the parts of the name of a call. `listed` is the
+    factor with the algorithms of a case. The scope of the call on one rank starts with `baseline`.
     """
-    called = [name for name in names if f"factor.{name}" not in rows]
-    factors = {*names, "world_size", "nodes", listed}.difference(called)
-    table = case_rows(rows, sorted(factors), listed)
+    table = case_rows(rows, [listed, "dtype", "nodes", "seq_len", "world_size"], listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]
     table = _add_ranks(table.merge(timed, on=list(CASE), how="left"))
     table["flags"] = [flags if isinstance(flags, list) else [] for flags in table["flags"]]
-    table[called[0]] = table[called[0]].fillna(table[listed].str.join(", "))
+    table["algorithm"] = table["algorithm"].fillna(table[listed].str.join(", "))
     table = table.drop(columns=listed).fillna(dict.fromkeys(called, ""))
     table = with_state(add_metric_columns(table, named, columns, [*CASE, *called]))
     table["call"] = table[called].agg(" ".join, axis=1)
-    of_one_rank = rows[rows["scope"].str.contains(OVER + baseline, regex=False)]
+    over_one_rank = rows[rows["scope"].str.contains(OVER + baseline, regex=False)]
     table = with_speed_ups(table, rows, table["call"])
-    table = with_speed_ups(table, of_one_rank, table["call"], "gain")
+    table = with_speed_ups(table, over_one_rank, table["call"], "gain")
     for end in ("_low", "", "_high"):
         table[f"efficiency{end}"] = table[f"gain{end}"] / table["world_size"]
     return table
 
 
 def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `ranks`: their number, and the number of machines if there are several."""
     size, nodes = table["world_size"].astype(int), table["nodes"]
     on_nodes = nodes.map(" on {:.0f} nodes".format).where(nodes > 1, "")
     return table.assign(world_size=size, ranks=size.astype(str) + on_nodes)
 
 
 def find_limit(line: pd.Series) -> tuple[str, Pairs]:
-    """Return what limits a decoded token, and the orders that show it.
+    """Return what limits a decoded token, and the orders that show the limit.
 
     Returns:
         One of `KINDS`, `unclear` if the intervals overlap, or empty if no parts were measured.
@@ -155,26 +146,23 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
         Estimate.of(line, kind, "component_time", line["ranks"]) for kind in KINDS
     )
     ends = ("low", "estimate", "high")
-    sending = Estimate(*(getattr(wait, end) + getattr(communication, end) for end in ends))
-    within = comparing(wait, communication)
-    order = compute.compare_to(sending)
+    rest = Estimate(*(getattr(wait, end) + getattr(communication, end) for end in ends))
+    of_compute, of_wait = comparing(compute, rest), comparing(wait, communication)
+    order = compute.compare_to(rest)
     if order is not Order.BELOW:
-        kind = "compute" if order is Order.ABOVE else UNCLEAR
-        return kind, comparing(compute, sending)
-    if within[0][1] is Order.NO_DIFFERENCE:
-        return UNCLEAR, within
-    longer = "wait" if within[0][1] is Order.ABOVE else "communication"
-    return longer, comparing(sending, compute) + within
+        return "compute" if order is Order.ABOVE else UNCLEAR, of_compute
+    names = {Order.ABOVE: "wait", Order.BELOW: "communication", Order.NO_DIFFERENCE: UNCLEAR}
+    return names[wait.compare_to(communication)], of_wait + of_compute
 
 
 def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines with a core for each rank: no conclusion on speed uses others."""
+    """Return the lines with a core for each rank, since other lines show no valid speed."""
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
 
 
 @cached
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per component of a call, with `COMPONENT_COLUMNS` and ids."""
+    """Return a table with one line per component of a call, such as local attention."""
     found = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "component_time")
     if found.empty:
         return pd.DataFrame()

@@ -1,4 +1,4 @@
-"""Charts and findings of attention across ranks."""
+"""Draw the charts and build the findings of the distributed notebook."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, in_ms, percent, times
 from nanolib.report.theme import empty_chart
 
-_SCALES = Estimate.exact(0.8)  # efficiency from which another rank is worth its cores
-# What limits a token -> the finding, and the next step.
+_SCALES = Estimate.exact(0.8)  # More ranks are advised only above this efficiency.
+# Each limit of a decoded token has a finding and a next step.
 _LIMITS = {
     UNCLEAR: (
         "No clear difference between computing, waiting and communicating",
@@ -48,7 +48,7 @@ _LIMITS = {
 
 
 def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw the time of a token over ranks: measured with intervals, the cost model dashed."""
+    """Draw the time per token over ranks, as measured and by the cost model."""
     title = "Time per token over ranks"
     table = drop_missing(decode_table(rows), "latency")
     if table.empty:
@@ -58,7 +58,7 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
     modelled = pick(rows_with_factor(rows, EXPERIMENT, "algorithms"), "latency")
     modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
-    # the dashed line starts at the largest number of ranks that was measured
+    # The dashed line starts at the largest measured number of ranks.
     most = modelled["factor.world_size"].max()
     modelled = modelled[modelled["factor.world_size"] == most]
     measured["pred"] = measured["y"].where(measured["world_size"] == most)
@@ -67,14 +67,14 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
     dashed[at] = pd.DataFrame([*modelled["details"]], modelled.index, at)
     dashed = dashed.assign(pred=modelled["estimate"], note="modelled", sure=True)
     both = pd.concat([measured, dashed], ignore_index=True)
-    data = both.reindex(columns=["y", "low", "high", "pred", "note", "sure"]).assign(
+    data = both[["y", "low", "high", "pred", "note", "sure"]].assign(
         panel=_format_shapes(both),
         series=both["algorithm"].str.replace("_", " "),
         x=both["world_size"].astype(int),
         **links(both),
     )
     return plot(
-        data if len(dashed) else data.drop(columns="pred"),
+        data,
         title,
         subtitle=[
             "Slowest rank, 95 % intervals. Dashed: cost model.",
@@ -92,7 +92,7 @@ def _format_shapes(table: pd.DataFrame) -> pd.Series:
 
 
 def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw a bar per component of a token: the seven parts of tree attention and the wait."""
+    """Draw the time of each component of a token, such as local attention or waiting."""
     title = "Where the time of a token goes"
     table = component_table(rows_with_factor(rows, EXPERIMENT, "algorithms"))
     if table.empty:
@@ -123,7 +123,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw a rank's peak memory over the sequence length: measured points, the plan dashed."""
+    """Draw the peak memory of a rank over the sequence length, as measured and as planned."""
     title = "Peak memory of a rank"
     peaks = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
@@ -152,7 +152,7 @@ def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return findings on how attention scales over ranks, and on what limits decoding."""
+    """Return how well attention scales over ranks, and what limits decoding."""
     decoded = drop_missing(decode_table(rows), "latency")
     scaling, limits = [], []
     for dtype, n, group in _select_longest(decoded, ["dtype"]):
@@ -181,14 +181,14 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the values of some columns, the longest length, and the lines of both."""
+    """Yield each combination of values, its longest sequence length, and the lines of both."""
     for values, group in table.groupby(by, sort=False) if len(table) else ():
         n = int(group["seq_len"].max())
         yield *values, f"{n:,}", group[group["seq_len"] == n]
 
 
 def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the launch of the fastest call on the most ranks, the fastest call first."""
+    """Return the lines of the launch with the fastest call on the most ranks, fastest first."""
     most = table[table["world_size"] == table["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
     best = most.iloc[0]
@@ -196,7 +196,7 @@ def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
-    """Compare the fastest algorithm with one rank and with the other algorithms of its launch."""
+    """Compare the fastest algorithm with one rank, and with the other algorithms of its launch."""
     best = lines.iloc[0]
     algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
     rivals = {figure.name for figure in best["speed_up_over"]} - {best["gain_baseline"]}
@@ -223,7 +223,6 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
 
 
 def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
-    """Yield what limits a decoded token, if its parts were measured."""
     kind, compared = find_limit(best)
     if not kind:
         return

@@ -1,1 +1,1 @@
-"""How many steps of warm-up are enough."""
+"""Measure how many warm-up steps are enough."""

@@ -1,7 +1,7 @@
-"""Parameters and cases of the warm-up notebook.
+"""Define the parameters and the cases of the warm-up notebook.
 
-Each case is a fresh process that times every step from the first one. Settings are compared within
-the same process.
+Each case is a fresh process that times all steps from the first step on. Numbers of warm-up steps
+are compared within the same process.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ class Params(OwnModelParams):
     Attributes:
         preset: A name in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        model: Your own model instead of the preset: `package.module:build`, or
+        model: Your own model instead of the preset, as `package.module:build` or
             `hf:LlamaForCausalLM` (extra `hf`).
-        model_options: Arguments of that function, or of that class's configuration.
+        model_options: Arguments of your model's function, or of the class's configuration.
         seq_len: Tokens per sequence.
-        batch_size: Sequences.
+        batch_size: Sequences per batch.
         warmup_steps: Numbers of warm-up steps to compare.
         steps: Measured steps after the warm-up.
-        curve_steps: Steps of the per-step curve, from the first one.
+        curve_steps: Number of steps in the curve of step times.
         processes: Fresh processes of each direction, in random order.
-        directions: `forward`, `forward_backward`.
+        directions: Timed passes: `forward`, `forward_backward`.
         isolation: Always `process`.
     """
 
@@ -86,15 +86,15 @@ class Params(OwnModelParams):
 
     @property
     def presets(self) -> list[str]:
-        """The preset."""
+        """The preset, as a list of one name."""
         return [self.preset]
 
 
 @dataclass(frozen=True)
 class WarmupCase(Case):
-    """One fresh process that times every step from the first one."""
+    """Case of one fresh process that times all steps from the first step on."""
 
-    supports_ab: ClassVar[bool] = False  # the unit is a process
+    supports_ab: ClassVar[bool] = False  # A fresh process has no rounds to interleave.
 
     preset: str
     overrides: dict[str, Any]
@@ -108,32 +108,31 @@ class WarmupCase(Case):
 
     @property
     def timed_steps(self) -> int:
-        """Number of steps for the curve and the longest setting."""
+        """Number of steps that the curve and the longest warm-up need."""
         return max(self.curve_steps, max(self.warmup_steps) + self.steps)
 
     def __str__(self) -> str:
-        """Return the direction and the process."""
         return f"{self.direction} process {self.process}"
 
     @property
     def runs_code(self) -> bool:
-        """See `Case.runs_code`."""
+        """Whether the model is a function of the user."""
         return self.preset not in PRESETS and runs_code(self.preset)
 
     def unsupported(self) -> str:
-        """Return why the user's model cannot be found."""
+        """Return why the model of the user cannot be found."""
         return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """Return the number of steps, since no formula predicts the time of a cold process."""
+        """Return only the number of steps, since no formula predicts the time of a cold process."""
         return {"steps": self.timed_steps}
 
     def plan(self) -> Plan:
-        """Return no plan."""
+        """Return no plan, since planning would warm up the process."""
         return Plan(reason="planning would warm up the process")
 
     def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure the curve, its number of warm-up steps, and the latency of each setting."""
+        """Measure the step times, how many steps warm up, and the latency after each setting."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
             model = create_model(config, self.device, seed=params.seed)
@@ -164,18 +163,19 @@ class WarmupCase(Case):
         curve = samples[: self.curve_steps]
         yield summarize(curve, scope=self.direction, method=clock.method, details=details)
         yield _count_warmup(curve, self.direction)
-        rest = {"method": clock.method, "steady": steady_state([])}  # no sample is discarded
+        # An empty series has no warm-up to discard, so all samples are kept.
+        rest = {"method": clock.method, "steady": steady_state([])}
         for count in self.warmup_steps:
             spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
             row = summarize(counted, scope=scope, details=spent, **rest)
-            # `steps` sets the number of samples, not a time limit
+            # The flag advises a larger budget_s, but `steps` sets the number of samples.
             flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
             yield replace(row, flags=flags, message="no samples are discarded")
 
 
 def cases(params: Params) -> list[Case]:
-    """List the processes of all directions in random order."""
+    """List the fresh processes of all directions, in random order."""
     device = resolve_device(params.device)
     ((preset, overrides),) = params.models()
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
@@ -190,7 +190,7 @@ def cases(params: Params) -> list[Case]:
 
 
 def _count_warmup(samples: list[float], scope: str) -> Measurement:
-    """Return the number of slow first steps, or no number if the curve is unclear."""
+    """Return the number of slow first steps, or no number if the curve does not settle."""
     found, reason = warm_up(samples)
     steady = None if found is None else float(np.median(samples[found:]))
     return Measurement(

@@ -1,4 +1,4 @@
-"""Charts, table and findings of warm-up."""
+"""Draw the charts and build the table and the findings of the warm-up notebook."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from nanolib.report.tables import (
 from nanolib.report.theme import empty_chart
 from nanolib.stats.steady import MOVED
 
-_FEWEST = 5  # processes for a range
-_REFERENCE = 5  # warm-up steps to compare others with
-# Columns of a curve's row -> columns of its steps.
+_FEWEST = 5  # A range of processes needs at least this number of processes.
+_REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
+# Each row of a curve becomes several lines, so its columns get names for one step.
 _CURVE = {
     "scope": "direction",
     "factor.process": "process",
@@ -34,7 +34,6 @@ _CURVE = {
     "samples": "ms",
 }
 _SETTING = ["run_id", "seq_len", "direction", "warmup_steps"]
-# Columns of each process and setting.
 _OF_PROCESS = (
     Column("mean", metric="latency", detail="mean"),
     Column("sd", metric="latency", detail="sd"),
@@ -45,13 +44,11 @@ _OF_PROCESS = (
 
 @cached
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per direction and number of warm-up steps, over all fresh processes.
+    """Return a table with one line per direction and number of warm-up steps.
 
-    Returns:
-        Columns: `run_id`, `seq_len`, `direction`, `warmup_steps`, `processes`, `mean`, `sd`, `cv`,
-        `median` (ms, medians over processes), `difference` (the mean over the mean after five steps
-        of the same process, minus 1), `busy`, `status`, `message`. `mean`, `median` and
-        `difference` have the range of the processes as `_low` and `_high`.
+    `mean`, `sd`, `cv` and `median` are medians over the fresh processes, in ms except `cv`.
+    `difference` compares the mean with the mean after five steps of the same process, as a ratio
+    minus 1. `mean`, `median` and `difference` have the range of the processes as `_low` and `_high`.
     """
     rows = rows_with_factor(rows, "warmup", "process")
     if rows.empty:
@@ -79,11 +76,12 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per step of the curves, from rows with samples.
+    """Return a table with one line per step of each curve.
 
-    Returns:
-        Columns: `direction`, `process`, `step`, `ms`, `phase` (`warm-up`, `steady` or
-        `not settled`), `run_id`, `seq_len`.
+    `phase` is `warm-up`, `steady` or `not settled`.
+
+    Args:
+        rows: Rows with their samples, which are the step times.
     """
     found = rows_with_factor(rows, "warmup", "process")
     curves = pick(found, "latency")
@@ -100,7 +98,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw the time of each step of each fresh process, with the warm-up hollow."""
+    """Draw the time of each step of each fresh process, with hollow points for the warm-up."""
     title = "Step time from the first step of fresh processes"
     data = curve_table(rows)
     if data.empty:
@@ -131,7 +129,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 
 def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
-    """Draw the mean after each number of warm-up steps: median and range of the processes."""
+    """Draw how the mean differs from the mean after five steps, by number of warm-up steps."""
     title = "Reported mean by number of warm-up steps"
     table = drop_missing(warmup_table(rows), "difference")
     if len(table):
@@ -168,7 +166,7 @@ def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return how many warm-up steps are enough, and the error of the mean without warm-up."""
+    """Return how many warm-up steps are enough, and how the mean changes without warm-up."""
     found = of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
@@ -189,8 +187,8 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
     """Return the number of warm-up steps that is enough for one direction.
 
     Args:
-        curves: The `warmup_needed` rows of its fresh processes.
-        slower: Difference of the mean without warm-up from the mean after five steps, a share.
+        curves: Rows with the metric `warmup_needed` of the fresh processes.
+        slower: Mean without warm-up over the mean after five steps, minus 1.
     """
     needed = curves["estimate"].dropna().astype(int)
     direction, count = curves["scope"].iloc[0].replace("_", " + "), len(curves)
@@ -216,7 +214,6 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
 
 
 def _compare_without(line: dict[str, Any]) -> Finding:
-    """Return the difference of the mean without warm-up, over the processes."""
     ends = [line[f"difference{end}"] for end in ("_low", "", "_high")]
     name = f"the mean without warm-up over the mean after {_REFERENCE} steps"
     ratio = Estimate(*(end + 1 for end in ends), name=name, busy=line["busy"])

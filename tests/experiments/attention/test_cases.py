@@ -23,8 +23,6 @@ def _case(kind, **changes):
     [
         ({"kind": "own", "call": CALL}, False),
         ({"kind": "sparse", "pattern": "own", "mask_mod": MASK, "per_head": True}, True),
-        ({"kind": "sparse", "pattern": "document", "document_lengths": [5, 9]}, True),
-        ({"kind": "sparse", "pattern": "prefix_lm", "global_tokens": 7}, True),
     ],
 )
 @pytest.mark.parametrize("causal", [True, False])
