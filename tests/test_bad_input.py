@@ -189,7 +189,7 @@ WITH_DATABASE = [
     (f"export HERE/x.json --run {LONG}", "xxx' is not in the database"),
     (
         f"clean --run latest~{LONG}",
-        "xxx' is not there; the database contains 1 launch(es) of attention",
+        "xxx' does not exist; the database contains 1 launch(es) of attention",
     ),
     (f"{LONG}", "No such command"),
     (f"report --to HERE/{LONG}", "cannot be made (File name too long); name another folder"),

@@ -1,4 +1,4 @@
-"""Export runs for others: listed columns only, without home, user, host, folder or traceback."""
+"""Export runs without private data: no names of users, hosts or folders, and no tracebacks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _TEXTS = {
     *("label", "suite", "device", "params", "message", "interference"),
     *("factors", "scope", "details", "names", "gpus", "driver"),
 }
-_DROPPED = ("traceback", "corpus")  # keys of JSON
-_REQUIRED = {"process", "launch"}  # columns that are empty in an export
+_DROPPED = ("traceback", "corpus")  # JSON keys that an export leaves out
+_REQUIRED = {"process", "launch"}  # the schema requires these columns, so they are empty
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )
@@ -41,11 +41,11 @@ _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\
 
 @functools.cache
 def _private() -> list[tuple[re.Pattern[str], str]]:
-    """Return this machine's home folder, user and host as patterns, each with its replacement."""
+    """Return patterns of this machine's home folder, user, host and paths, with replacements."""
     home, host = str(expanded("~")), platform.node()
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
+    except (KeyError, OSError):  # the user has no name
         user = ""
     patterns = []
     if len(home) > 1:
@@ -53,14 +53,14 @@ def _private() -> list[tuple[re.Pattern[str], str]]:
     patterns.append((_HOME, "~"))
     for name, word in {user: "user", host: "host", host.partition(".")[0]: "host"}.items():
         if len(name) > 2 and name not in ("root", "localhost"):
-            # An underscore is not a letter: results_of_NAME
+            # A name in `results_of_NAME` counts as a whole word too.
             whole = rf"(?<![^\W_]){re.escape(name)}(?![^\W_])"
             patterns.append((re.compile(whole, re.I), word))
     return [*patterns, (_FOLDERS, "…/")]
 
 
 def redact(value: Any) -> Any:
-    """Return JSON types without the names of people, machines and folders, in keys and values."""
+    """Replace the names of people, machines and folders in a value of JSON types."""
     if isinstance(value, str):
         for pattern, word in _private():
             value = pattern.sub(word, value)
@@ -73,11 +73,13 @@ def redact(value: Any) -> Any:
 
 
 def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield rows of a table as others may see them; a run in flight is `interrupted` in a file.
+    """Yield the public columns of rows, without private names.
+
+    A run in progress becomes `interrupted`, because a file never changes again.
 
     Args:
-        table: A key of `PUBLIC`.
-        rows: Its rows, JSON columns parsed; other columns are left out.
+        table: Name of the table, a key of `PUBLIC`.
+        rows: Rows of the table, with parsed JSON columns.
     """
     for row in rows:
         public = {name: row[name] for name in PUBLIC[table].split() if name in row}
@@ -89,10 +91,10 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Give a path to write to, which becomes the target after the block, and not after an error.
+    """Yield a temporary path, whose file becomes the target if the block ends without an error.
 
     Raises:
-        BadInput: The target is there, or cannot be written.
+        BadInput: The target exists or cannot be written.
     """
     try:
         with put_in_place(target) as file:
@@ -108,10 +110,15 @@ def new_file(target: Path) -> Iterator[Path]:
 
 
 def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None:
-    """Write runs to a new database that others may see.
+    """Write runs to a new database without private data.
+
+    Args:
+        store: Database with the runs.
+        run_ids: IDs of the runs.
+        target: Path of the new database.
 
     Raises:
-        BadInput: The file is there already, or cannot be written.
+        BadInput: The file exists or cannot be written.
     """
     of_runs = f"run_id IN {LISTED}"
     chosen = {
@@ -123,7 +130,7 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
     of_traces = f"trace_id IN (SELECT trace_id FROM traces WHERE {of_runs})"
     chosen |= dict.fromkeys(TRACE_TABLES, of_traces)
     with new_file(target) as file:
-        write_schema(file, "DELETE")  # the journal mode that a read-only folder allows
+        write_schema(file, "DELETE")  # WAL would prevent reading the file in a read-only folder
         with closing(sqlite3.connect(file)) as copy, copy:
             for table, condition in chosen.items():
                 names = [name for name in columns_of(copy, table) if name != "id"]
@@ -135,7 +142,7 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
 
 
 def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the database as others may see it, with the required columns of its table."""
+    """Return the public row of a row of the database, with all required columns of its table."""
     parsed = {name: json.loads(row[name]) if name in JSON else row[name] for name in row}
     (public,) = public_rows(table, [parsed])
     kept = {"samples": row["samples"]} if "samples" in row else {}

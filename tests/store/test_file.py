@@ -1,4 +1,4 @@
-"""The file: how it is made and opened, what it refuses, and what others do to it."""
+"""The database file is made and opened, refuses invalid rows, and survives other programs."""
 
 import os
 import re
@@ -130,7 +130,7 @@ from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 
 with Store(sys.argv[1]) as store:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))  # as on a disk that fills up
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
     try:
         for number in range(1000):
             big = Measurement("latency", 1.0, samples=tuple(map(float, range(500))))

@@ -1,4 +1,4 @@
-"""Rows by the thousand: they come back, go with their run, and a kill loses the last second."""
+"""Traces come back, are deleted with their run, and lose at most the last second at a kill."""
 
 import subprocess
 import sys
@@ -43,12 +43,12 @@ def test_a_case_that_asks_for_no_trace_has_none(store):
     with traces.recording(lambda: store.new_trace("a", "c")):
         pass
     assert store.connection.execute("SELECT count(*) FROM traces").fetchone()[0] == 0
-    traces.current().put("layers", [(0, 0, 1)])  # outside a case rows are forgotten
+    traces.current().put("layers", [(0, 0, 1)])  # rows outside a case are discarded
     assert store.trace("layers").empty
 
 
 def test_deleting_a_run_deletes_its_traces_and_the_file_shrinks(store):
-    for count in (30, 200_000):  # the second attempt replaces the first one's rows
+    for count in (30, 200_000):  # the second attempt replaces the first one
         with traces.recording(lambda: store.new_trace("a", "c")):
             _fill(traces.current(), count)
     store.add(make_run("b"))
@@ -96,5 +96,5 @@ def test_a_killed_process_loses_at_most_the_last_second(store, tmp_path):
     process.wait()
     with Store(store.path) as again:
         assert again.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        # a second between commits, and a busy machine's delay in making one
+        # Commits are half a second apart, and later on a busy machine.
         assert last - again.trace("tokens").at_us.max() < 2_000_000
