@@ -20,18 +20,78 @@ from nanolib.store.query import Reader, listed
 from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert
 
 PUBLIC = {
-    "machines": "machine_id cpu cores ram_gib gpus system driver torch threads governor dtypes",
-    "runs": "run_id experiment suite label machine_id device params versions git_revision"
-    " fingerprint cases started duration_s status message interference",
-    "measurements": "run_id experiment suite label machine_id case_id factors metric scope unit"
-    " estimate low high confidence n predicted provenance method status message flags details",
-    "traces": "trace_id run_id case_id names",
+    "machines": (
+        "machine_id",
+        "cpu",
+        "cores",
+        "ram_gib",
+        "gpus",
+        "system",
+        "driver",
+        "torch",
+        "threads",
+        "governor",
+        "dtypes",
+    ),
+    "runs": (
+        "run_id",
+        "experiment",
+        "suite",
+        "label",
+        "machine_id",
+        "device",
+        "params",
+        "versions",
+        "git_revision",
+        "fingerprint",
+        "cases",
+        "started",
+        "duration_s",
+        "status",
+        "message",
+        "interference",
+    ),
+    "measurements": (
+        "run_id",
+        "experiment",
+        "suite",
+        "label",
+        "machine_id",
+        "case_id",
+        "factors",
+        "metric",
+        "scope",
+        "unit",
+        "estimate",
+        "low",
+        "high",
+        "confidence",
+        "n",
+        "predicted",
+        "provenance",
+        "method",
+        "status",
+        "message",
+        "flags",
+        "details",
+    ),
+    "traces": ("trace_id", "run_id", "case_id", "names"),
 }
 _TEXTS = {
-    *("label", "suite", "device", "params", "message", "interference"),
-    *("factors", "scope", "details", "names", "gpus", "driver"),
+    "label",
+    "suite",
+    "device",
+    "params",
+    "message",
+    "interference",
+    "factors",
+    "scope",
+    "details",
+    "names",
+    "gpus",
+    "driver",
 }
-_DROPPED = ("traceback", "corpus")  # JSON keys that an export leaves out
+_DROPPED = ("traceback", "corpus")  # an export leaves out these JSON keys
 _REQUIRED = {"process", "launch"}  # the schema requires these columns, so they are empty
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
@@ -82,7 +142,7 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
         rows: Rows of the table, with parsed JSON columns.
     """
     for row in rows:
-        public = {name: row[name] for name in PUBLIC[table].split() if name in row}
+        public = {name: row[name] for name in PUBLIC[table] if name in row}
         public |= {name: redact(value) for name, value in public.items() if name in _TEXTS}
         if public.get("status") == RunStatus.RUNNING:
             public["status"] = str(RunStatus.INTERRUPTED)
@@ -120,7 +180,7 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
     Raises:
         BadInput: The file exists or cannot be written.
     """
-    of_runs = f"run_id IN {LISTED}"
+    ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
         "runs": of_runs,
@@ -134,9 +194,9 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
         with closing(sqlite3.connect(file)) as copy, copy:
             for table, condition in chosen.items():
                 names = [name for name in columns_of(copy, table) if name != "id"]
-                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY 1"
-                query = query if table in TRACE_TABLES else query.replace("BY 1", "BY rowid")
-                for values in store.connection.execute(query, [listed(run_ids)]):
+                order = "number" if table in TRACE_TABLES else "rowid"
+                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY {order}"
+                for values in store.connection.execute(query, ids):
                     row = dict(zip(names, values, strict=True))
                     insert(copy, table, row if table in TRACE_TABLES else _public_row(table, row))
 

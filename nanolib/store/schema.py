@@ -25,8 +25,15 @@ TRACE_TABLES = {
 }
 NAMED = ("source", "name", "layer", "statistic", "op")
 JSON = {
-    *("gpus", "dtypes", "params", "versions", "interference"),
-    *("factors", "flags", "details", "names"),
+    "gpus",
+    "dtypes",
+    "params",
+    "versions",
+    "interference",
+    "factors",
+    "flags",
+    "details",
+    "names",
 }
 REAL = ("watts", "joules", "low", "high", "value")
 
@@ -103,7 +110,7 @@ SCHEMA = (
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
-# A JSON list of values, because SQLite limits the number of marks in a query.
+# Queries take values as one JSON list, because SQLite limits the number of marks in a query.
 LISTED = "(SELECT value FROM json_each(?))"
 DURING = "during "  # each line about interference during cases begins with this word
 

@@ -157,7 +157,7 @@ class Store(Reader):
         query = "SELECT run_id, process FROM runs WHERE status = 'running'"
         for run_id, process in self.connection.execute(query).fetchall():
             if gone(process):
-                message = "its process ended before the run did"
+                message = "the process ended before the run did"
                 self.update_run(run_id, status=RunStatus.INTERRUPTED, message=message)
 
     def cleanup_old_runs(

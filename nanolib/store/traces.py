@@ -183,7 +183,7 @@ def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
     """Make `current` return a trace within the block, and commit its rows at the end.
 
     Args:
-        open_trace: Function that opens the trace. It is called at the first use of the trace.
+        open_trace: Function that opens the trace, and that is called at its first use.
     """
     opened = functools.cache(open_trace)
     token = _OPEN.set(opened)

@@ -1,4 +1,4 @@
-"""Cases of a group are timed in rounds together; what fails costs itself alone."""
+"""Cases of a group are timed in the same rounds, and a failed case does not affect the others."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_a_case_that_fails_costs_itself_alone(measure, isolation, name, status):
     assert _ends(run) == {"base": "ok", name: status, "slow": "ok"}
     assert ("slow", "work over base") in _gains(run)
     flops = run.measurements()[lambda rows: rows.metric == "flops"]
-    assert list(flops["factor.name"]) == ["base", name, "slow"]  # what it had measured stays
+    assert list(flops["factor.name"]) == ["base", name, "slow"]  # earlier rows stay
 
 
 def test_a_process_that_says_nothing_for_longer_than_a_case_may_take_is_ended(measure, monkeypatch):
@@ -83,7 +83,7 @@ def test_what_runs_out_of_memory_beside_others_is_measured_again_alone(measure, 
     rows = run.measurements()
     times = rows[rows.metric == "latency"].set_index("factor.name")["flags"]
     assert Flag.SEQUENTIAL in times[name] and Flag.SEQUENTIAL not in times["base"]
-    assert {own for own, _ in _gains(run)} == {"slow"}  # of what was timed in the same rounds
+    assert {own for own, _ in _gains(run)} == {"slow"}  # only these cases share rounds
 
 
 @pytest.mark.parametrize("name", ["dies before", "dies within"])
@@ -94,7 +94,7 @@ def test_a_process_that_dies_names_its_case_and_the_others_go_on_without_it(
     assert _ends(run) == {"base": "ok", name: "error", "slow": "ok"}
     rows = run.measurements()
     (message,) = rows[(rows.metric == "case_duration") & (rows["factor.name"] == name)]["message"]
-    assert message == "its process was killed by SIGKILL"
+    assert message == "the process was killed by SIGKILL"
     assert (tmp_path / f"{name}.calls").read_text() == "x"
     assert ("slow", "work over base") in _gains(run)
 

@@ -1,4 +1,4 @@
-"""Interference while a run measures: its rows, its lines in the database and on the terminal."""
+"""Interference during a run flags its rows, and adds lines to the run and the terminal."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,7 @@ MET = "2 of 3 cases other processes, or a hypervisor, took up to 40% of the CPUs
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Give the sweep these loads, one per case, on a machine that is quiet when it begins."""
+    """Give the sweep a load per case, on a machine that is quiet before the run."""
 
     def use(*given, before=()):
         left = iter(given)
@@ -61,7 +61,7 @@ def test_ones_own_quota_is_named_and_nobody_else(store, loads):
     loads(CpuLoad(others=0.0, stolen=0.0, throttled=0.5, quota=0.5))
     flags, found = _measure(store, "ok")
     assert flags["ok latency"] == {Flag.THROTTLED}
-    assert found == ["during 1 of 1 cases a CPU quota of 0.5 cores held this process back"]
+    assert found == ["during 1 of 1 cases a CPU quota of 0.5 cores slowed this process down"]
 
 
 def test_a_run_that_goes_on_keeps_what_it_met_before(store, loads):

@@ -1,4 +1,4 @@
-"""The notebooks of a command share peak rates, and a share of one contains its interval."""
+"""The notebooks of a command share peak rates, and a share includes the interval of its rate."""
 
 import itertools
 from dataclasses import replace
