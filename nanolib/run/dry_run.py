@@ -71,7 +71,7 @@ class CasePrediction(NamedTuple):
 
 def predict_case(case: Case, ceilings: dict[str, float]) -> CasePrediction:
     """Predict a case by its formulas and its memory plan, without building a user's own model."""
-    ms, mib, here = "—", "—", "known after a run: its model is your own code"
+    ms, mib, here = "—", "—", "known after a run, because the model is your own code"
     if not case.runs_code:
         if (latency := case.predict(ceilings).get("latency")) is not None:
             ms = _text("latency", latency)

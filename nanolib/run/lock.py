@@ -49,8 +49,8 @@ def device_lock(
         device: Device, such as `cpu` or `cuda:0`.
         what: Name of this run, which other runs show while they wait.
         log: Function that receives a line when a wait begins and a line when the wait ends.
-        pause: Function that waits for a time in s between two tries. An exception in it ends the
-            wait.
+        pause: Function that waits for a time in s between two tries. An exception in `pause`
+            ends the wait.
 
     Raises:
         BadInput: The path of the lock file is in use by another kind of file.

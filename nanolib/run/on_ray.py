@@ -140,7 +140,7 @@ def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) 
         result.status = RunStatus.FAILED
         reason = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
         raised = isinstance(error, ray.exceptions.RayTaskError)
-        lost = f"its node or worker was lost {RETRIES + 1} times: "
+        lost = f"the node or worker was lost {RETRIES + 1} times: "
         result.message = reason if raised else lost + reason
         return
     vars(result).update(vars(found))

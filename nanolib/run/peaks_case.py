@@ -51,6 +51,7 @@ class CeilingCase(Case):
     """The peak rate of one device: a matrix product in a dtype, `tf32` or `fp8`, or a `copy`."""
 
     supports_ab: ClassVar[bool] = False  # a peak rate belongs to the machine, not to the code
+    sustained: ClassVar[bool] = False
 
     ceiling: str
     budget_s: float
@@ -65,24 +66,18 @@ class CeilingCase(Case):
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
         """Measure the peak rate with `measure_ceiling`."""
-        yield measure_ceiling(self.device, self.ceiling, self.budget_s)
+        yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=self.sustained)
 
     def __str__(self) -> str:
-        """Return `ceiling` and the name of the rate."""
-        return f"ceiling {self.ceiling}"
+        """Return `ceiling`, the name of the rate, and `sustained` if it is."""
+        return f"ceiling {self.ceiling}" + (" sustained" if self.sustained else "")
 
 
 @dataclass(frozen=True)
 class SustainedCase(CeilingCase):
     """The peak rate of a product that has already run for half of `budget_s`."""
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure the sustained rate with `measure_ceiling`."""
-        yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=True)
-
-    def __str__(self) -> str:
-        """Return `ceiling`, the name of the rate, and `sustained`."""
-        return f"ceiling {self.ceiling} sustained"
+    sustained: ClassVar[bool] = True
 
 
 def no_product(kind: str, device: str) -> str:
@@ -92,7 +87,7 @@ def no_product(kind: str, device: str) -> str:
     is_new = device.startswith("cuda") and torch.cuda.get_device_capability(device) >= (8, 0)
     if kind != "tf32" or is_new:
         return ""
-    return f"{device} has no tf32; NVIDIA GPUs from compute capability 8.0 have"
+    return f"{device} has no tf32; use an NVIDIA GPU of compute capability 8.0 or higher"
 
 
 def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:
@@ -118,7 +113,7 @@ def ceilings_of(store: Store, run_or_machine: str) -> dict[str, float]:
 def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     """Return the row of a peak rate that another run of the same command has measured.
 
-    Each notebook of a command is a run of its own. So all of them use the same peak rates.
+    All notebooks of a command use the same peak rates, although each notebook is a run of its own.
 
     Args:
         case: Case that is about to be measured.

@@ -1,7 +1,7 @@
 """Start processes that end with this process, and end them with all of their children.
 
 `python -m nanolib.run.process PARENT MODULE ARGUMENT...` runs a module in a process that ends when
-its parent ends. This file imports only the standard library at its top, because `nano ab` loads it
+its parent ends. At its top, this file imports only the standard library, because `nano ab` loads it
 under interpreters without other packages.
 """
 
@@ -63,8 +63,8 @@ def call_in_process(
     When the generator or this process ends, the new process ends too, with all of its children.
 
     Args:
-        function: Function of a module. Its first argument is a function that sends a value to this
-            process. Its output goes to standard error.
+        function: Function of a module. The first argument of the function is a function that
+            sends a value to this process. The output goes to standard error.
         arguments: Other arguments of the function, which pickle can send.
         limit_s: Longest time between two values, s. The import may take a minute more.
         stopped: Function that is called every 0.2 s. The process ends when it returns true.

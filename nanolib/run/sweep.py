@@ -70,7 +70,7 @@ class SweepRun:
 
     def __init__(self, store: Store, run_id: str) -> None:
         self.store, self.run_id = store, run_id
-        before = store.runs_of([run_id]).duration_s.iloc[0]  # a continued run has one
+        before = store.runs_of([run_id]).duration_s.iloc[0]  # a continued run has a duration
         self._start = time.perf_counter() - float(before or 0)
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
@@ -139,7 +139,7 @@ def measure(
     """
     cases, name = experiment.cases(params), params.NAME
     if not cases:
-        raise BadInput(f"{name}: these parameters give no case; widen them")
+        raise BadInput(f"{name}: these parameters give no case; check that no list is empty")
     params.look([] if params.isolation == "process" else cases)
     device, stop = resolve_device(params.device), stop or threading.Event()
     wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say

@@ -188,7 +188,7 @@ def answers_of(
     The end of the process enforces the time limit in compiled code too.
 
     Args:
-        function: Generator function of a module. Pickle must be able to send its values.
+        function: Generator function of a module. Pickle must be able to send the values.
         arguments: Arguments of the function.
         limit_s: Time limit of each value, s.
 

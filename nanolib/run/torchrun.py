@@ -74,7 +74,7 @@ class Ranks:
         while not all(results := results_in(store, world_size)):
             if time.monotonic() > deadline:
                 lost = f"rank {results.index({})} of {world_size}"
-                raise RankLost(f"{lost} does not answer; start all again with --resume")
+                raise RankLost(f"{lost} does not answer; start all ranks again with --resume")
             time.sleep(_POLL_S)
         raised, _ = raised_in(results)
         if raised:
@@ -126,7 +126,7 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> Non
             values[name] = read_value(name, text)
         params = experiment.Params(**values | {"resume": resume})
         if "LOCAL_WORLD_SIZE" not in os.environ:
-            raise BadInput("torchrun: start this with torchrun, as docs/recipes.md says")
+            raise BadInput("torchrun: start this command with torchrun, as in docs/recipes.md")
         if params.isolation == "process":
             raise BadInput(
                 "isolation: the ranks of torchrun are processes already; leave isolation out"

@@ -52,10 +52,9 @@ class Connection:
             raise
         self.connection.execute("PRAGMA foreign_keys = ON")
         # A network file system may have refused WAL. Another journal is safe only with full syncs.
-        self.journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
-        self.connection.execute(
-            f"PRAGMA synchronous = {'NORMAL' if self.journal_mode == 'wal' else 'FULL'}"
-        )
+        journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
+        synchronous = "NORMAL" if journal_mode == "wal" else "FULL"
+        self.connection.execute(f"PRAGMA synchronous = {synchronous}")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -152,7 +151,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
         for name in ("application_id", "user_version")
     )
     if application != APPLICATION_ID:
-        raise BadInput(f"database: {path} is not nanolib's; name another")
+        raise BadInput(f"database: {path} is not a nanolib database; name another")
     if version != SCHEMA_VERSION:
         raise BadInput(
             f"database: {path} has schema {version}, this nanolib {SCHEMA_VERSION}; "

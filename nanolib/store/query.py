@@ -68,7 +68,7 @@ class Reader(Connection):
         A run whose process has died has the status `interrupted`.
 
         Args:
-            where: SQL condition with `?` for each value. It must not contain user input.
+            where: SQL condition with `?` for each value. The condition must not contain user input.
             values: Values for the condition.
         """
         frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY rowid", values)

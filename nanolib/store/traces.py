@@ -31,7 +31,7 @@ _COMMIT_S = 0.5
 _CHUNK = 1000
 
 
-_Batch = tuple[str, Iterable[Sequence[Any]]]  # a statement and its rows
+_Batch = tuple[str, Iterable[Sequence[Any]]]  # a batch is a statement and its rows
 
 
 class TraceWriter:

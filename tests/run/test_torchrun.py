@@ -74,7 +74,7 @@ def test_a_lost_node_ends_the_run_and_resume_completes_the_cases_of_both(tmp_pat
         time.sleep(0.05)
     _kill(nodes[1])
     assert nodes[0].wait(HANGING_S) == 1
-    lost = "RankLost: rank 1 of 2 does not answer; start all again with --resume"
+    lost = "RankLost: rank 1 of 2 does not answer; start all ranks again with --resume"
     assert _said(tmp_path).count(lost) == 1
     assert list(store.runs().status) == ["failed"]
     nodes = start("--resume")

@@ -63,8 +63,8 @@ def _older(path):
             lambda path: path.write_bytes(b"hello, I am no database at all" * 100),
             "cannot be opened (file is not a database)",
         ),
-        (lambda path: path.touch(), "is not nanolib's; name another"),
-        (_foreign, "is not nanolib's; name another"),
+        (lambda path: path.touch(), "is not a nanolib database; name another"),
+        (_foreign, "is not a nanolib database; name another"),
         (_older, f"has schema 4, this nanolib {SCHEMA_VERSION}; move it away and measure again"),
     ],
 )
