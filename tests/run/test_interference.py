@@ -42,12 +42,11 @@ def _measure(store, *behaviors, **rest):
     return dict(zip(names, map(set, rows["flags"]), strict=True)), store.runs().interference[0]
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
 def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_was(
-    store, loads, capsys, isolation
+    store, loads, capsys
 ):
     loads(CpuLoad(others=0.2, stolen=0.0), QUIET, BUSY)
-    flags, found = _measure(store, "ok-1", "ok-2", "ok-3", isolation=isolation)
+    flags, found = _measure(store, "ok-1", "ok-2", "ok-3")
     assert flags == {
         f"ok-{number} {metric}": {Flag.BUSY_MACHINE} if number != 2 and metric != "flops" else set()
         for number in (1, 2, 3)

@@ -31,7 +31,7 @@ def _hold(ready, release):
 @pytest.fixture
 def other(place):
     """Start a process with the lock, and return the event that ends it."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     ready, release = context.Event(), context.Event()
     process = context.Process(target=_hold, args=(ready, release))
     process.start()

@@ -81,7 +81,6 @@ WALK = {
             "attention_types": [
                 {"kind": "dense", "backend": "flash"},
                 {"kind": "sparse", "pattern": "window", "window": 16},
-                {"kind": "sparse", "pattern": "top_k", "sparsity": 0.5},
             ],
             "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
             "backward": True,
