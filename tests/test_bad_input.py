@@ -151,7 +151,7 @@ WITHOUT_DATABASE = [
     ("clean --older-than -3d", "--older-than: '-3d' is not valid"),
     ("merge", "Missing argument 'DATABASE...'"),
     ("merge HERE/text.txt", "text.txt cannot be opened (file is not a database)"),
-    ("merge HERE/foreign.sqlite", "foreign.sqlite is not nanolib's; name another"),
+    ("merge HERE/foreign.sqlite", "foreign.sqlite is not a nanolib database; name another"),
     ("merge HERE/newer.sqlite", "has schema 99, this nanolib 5; move it away and measure again"),
     ("merge HERE/cut.sqlite", "cut.sqlite"),
     ("ab one", "revision: 'one' is given; give two"),
@@ -189,7 +189,7 @@ WITH_DATABASE = [
     (f"export HERE/x.json --run {LONG}", "xxx' is not in the database"),
     (
         f"clean --run latest~{LONG}",
-        "xxx' is not there; the database contains 1 launch(es) of attention",
+        "xxx' does not exist; the database contains 1 launch(es) of attention",
     ),
     (f"{LONG}", "No such command"),
     (f"report --to HERE/{LONG}", "cannot be made (File name too long); name another folder"),

@@ -61,7 +61,7 @@ def _json(store: Store, run_ids: list[str]) -> str:
 
 def _table(store: Store, run_ids: list[str]) -> pd.DataFrame:
     rows = public_records("measurements", store.measurements(run_ids))
-    table = pd.DataFrame(rows, columns=PUBLIC["measurements"].split())
+    table = pd.DataFrame(rows, columns=PUBLIC["measurements"])
     for column in ("factors", "details"):
         table[column] = [json.dumps(value) for value in table[column]]
     return table

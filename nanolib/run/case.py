@@ -1,6 +1,7 @@
-"""A case: one point of a grid that predicts itself, plans its memory, and measures itself.
+"""Define the base classes of all cases, and the rows that several kinds of cases make.
 
-A `RanksCase` runs on several ranks. Several kinds of cases make the rows at the end.
+A case is one combination of factors. Each case predicts its results, plans its memory, and measures
+itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nanolib.meters.time.sampler import Timing
 from nanolib.run.ranks import lacking, run_ranks
 from nanolib.stats.intervals import mean_interval
 
-# Yields rows and requests for timings; each request is answered with the timing's rows by scope.
+# The generator yields rows and timings, and receives the rows of each timing by scope.
 Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]
 
 
@@ -32,9 +33,9 @@ class Plan:
     """The memory that a case will need.
 
     Attributes:
-        peaks: Scope → peak live bytes.
-        reason: Why there are none, in one line.
-        unsupported: Why the case cannot run at all, if building it shows that.
+        peaks: Scope → peak of the live bytes.
+        reason: Reason why no peak is known, in one line.
+        unsupported: Reason why the case cannot run on this machine, found while planning.
     """
 
     peaks: dict[str, int] = field(default_factory=dict)
@@ -43,17 +44,17 @@ class Plan:
 
     @property
     def most(self) -> int | None:
-        """The largest peak of all scopes, bytes; None without a plan."""
+        """The largest peak of all scopes, in bytes, or None if no peak is known."""
         return max(self.peaks.values(), default=None)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the grid; its fields are the factors, JSON types only.
+    """One combination of factors. The fields are the factors, of JSON types only.
 
     Attributes:
-        supports_ab: Whether `nano ab` can interleave its timings with another version's.
-        device: Where it runs.
+        supports_ab: Whether `nano ab` can interleave the timings of two versions of the case.
+        device: Device on which the case runs.
     """
 
     supports_ab: ClassVar[bool] = True
@@ -61,18 +62,18 @@ class Case:
     device: str
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run it; empty if no reason is known before a run."""
+        """Return why this machine cannot run the case, or an empty string if no reason is known."""
         return ""
 
     def plan(self) -> Plan:
-        """Return the memory that it will need, without running it."""
+        """Plan the memory of the case without running it."""
         return Plan()
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
-        """Return what formulas predict, and after `bytes` the planned `peak_memory` (MiB).
+        """Return the predictions of formulas, and after `bytes` the planned `peak_memory`, in MiB.
 
         Args:
-            ceilings: As `roofline_ms` takes them; without them no time is predicted.
+            ceilings: Peak rates, as for `roofline_ms`. Without peak rates no time is predicted.
         """
         predicted: dict[str, float | str] = {}
         for name, value in self.formulas(ceilings).items():
@@ -82,49 +83,49 @@ class Case:
         return predicted
 
     def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, Any]:
-        """Return what formulas predict; empty if none applies."""
+        """Return the predictions of formulas by name, or nothing if no formula applies."""
         return {}
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
-        """Measure it, row by row.
+        """Yield the rows of the case, and a `Timing` for each latency that is ranked.
 
-        The case yields a `Timing` for each latency that is ranked with those of other cases, and
-        receives its rows by scope.
+        The latencies of a group of cases are ranked. After a `Timing` the generator receives the
+        rows of the timing by scope.
 
         Args:
-            params: Those of its notebook.
-            ceilings: The peak rates that this run has measured, as `roofline_ms` takes them.
+            params: Parameters of the notebook.
+            ceilings: Peak rates that this run has measured, as for `roofline_ms`.
         """
         raise NotImplementedError
 
     @property
     def group(self) -> str:
-        """The group whose latencies are ranked and so timed in turns; empty for none."""
+        """The group of cases that are timed in turns, or an empty string for no group."""
         return ""
 
     @property
     def title(self) -> str:
-        """Its name in the rows of other cases of the group."""
+        """The name of the case in the rows of other cases of its group."""
         return str(self)
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the other cases of its group are compared with it."""
+        """Whether the other cases of the group have a speed-up over this case."""
         return False
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that it needs for itself."""
+        """The devices that a run locks for the case."""
         return (self.device,)
 
     @property
     def runs_code(self) -> bool:
-        """Whether building it runs code of the user's, which only a run may do."""
+        """Whether the model is a user's own code, which only a run may execute."""
         return False
 
     @property
     def factors(self) -> dict[str, Any]:
-        """Name → value of what defines the case, as stored."""
+        """The factors that define the case, as stored: name → value."""
         return asdict(self)
 
     @property
@@ -134,7 +135,7 @@ class Case:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __str__(self) -> str:
-        """The factors that a progress bar shows."""
+        """Return the values of the factors, for a progress bar."""
         shown = (getattr(self, f.name) for f in fields(self) if f.name != "device")
         return " ".join(_brief(value) for value in shown if value not in ({}, "", None))
 
@@ -150,7 +151,7 @@ class RanksCase(Case):
     """A case on a number of ranks.
 
     Attributes:
-        nodes: Machines over which they are spread; of one, the factors say nothing.
+        nodes: Number of machines. The factors omit `nodes` on a single machine.
     """
 
     supports_ab: ClassVar[bool] = False
@@ -159,41 +160,41 @@ class RanksCase(Case):
 
     @property
     def factors(self) -> dict[str, Any]:
-        """Name → value of what defines the case."""
+        """The factors that define the case: name → value."""
         factors = super().factors
         if self.nodes == 1:
             del factors["nodes"]
         return factors
 
     def unsupported(self) -> str:
-        """Return why there are not enough devices, or ranks."""
+        """Return why the ranks cannot run, or an empty string."""
         return lacking(self.device, self.world_size)
 
     @property
     def ranks_here(self) -> int:
-        """Ranks on each machine, at most."""
+        """The largest number of ranks on one machine."""
         return math.ceil(self.world_size / self.nodes)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """A GPU per rank here; ranks on a CPU share it."""
+        """The GPUs of the ranks on this machine, or the CPU that the ranks share."""
         if not self.device.startswith("cuda"):
             return (self.device,)
         return tuple(f"cuda:{n}" for n in range(min(self.ranks_here, torch.cuda.device_count())))
 
     @property
     def sharing(self) -> int:
-        """Ranks in the memory of one device: all of a machine in its host's, one on each GPU."""
+        """The number of ranks that share one memory: one on a GPU, all of a machine on a CPU."""
         return 1 if self.device.startswith("cuda") else self.ranks_here
 
     @property
     def ranks(self) -> str:
-        """How many, and over how many machines."""
+        """The number of ranks and machines, as text."""
         return f"{self.world_size} rank(s)" + (f" on {self.nodes} nodes" if self.nodes > 1 else "")
 
 
 def oversubscribed(device: str, ranks: int, threads: int) -> bool:
-    """Return whether the ranks of a machine want more cores, or GPUs, than there are."""
+    """Return whether the ranks need more cores or GPUs than this machine has."""
     if torch.device(device).type == "cuda":
         return ranks > torch.cuda.device_count()
     return ranks * threads > usable_cores()
@@ -202,20 +203,23 @@ def oversubscribed(device: str, ranks: int, threads: int) -> bool:
 def measure_on_ranks(
     body: Callable[[dict[str, Any]], Any], case: RanksCase, params: Any, **more: Any
 ) -> tuple[list[Any], tuple[Flag, ...]]:
-    """Return what each rank of a case answers, and the flags of all its rows.
+    """Run a case on its ranks, and return each rank's result and the flags of all rows.
 
     Args:
-        body: As in `run_ranks`; `asked_case` reads the request.
-        case: What is measured.
-        params: Of the distributed notebook.
-        more: JSON types for the request, which the body takes out of it.
+        body: Function that each rank calls, as for `run_ranks`. The function reads the
+            case with `asked_case`.
+        case: Case to measure.
+        params: Parameters of the distributed notebook.
+        more: More values for the request, of JSON types. The function removes these values
+            before it reads the case.
     """
     answers = run_ranks(
         body,
         case.factors | {"seed": params.seed, "budget_s": params.budget_s} | more,
         world_size=case.world_size,
         device=case.device,
-        timeout_s=0.9 * params.case_timeout_s,  # so that the rank that was late can be named
+        # The ranks end before the case's own limit, so that the error can name the slow rank.
+        timeout_s=0.9 * params.case_timeout_s,
         threads=case.threads,
         rank_timeout_s=params.rank_timeout_s,
         private_network=params.private_network,
@@ -227,7 +231,7 @@ def measure_on_ranks(
 def asked_case(
     kind: Callable[..., RanksCase], asked: dict[str, Any]
 ) -> tuple[Any, int, float, torch.device]:
-    """Return, on a rank, the case of a request, the seed, the budget (s) and the rank's device."""
+    """Read a request on a rank: the case, the seed, the time budget in s, and the device."""
     factors = {
         name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
     }
@@ -236,10 +240,10 @@ def asked_case(
 
 
 def timed_call_ms(call: Callable[[], object]) -> float:
-    """Time one call, ms, compiling included if it is the first.
+    """Return the time of one call, in ms, with the time of compiling if it is the first call.
 
     Raises:
-        Unsupported: The call only begins its work, or torch gives up compiling it.
+        Unsupported: The call returns before its work ends, or torch cannot compile it.
     """
     checked, start = CallCheck(call, "call", Unsupported), time.perf_counter()
     checked()
@@ -247,7 +251,7 @@ def timed_call_ms(call: Callable[[], object]) -> float:
 
 
 def compile_row(first_ms: float, later_ms: float) -> Measurement:
-    """Return the time of compiling."""
+    """Return the row of the compile time: the first call's time minus a later call's."""
     compile_ms, method = max(0.0, first_ms - later_ms), "first call less a later one"
     return Measurement("latency", compile_ms, n=1, method=method, scope="compile")
 
@@ -255,14 +259,14 @@ def compile_row(first_ms: float, later_ms: float) -> Measurement:
 def over_seeds(
     metric: str, values: Sequence[float], scope: str = "", paired: bool = False, **rest: Any
 ) -> Measurement:
-    """Return the mean over seeds, with Student's interval.
+    """Return the row of the mean over seeds, with Student's interval.
 
     Args:
-        metric: What the values are.
-        values: One per seed, at least two.
-        scope: Of what.
-        paired: Whether each is a difference between two runs of one seed.
-        rest: More of the row.
+        metric: Metric of the row, a key of `METRICS`.
+        values: A value per seed, shape [seeds], at least two.
+        scope: Scope of the row.
+        paired: Whether each value is the difference between two runs of one seed.
+        rest: More fields of the row.
     """
     low, mean, high = mean_interval(values)
     method = "paired by seed, Student's interval" if paired else "mean over seeds"

@@ -1,4 +1,4 @@
-"""Predict what an experiment would do: its cases, before anything runs."""
+"""Predict the cases of an experiment and their duration before anything runs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ _UNITS = {
     "weight_memory": "MiB",
     "latency": "ms",
 }
-_TIMING = ("budget_s", "rel_ci", "device")  # parameters that change how long a case takes
+_TIMING = ("budget_s", "rel_ci", "device")  # these parameters change the duration of a case
 
 
 def prediction_table(
     experiment: Any, params: Params, ceilings: dict[str, float] | None = None
 ) -> pd.DataFrame:
-    """Predict each case to which a formula applies, one line per case, with units.
+    """Predict each case to which a formula applies, with units.
 
     Args:
-        experiment: A module of `nanolib.experiments`.
-        params: Its parameters.
-        ceilings: As `roofline_ms` takes them; without them no time is predicted, so the table is
-            the same on every machine.
+        experiment: Module of `nanolib.experiments`.
+        params: Parameters of the experiment.
+        ceilings: Peak rates, as for `roofline_ms`. Without peak rates the table has no times and
+            is the same on every machine.
+
+    Returns:
+        A table with a line per case.
     """
     cases = experiment.cases(params)
     params.look(cases)
@@ -51,7 +54,14 @@ def prediction_table(
 
 
 class CasePrediction(NamedTuple):
-    """A case before it runs; texts for people."""
+    """Predictions about a case, as texts for a table.
+
+    Attributes:
+        case: Name of the case.
+        ms: Predicted latency, in ms.
+        mib: Planned peak memory, in MiB.
+        here: Whether the case can run on this machine, and if not, why.
+    """
 
     case: str
     ms: str
@@ -60,8 +70,8 @@ class CasePrediction(NamedTuple):
 
 
 def predict_case(case: Case, ceilings: dict[str, float]) -> CasePrediction:
-    """Predict a case by its formulas and its plan; a model of the user's own is not built."""
-    ms, mib, here = "—", "—", "known after a run: its model is your own code"
+    """Predict a case by its formulas and its memory plan, without building a user's own model."""
+    ms, mib, here = "—", "—", "known after a run, because the model is your own code"
     if not case.runs_code:
         if (latency := case.predict(ceilings).get("latency")) is not None:
             ms = _text("latency", latency)
@@ -78,20 +88,20 @@ def predict_case(case: Case, ceilings: dict[str, float]) -> CasePrediction:
 def expected_s(
     params: Params, cases: Sequence[Case], store: Store, machine_id: str
 ) -> Interval | None:
-    """Return how long the cases will take, from earlier runs of this notebook on this machine.
+    """Estimate how long the cases take, from earlier runs of this notebook on this machine.
 
-    A case takes the median of its earlier durations with the same timing parameters. The ends are
-    the shortest and the longest of them. A case that was never measured takes the median of the
-    notebook's cases, and the ends are their quartiles.
+    The estimate of a case is the median of its earlier durations with the same timing parameters,
+    and the interval covers all of these durations. The estimate of a case that was never measured
+    is the median of all earlier cases of the notebook, with their quartiles as the interval.
 
     Args:
-        params: Of the notebook.
-        cases: The cases.
-        store: The results of earlier runs.
-        machine_id: This machine.
+        params: Parameters of the notebook.
+        cases: Cases to estimate.
+        store: Database with the earlier runs.
+        machine_id: ID of this machine.
 
     Returns:
-        Seconds inside cases; None without an earlier run.
+        Sum over the cases, in s, or None without an earlier run.
     """
     timing = _timing(params.model_dump(mode="json"))
     runs = store.runs("experiment = ? AND machine_id = ?", (params.NAME, machine_id))

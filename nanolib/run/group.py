@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -27,16 +27,17 @@ from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
-_GRACE_S = 5.0  # in which a case that can still be interrupted reports that it was late
-_PACE_SIZE, _PACE_S = 512, 0.3  # of the product that shows how fast the machine is at the moment
+_GRACE_S = 5.0  # a case that Python can interrupt reports its own timeout within this time
+# The size and the time of a matrix product that shows the current speed of the machine.
+_PACE_SIZE, _PACE_S = 512, 0.3
 
 
 class Canceled(BaseException):
-    """The user canceled the case; no `except Exception` on the way may swallow it."""
+    """The user has canceled the case. `except Exception` does not catch `Canceled`."""
 
 
 def grouped(cases: Sequence[Case]) -> list[list[Case]]:
-    """Collect the cases of each group, at the place of its first case."""
+    """Divide cases into their groups. A group takes the place of its first case."""
     groups: dict[str, list[Case]] = {}
     for case in cases:
         groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
@@ -44,26 +45,26 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def fit_together(cases: Sequence[Case]) -> bool:
-    """Return whether all cases that can run fit into the free memory, as far as is planned."""
+    """Return whether all supported cases fit into the free memory together, by their plans."""
     device, plans = cases[0].device, [case.plan() for case in cases if not case.unsupported()]
     try:
         needed = sum(plan.most or 0 for plan in plans if not shortage(plan, device))
         return not shortage(Plan({"all": needed}), device)
-    except torch.AcceleratorError:  # this process has lost it
+    except torch.AcceleratorError:  # this process has lost the device
         return True
 
 
 def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:
-    """Yield the rows of one case and the timings that it requests, unless it cannot run here.
+    """Yield the rows and timings of a case if the case can run on this machine.
 
     Args:
-        case: Any.
-        params: Those of its notebook.
-        ceilings: As `roofline_ms` takes them.
+        case: Case to measure.
+        params: Parameters of the notebook.
+        ceilings: Peak rates, as for `roofline_ms`.
 
     Raises:
-        Unsupported: This machine cannot run it.
-        PredictedOutOfMemory: Its plan exceeds the memory that is free.
+        Unsupported: This machine cannot run the case.
+        PredictedOutOfMemory: The plan of the case exceeds the free memory.
     """
     if reason := case.unsupported() or case.plan().unsupported:
         raise Unsupported(reason)
@@ -78,23 +79,23 @@ def measure_group(
     ceilings: dict[str, float],
     report: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Outcome]:
-    """Measure one case, or the cases of a group.
+    """Measure one case, or the cases of a group in turns.
 
     Args:
-        cases: Which.
-        params: Of their notebook; the time limit is each case's own.
-        ceilings: As `roofline_ms` takes them.
-        report: Called with the id of a case before its code runs, so that the case that ends the
-            process is known, and with the id and each row.
+        cases: Cases to measure.
+        params: Parameters of the notebook. The time limit applies to each case.
+        ceilings: Peak rates, as for `roofline_ms`.
+        report: Function that is called with the id of a case before code of the case runs, and with
+            the id and each row. So the caller knows which case has ended the process.
 
     Returns:
-        Case id → its outcome, with a `speed_up` over each baseline that was timed in the same
-        rounds. If a case has lost the device for this process, only the outcome of that case.
+        Case id → outcome of the case, with a `speed_up` over each baseline of the same rounds. If a
+        case has lost the device, the result contains only the outcome of that case.
     """
     by_id = {case.case_id: case for case in cases}
     steps = {case_id: start_case(case, params, ceilings) for case_id, case in by_id.items()}
     outcomes = {case_id: Outcome() for case_id in by_id}
-    waiting: dict[str, Timing] = {}  # for its next timing
+    waiting: dict[str, Timing] = {}
 
     def within(case_id: str) -> AbstractContextManager[None]:
         report(case_id)
@@ -105,7 +106,7 @@ def measure_group(
         report(case_id, row)
 
     def advance(case_id: str, answer: dict[str, Measurement] | None = None) -> None:
-        """Go on to the case's next timing, or to its end."""
+        """Measure the case until its next timing or its end."""
         with within(case_id), contextlib.suppress(StopIteration):
             made = steps[case_id].send(answer)
             while not isinstance(made, Timing):
@@ -113,7 +114,7 @@ def measure_group(
                 made = next(steps[case_id])
             waiting[case_id] = made
             return
-        steps[case_id].close()  # releases what the case has allocated
+        steps[case_id].close()  # closing the generator releases the memory of the case
 
     try:
         for case_id in by_id:
@@ -129,7 +130,7 @@ def measure_group(
                 with within(chosen[0]):
                     rows[chosen[0]] = measure_alone(timings[chosen[0]])
             for case_id, timing in timings.items():
-                if case_id not in rows:  # it failed within its own block
+                if case_id not in rows:  # the case has failed in a block of its own
                     steps[case_id].close()
                     continue
                 others = [by_id[other] for other in rows]
@@ -144,7 +145,7 @@ def measure_group(
 def _speed_ups(
     case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
 ) -> Iterator[Measurement]:
-    """Yield those over each baseline among the others, by phase and of all phases together."""
+    """Yield the speed-ups of a case over each baseline, by phase and for all phases together."""
     scopes: list[tuple[int | None, str]] = list(enumerate(timing.phases))
     if len(scopes) > 1:
         scopes.append((None, timing.total))
@@ -161,18 +162,18 @@ def _baselines(case: Case, others: Sequence[Case]) -> list[Case]:
 
 
 def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> dict[str, Outcome]:
-    """Measure one after another the cases of a group that do not fit into memory together.
+    """Measure the cases of a group one after another, if they do not fit into memory together.
 
-    Their latencies are flagged. A speed-up then contains what the machine did in between. So its
-    interval is the widest that both times allow, and wider by the drift of a matrix product that is
-    timed between the cases.
+    The latencies get the flag `sequential`. The machine may change its speed between two cases. So
+    the interval of a speed-up is the widest that both latencies allow. A matrix product is timed
+    between the cases, and its drift widens the interval further.
 
     Args:
-        cases: Of one group.
-        measure: Measures one of them.
+        cases: Cases of one group.
+        measure: Function that measures a single case.
 
     Returns:
-        As `measure_group`.
+        Case id → outcome of the case, with its speed-ups.
     """
     outcomes, times, paces = {}, {}, _pace_ms(cases[0].device)
     for case in cases:
@@ -195,7 +196,7 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
 
 
 def _pace_ms(device: str) -> list[float]:
-    """Return how long a fixed product takes now; empty if this process has lost the device."""
+    """Return the current time of a fixed product, in ms, or nothing if the device is lost."""
     try:
         a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
         return [measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate]
@@ -225,31 +226,32 @@ def run_here(
     run_id: str,
     report: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Outcome]:
-    """Measure one case, whose traces go to the store, or those of a group; see `measure_group`."""
-    (first, *others), ceilings = cases, ceilings_of(store, run_id)
-    traced = nullcontext() if others else recording(lambda: store.new_trace(run_id, first.case_id))
-    with traced:
+    """Measure one case and store its traces, or measure a group without traces."""
+    ceilings = ceilings_of(store, run_id)
+    if len(cases) > 1:
+        return measure_group(cases, params, ceilings, report)
+    with recording(lambda: store.new_trace(run_id, cases[0].case_id)):
         return measure_group(cases, params, ceilings, report)
 
 
 def run_in_process(
     params: Params, cases: Sequence[Case], store: Store, run_id: str, stop: threading.Event
 ) -> dict[str, Outcome]:
-    """Measure one case, or those of a group, in a fresh process, within their time limit.
+    """Measure one case or a group in a fresh process, which ends at the time limit of a case.
 
     Args:
-        params: Of the experiment.
-        cases: Which.
-        store: Where traces go, and the peak rates are.
-        run_id: The run that they belong to.
-        stop: Ends the process when it is set.
+        params: Parameters of the experiment.
+        cases: Cases to measure.
+        store: Database with the peak rates of the run, which also receives the traces.
+        run_id: ID of the run.
+        stop: Event that ends the process.
+
+    Returns:
+        Case id → outcome of the case. If the process died or was late, the case whose code ran has
+        failed, and the other unfinished cases have no outcome.
 
     Raises:
         Canceled: `stop` was set.
-
-    Returns:
-        Case id → its outcome. If the process died or was late, the case whose code ran has failed,
-        and the cases that had not ended have no outcome.
     """
     began, at = time.perf_counter(), cases[0].case_id
     partial: defaultdict[str, Outcome] = defaultdict(Outcome)
@@ -277,7 +279,10 @@ def run_in_process(
 def _serve(
     send: Callable[[Any], None], params: Params, cases: Sequence[Case], database: str, run_id: str
 ) -> None:
-    """In that process: send `(case_id, what)`: None before its code runs, each row, its outcome."""
+    """Measure cases in the fresh process, and send pairs of a case id and one of three values.
+
+    The value is None before code of the case runs, then each row, and at last the outcome.
+    """
 
     def report(case_id: str, what: Any = None) -> None:
         send((case_id, what))

@@ -1,8 +1,7 @@
-"""The jobs of a command: notebooks, each with its checked parameters."""
+"""Make the jobs of a command line: the notebooks to run, each with checked parameters."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,10 @@ class Job:
     """One notebook to run.
 
     Attributes:
-        name: Of the notebook and of its experiment.
-        load: Returns the experiment's module.
-        values: The parameters to inject, as given, each by its own name.
-        params: The same, checked and complete.
+        name: Name of the notebook and of its experiment.
+        load: Function that returns the module of the experiment.
+        values: Parameters to inject into the notebook, as the user gave them.
+        params: All parameters of the notebook, with their types checked.
     """
 
     name: str
@@ -36,35 +35,35 @@ class Job:
 
     @property
     def title(self) -> str:
-        """The name of its executed notebook: that of its scenario, or its own."""
+        """The file name of the executed notebook: the name of the scenario or of the notebook."""
         suite = str(self.values.get("suite", ""))
         return suite if suite in scenarios() else self.name
 
     @property
     def given(self) -> dict[str, Any]:
-        """The parameters to inject after parsing: `[1, 2]` of a command line is a list."""
+        """The given parameters after parsing, so that the text `[1, 2]` has become a list."""
         read = self.params.model_dump(mode="json")
         return {name: read[name] for name in self.values}
 
     def cases(self) -> list[Any]:
-        """Return its cases; the summary has none, since it reads what others have stored."""
+        """Return the cases of the notebook. The summary has none, because it measures nothing."""
         experiment = self.load()
         return experiment.cases(self.params) if hasattr(experiment, "cases") else []
 
 
 def suites() -> list[str]:
-    """List the folders of params files, except the scenarios."""
+    """List the names of the suites."""
     folders = [folder.name for folder in (checkout() / "params").iterdir() if folder.is_dir()]
     return sorted(name for name in folders if name != SCENARIOS)
 
 
 def scenarios() -> list[str]:
-    """List the scenarios: params files that begin with their notebook's name."""
+    """List the names of the scenarios, each of which begins with the name of its notebook."""
     return sorted(file.stem for file in (checkout() / "params" / SCENARIOS).glob("*.yml"))
 
 
 def notebooks() -> list[str]:
-    """List the notebooks, the summary last, because it reads what the others store."""
+    """List the names of the notebooks. The summary comes last, because it reads all results."""
     names = sorted(file.stem for file in (checkout() / "notebooks").glob("*.ipynb"))
     return sorted(names, key=lambda name: name == "summary")
 
@@ -75,17 +74,17 @@ def plan(
     overrides: Mapping[str, Any],
     scheduling: Mapping[str, Any],
 ) -> list[Job]:
-    """Make the jobs of a command line, with all parameters checked before anything runs.
+    """Make the jobs of a command line, and check all parameters before anything runs.
 
     Args:
-        experiments: Notebook → what loads its experiment.
-        targets: A suite and then notebooks, notebooks of the suite `quick`, or scenarios. A suite
-            without notebooks means all of them.
-        overrides: Parameters that replace those of the params files.
-        scheduling: `label` and `resume`.
+        experiments: Name of a notebook → function that loads its experiment.
+        targets: A suite and some of its notebooks, notebooks of the suite `quick`, or scenarios. A
+            suite without notebooks means all of its notebooks.
+        overrides: Parameters that replace the values in the params files.
+        scheduling: Values of `label` and `resume`.
 
     Raises:
-        BadInput: An unknown suite, notebook or parameter, or a value that is not valid.
+        BadInput: A suite, notebook or parameter is unknown, or a value is not valid.
     """
     jobs, complaints = [], []
     given = {name: value for name, value in scheduling.items() if value}
@@ -104,9 +103,10 @@ def plan(
 
 
 def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[Path]:
-    """Find the params files of a command line; a scenario's begins with its notebook's name."""
-    if twice := [name for name, times in Counter(targets).items() if times > 1]:
-        raise BadInput(f"run: {shown(twice[0])} is named twice; name it once")
+    """Find the params files of a command line."""
+    for at, name in enumerate(targets):
+        if name in targets[:at]:
+            raise BadInput(f"run: {shown(name)} is named twice; name it once")
     folder = checkout() / "params"
     if targets and set(targets) <= set(scenarios()):
         return [folder / SCENARIOS / f"{name}.yml" for name in targets]
@@ -130,7 +130,7 @@ def make_job(name: str, load: Load, values: Mapping[str, Any]) -> Job:
     """Make the job of a notebook.
 
     Raises:
-        BadInput: The parameters are not valid.
+        BadInput: A parameter is not valid.
     """
     params = load().Params
     return Job(name, load, params.flat(values), params(**values))
@@ -140,7 +140,7 @@ def import_user_code(jobs: Sequence[Job]) -> None:
     """Import the user's models and functions that jobs name, before the first notebook starts.
 
     Raises:
-        BadInput: One cannot be imported.
+        BadInput: A model or function cannot be imported.
     """
     named = {getattr(job.params, "model", "") or job.name: job.params for job in jobs}
     for params in named.values():
@@ -155,27 +155,26 @@ def read_job(
     names: Sequence[str],
     overrides: Mapping[str, Any],
 ) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Read two params files of one notebook.
+    """Read the two params files that `nano ab` compares.
 
     Args:
-        experiments: Notebook → what loads its experiment.
-        a: The file for A.
-        b: The file for B.
-        names: The notebook, if the files' names do not say it.
-        overrides: Parameters that replace those of both files.
+        experiments: Name of a notebook → function that loads its experiment.
+        a: Params file of version A.
+        b: Params file of version B.
+        names: Names of notebooks from the command line. Without a name, the file names decide.
+        overrides: Parameters that replace the values in both files.
 
     Returns:
-        The notebook's name, and the parameters of A and of B.
+        Name of the notebook, parameters of A, and parameters of B.
 
     Raises:
-        BadInput: A file cannot be read, or the notebook is not known.
+        BadInput: A file cannot be read, or the notebook is unknown.
     """
     known = notebooks()
     named = {name for name in names or (a.stem, b.stem) if name in known}
     if len(named) != 1:
         raise BadInput(
-            f"params: whose are {a} and {b}? name the notebook after them, "
-            f"one of {', '.join(known)}"
+            f"params: which notebook do {a} and {b} belong to? add its name: {', '.join(known)}"
         )
     name = named.pop()
     flat = experiments[name]().Params.flat

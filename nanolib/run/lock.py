@@ -1,4 +1,4 @@
-"""Lock a device for one run: a lock that waits, names its owner, and ends with its process."""
+"""Lock a device for one run. A second run waits, and the lock ends with the process that has it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from filelock import FileLock, Timeout
 from nanolib.measurement import BadInput, printable
 
 _POLL_S = 0.2
-_LONGEST = 400  # bytes of an owner's text
+_LONGEST = 400  # at most this many characters of the text are read
 
 
 def lock_path(device: str) -> Path:
-    """Return the lock file of a device, one for all users of the machine."""
+    """Return the path of a device's lock file, which all users of the machine share."""
     name = device.replace(":", "-")
     if device.startswith("cuda"):
-        from nanolib.meters.machine import gpu_uuid  # torch, which a mistaken command need not load
+        from nanolib.meters.machine import gpu_uuid  # imports torch, so only if a GPU is used
 
         name = gpu_uuid(device)
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
 
 
 def say(line: str) -> None:
-    """Print a line to the standard error, at once."""
+    """Print a line to standard error without a delay."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
@@ -43,16 +43,17 @@ def device_lock(
     log: Callable[[str], object] = say,
     pause: Callable[[float], object] = time.sleep,
 ) -> Iterator[None]:
-    """Use the device alone for the block; wait while another process does.
+    """Lock a device for the block. Wait while another process uses it.
 
     Args:
-        device: As `resolve_device` names it.
-        what: Who uses it, for the runs that wait.
-        log: Receives one line when there is a wait and one when it ends.
-        pause: Called between two tries with how long to wait, s; what it raises ends the wait.
+        device: Device, such as `cpu` or `cuda:0`.
+        what: Name of this run, which other runs show while they wait.
+        log: Function that receives a line when a wait begins and a line when the wait ends.
+        pause: Function that waits for a time in s between two tries. An exception in `pause`
+            ends the wait.
 
     Raises:
-        BadInput: The lock file is not one of nanolib's.
+        BadInput: The path of the lock file is in use by another kind of file.
     """
     lock, waits = FileLock(lock_path(device), mode=0o666), False
     while not _acquire(lock):
@@ -63,7 +64,8 @@ def device_lock(
     try:
         if waits:
             log(f"{device} is free; starting")
-        # Another user's file cannot be written: the others wait for "another process" then.
+        # If the file belongs to another user, this process cannot write its name into it, and
+        # other runs show "another process".
         with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
             file.write(f"{os.getpid()} {printable(what)[:300]}")
         yield
@@ -72,9 +74,9 @@ def device_lock(
 
 
 def lock_owner(device: str) -> str:
-    """Name who uses the device now; empty if nobody does."""
+    """Return the name of the process that uses the device now, or an empty string."""
     lock = FileLock(lock_path(device), mode=0o666)
-    with contextlib.suppress(BadInput):  # the run that wants it reports this
+    with contextlib.suppress(BadInput):  # the run that locks the device reports it
         if not _acquire(lock):
             return _owner(lock)
         lock.release()
@@ -82,11 +84,7 @@ def lock_owner(device: str) -> str:
 
 
 def _acquire(lock: FileLock) -> bool:
-    """Acquire the lock if it is free, and return whether it was.
-
-    Raises:
-        BadInput: Its file cannot be opened.
-    """
+    """Acquire the lock if it is free, and return whether it was free."""
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -100,8 +98,7 @@ def _acquire(lock: FileLock) -> bool:
 
 
 def _owner_file(lock: FileLock, mode: str) -> IO[str]:
-    """Open the text that names the lock's owner; a link in its place is not followed."""
-
+    # Without O_NOFOLLOW, a link at this path would let another user overwrite any file.
     def opened(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
@@ -112,6 +109,6 @@ def _owner_file(lock: FileLock, mode: str) -> IO[str]:
 def _owner(lock: FileLock) -> str:
     with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
         pid, _, what = file.read(_LONGEST).partition(" ")
-        if psutil.pid_exists(int(pid)):  # the text may be of an earlier owner
+        if psutil.pid_exists(int(pid)):  # an earlier owner may have left the text
             return f"process {int(pid)} ({what})"
     return "another process"

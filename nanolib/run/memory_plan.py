@@ -1,4 +1,4 @@
-"""The calls of a case: the memory that is planned without data and measured, and a trace."""
+"""Plan the memory of a case on tensors without data, measure it, and write a profiler trace."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params
 from nanolib.run.timeout import one_line
 
-UNCOUNTED = "a compiled kernel allocates out of the counter's sight"
+UNCOUNTED = "the memory counter cannot track a compiled kernel"
 
-_HEADROOM = 0.9  # of the free memory: the process and the system need some
+_HEADROOM = 0.9  # a case may use this share of the free memory, because the system needs some
 _PLANS: dict[str, Plan] = {}
-_LOW = 2  # blocks: a first one and a last one
+_LOW = 2  # the lowest stack of blocks has a first and a last block
 
 
 @dataclass
@@ -41,15 +41,15 @@ class Workload:
     """One call of a case.
 
     Attributes:
-        scope: The scope of its rows.
-        call: What is called.
-        existing: Returns earlier tensors that count too: weights, inputs, the optimizer's states;
-            by default those of `kinds`.
-        first: Leaves the tensors that a first call leaves for later calls: the optimizer's states,
-            a cache.
-        kinds: Returns the same tensors by use: a `MemoryKind` → tensors.
-        phases: The parts of the call, in order, if it has parts.
-        owners: Returns the `id` of an optimizer's state → the weight that it belongs to.
+        scope: Scope of the rows.
+        call: Function whose memory is planned and measured.
+        existing: Function that returns the tensors that exist before the call, such as weights,
+            inputs and optimizer states. By default it returns the tensors of `kinds`.
+        first: Function that makes the tensors that a first call leaves for later calls, such as
+            optimizer states or a cache.
+        kinds: Function that returns the existing tensors by use: `MemoryKind` → tensors.
+        phases: Parts of the call in order: name → function. Empty if the call has no parts.
+        owners: Function that returns the weight of each optimizer state: `id` → weight.
     """
 
     scope: str
@@ -66,11 +66,11 @@ class Workload:
 
 
 def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
-    """Count the peak memory of a case on tensors that have shapes and no data, once per process.
+    """Plan the peak memory of a case on tensors without data, once per process.
 
     Args:
-        case: Any; its id is the key.
-        workloads: Builds the case's workloads with models and inputs, on tensors without data.
+        case: Case to plan. Later calls with the same `case_id` return the same plan.
+        workloads: Function that builds the models, inputs and workloads of the case.
     """
     if case.case_id not in _PLANS:
         try:
@@ -78,14 +78,14 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
                 plan = Plan({work.scope: _peak(work) for work in workloads()})
         except Unsupported as error:
             plan = Plan(reason=one_line(error), unsupported=one_line(error))
-        except Exception as error:  # the case decides by running
+        except Exception as error:  # only a run can show whether the case works
             plan = Plan(reason=f"not planned: {why_not_planned(error)}")
         _PLANS[case.case_id] = plan
     return _PLANS[case.case_id]
 
 
 def _peak(work: Workload) -> int:
-    """Count the bytes at the peak of a later call."""
+    """Return the peak of the live bytes during a call after the first one."""
     work.first()
     with LiveBytes() as counter:
         counter.watch(*work.existing())
@@ -94,17 +94,17 @@ def _peak(work: Workload) -> int:
 
 
 class StackMemory:
-    """The memory of the calls of a stack of equal blocks, counted without any data.
+    """The memory breakdowns of the calls of a model with equal blocks, planned without data.
 
-    A call has sections: before each block, in it, after it, and its backward pass. With each more
-    block, the peak of a section grows by the same amount of weights, gradients, states, caches and
-    activations. So it follows from a stack of two blocks and one of three. The call's peak is the
-    largest of all sections, which may be another section in a high stack than in a low one.
+    A call has sections: each block's forward pass, the time after the block, and the block's
+    backward pass. Each further block adds the same amount to the peak of a section. So the peaks in
+    a stack of two blocks and in one of three blocks give the peaks in a stack of any depth. The
+    peak of the call is the largest of all sections.
 
     Args:
-        depth: Number of blocks; 0 if the stack is not known.
-        ats: One function for each followed shape: number of blocks → calls of the model, with
-            `model` and `workloads()`.
+        depth: Number of blocks, or 0 if the model has no known stack of blocks.
+        ats: For each planned shape, a function of a number of blocks that returns the calls of a
+            model of that depth, with `model` and `workloads()`.
     """
 
     def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
@@ -118,11 +118,12 @@ class StackMemory:
         shared: Callable[[MemoryBreakdown], MemoryBreakdown] = lambda whole: whole,
         resized: Callable[..., int] = int,
     ) -> dict[str, MemoryBreakdown]:
-        """Return the memory at each scope's peak.
+        """Return the memory breakdown at the peak of each scope.
 
         Args:
-            shared: Returns the part of one rank, if several ranks share the memory.
-            resized: Maps the bytes of a tensor in each followed shape to those in another shape.
+            shared: Function that returns one rank's part of a breakdown, if ranks share the model.
+            resized: Function from the bytes of a tensor in each planned shape to its bytes in
+                another shape.
         """
         found = {}
         for scope in self._stacks[0][0]:
@@ -159,7 +160,14 @@ def _followed_calls(at: Callable[[int], Any], depth: int) -> dict[str, MemoryTra
 def followed(
     work: Workload, model: nn.Module, stacks: Iterable[nn.ModuleList] | None = None
 ) -> MemoryTracker:
-    """Count one call by its phases, or by the sections that begin with each block of `stacks`."""
+    """Track the memory of a call.
+
+    Args:
+        work: Call to track.
+        model: Model whose modules own the memory.
+        stacks: Stacks of blocks that divide the call into sections. None means that the phases
+            divide the call.
+    """
     phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
     with MemoryTracker(model) as counter, counter.follow_modules(), contextlib.ExitStack() as hooks:
         for number, stack in enumerate(stacks or ()):
@@ -179,11 +187,11 @@ def followed(
 def _mark(
     counter: MemoryTracker, block: nn.Module, place: tuple[int, Any], hooks: contextlib.ExitStack
 ) -> None:
-    """Begin a section with a block, after it, and with its backward pass."""
+    """Begin a section before a block, after the block, and before its backward pass."""
 
     def forward(section: str) -> None:
         is_backward = counter.section is not None and counter.section[0] == "backward"
-        if not is_backward:  # otherwise the block is computed again, for its gradient
+        if not is_backward:  # in a backward pass, checkpointing computes the block again
             counter.begin((section, *place))
 
     def made(module: nn.Module, inputs: object, out: Any) -> None:
@@ -196,31 +204,31 @@ def _mark(
 
 
 def shortage(plan: Plan, device: str) -> str:
-    """Return why the case exceeds the free memory; empty if it fits, or its plan is not known."""
+    """Return why a plan exceeds the free memory, or an empty string if it fits or is unknown."""
     free = free_bytes(device)
     if free is None or plan.most is None or plan.most <= _HEADROOM * free:
         return ""
     return (
-        f"it needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; "
-        "shorten it, or give fewer sequences or layers"
+        f"the case needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; "
+        "give shorter or fewer sequences, or fewer layers"
     )
 
 
 def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -> list[Measurement]:
-    """Measure the peak memory of one call, next to its plan.
+    """Measure the peak memory of a call, with the planned peak as the prediction.
 
     Args:
-        work: Which call.
-        device: Where it computes.
-        plan: Of the peak.
-        counted: Whether a counter sees its tensors; a compiled kernel's it does not see.
+        work: Call to measure.
+        device: Device on which the call computes.
+        plan: Plan of the case.
+        counted: Whether the counter can track the tensors. Compiled kernels bypass the counter.
     """
     if not counted:
         message = f"{UNCOUNTED}; see resident_memory"
         refused = {"status": Status.UNSUPPORTED, "message": message}
         peak = Measurement("peak_memory", scope=work.scope, **refused)
         return [peak, resident_row(work.call, work.scope)]
-    work.first()  # counted from where the plan was
+    work.first()  # the plan starts from the same state
     existing, predicted = tuple(work.existing()), plan.peaks.get(work.scope)
     return measure_memory(
         work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
@@ -230,30 +238,30 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
 def breakdown_rows(
     work: Workload, model: nn.Module, device: str, plan: Plan, planned: MemoryBreakdown | None
 ) -> list[Measurement]:
-    """Measure the peak of one call by kind of memory; the kinds add up to it.
+    """Measure the peak memory of a call and its parts by kind, which add up to the peak.
 
-    On a GPU the peak is the allocator's, and its memory beyond the live tensors is a kind of its
-    own, `unattributed`.
+    On a GPU the allocator reports the peak. The allocator's memory beyond the live
+    tensors is the kind `unattributed`.
 
     Args:
-        work: Its tensors are known by kind.
-        model: Its modules are named.
-        device: Where it computes.
-        plan: Of the peak.
-        planned: The planned breakdown; None if there is none.
+        work: Call to measure, with its `kinds`.
+        model: Model whose modules own the memory.
+        device: Device on which the call computes.
+        plan: Plan of the case.
+        planned: Planned breakdown, or None if it is unknown.
 
     Returns:
-        `peak_memory`, with its parts and the peak of each phase (bytes) in its details;
-        `reserved_memory` or `resident_memory`; and `memory_part` by kind, MiB.
+        A row `peak_memory`, whose details contain the parts and the peak of each phase in bytes. A
+        row `reserved_memory` or `resident_memory`. A row `memory_part` for each kind, in MiB.
     """
-    work.first()  # counted from where the plan was
+    work.first()  # the plan starts from the same state
     gc.collect()
     counter = followed(work, model)
     breakdowns = counter.breakdowns()
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)
     if device.startswith("cuda"):
         peak, *others = memory_rows(work, device, plan)
-    else:  # the tracker has counted it
+    else:  # on a CPU the tracker has already counted the peak
         predicted = plan.peaks.get(work.scope)
         peak = exact(
             "peak_memory",
@@ -281,7 +289,7 @@ def breakdown_rows(
 
 
 def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measurement]:
-    """Measure the memory of a call whose tensors no counter sees, as one part."""
+    """Measure the memory of a call whose kernels bypass the counter, as one part."""
     refused, resident = memory_rows(work, device, plan, counted=False)
     scope = f"{work.scope}: {MemoryKind.UNATTRIBUTED}"
     message = f"{UNCOUNTED}, so its parts are not known"
@@ -290,7 +298,7 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
 
 
 def trace(work: Workload, case: Case, params: Params) -> None:
-    """Write the profiler's trace of one call into the folder `traces`, if `params.trace` is set."""
+    """Write a Chrome trace of one call into the folder `traces` if `params.trace` is set."""
     if not params.trace:
         return
     name, scope = (

@@ -1,7 +1,7 @@
-"""Run jobs one after another, each by papermill in its own process, and report how each ended.
+"""Run jobs one after another, each with papermill in its own process, and report the results.
 
-A papermill run whose kernel was killed leaves a notebook that looks completed. So a job succeeded
-if its run in the database has the status `done`, which the notebook's last cell writes.
+If a kernel was killed, papermill still saves a notebook with completed cells. So a job is done only
+if its run in the database has the status `done`, which the last cell of the notebook sets.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from nanolib.store import Store
 
 _POLL_S = 0.3
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
-_KERNEL_DIED = 138  # papermill's own exit code for it
+_KERNEL_DIED = 138  # papermill's exit code after the death of a kernel
 
 
 @dataclass
 class NotebookResult:
-    """How one job ended.
+    """The result of one job.
 
     Attributes:
-        name: The notebook.
-        cases: How many cases it has.
+        name: Name of the executed notebook.
+        cases: Number of cases.
         status: `done`, `failed`, `interrupted` or `not started`.
-        message: Why it did not end well, in one line.
-        seconds: Wall time.
-        measured_s: Part of the wall time inside cases.
-        finished: How many cases have ended.
-        statuses: Status → number of cases.
-        run_id: Its run; empty if it made none.
-        interference: What else the machine did during the run, in lines.
+        message: Reason of a failure or an interruption, in one line.
+        seconds: Wall time of the job, s.
+        measured_s: Wall time inside cases, s.
+        finished: Number of cases that have ended.
+        statuses: Number of cases by status.
+        run_id: ID of the run, or an empty string if the notebook has not made a run.
+        interference: Lines about other load on the machine during the run.
     """
 
     name: str
@@ -66,7 +66,7 @@ class NotebookResult:
     interference: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Return how it ended, for a terminal."""
+        """Return lines about the result for a terminal."""
         return [
             *(f"{self.name}: not a quiet machine: {line}" for line in self.interference),
             f"{self.name}: {self.status} in {self.seconds:.0f} s {self.message}".rstrip(),
@@ -75,11 +75,11 @@ class NotebookResult:
 
 @dataclass
 class Command:
-    """What the jobs of one command share.
+    """A command whose jobs share an output folder.
 
     Attributes:
-        output: The output folder.
-        token: Names the command: its runs have it in common.
+        output: Output folder of all jobs.
+        token: Identifier of the command, which all of its runs have in common.
     """
 
     output: Path
@@ -87,12 +87,12 @@ class Command:
 
     @functools.cached_property
     def logs(self) -> Path:
-        """The folder with a log per job; a command that is refused does not make it."""
+        """The folder with a log per job, which is made at its first use."""
         moment = time.strftime("%Y%m%d-%H%M%S")
         return make_folder(self.output / "logs" / f"{moment}-{self.token}")
 
     def launch(self, title: str) -> str:
-        """Return the name by which the run of a job is found."""
+        """Return the value of the column `launch` for the run of a job."""
         return f"{self.token}/{title}"
 
 
@@ -102,16 +102,16 @@ def run_jobs(
     log: Callable[[str], None] = print,
     conclude: Callable[[NotebookResult], Sequence[str]] = lambda _: (),
 ) -> list[NotebookResult]:
-    """Run jobs one after another; Ctrl-C ends the one that runs, and no other starts.
+    """Run jobs one after another. Ctrl-C ends the current job, and no other job starts.
 
     Args:
-        jobs: From `plan`.
-        command: To which they belong.
-        log: Takes lines for the terminal.
-        conclude: Returns lines for the terminal about a job that has ended.
+        jobs: Jobs to run.
+        command: Command of the jobs.
+        log: Function that prints a line on the terminal.
+        conclude: Function that returns lines about a job that has ended, for the terminal.
 
     Returns:
-        How each ended.
+        The result of each job, in the same order.
     """
     make_folder(command.output)
     results = [NotebookResult(job.title, len(job.cases())) for job in jobs]
@@ -144,13 +144,13 @@ def run_job(
     command: Command,
     show: Callable[[NotebookResult, str], None],
 ) -> None:
-    """Run one job, and write how it ended into `result` and into its run.
+    """Run one job, and store its status in `result` and in its run.
 
     Args:
-        job: Which.
-        result: Of this job.
-        command: To which it belongs.
-        show: Receives `result`, and what the job is doing.
+        job: Job to run.
+        result: Result of the job, which is changed during the job too.
+        command: Command of the job.
+        show: Function that shows `result` and the name of the current case.
     """
     began = time.perf_counter()
     names = {case.case_id: str(case) for case in job.cases()}
@@ -158,21 +158,21 @@ def run_job(
     with Store(command.output / DATABASE) as store:
 
         def watch() -> None:
-            """Find the run of the job, and show its progress."""
+            """Find the run of the job in the database, and show its progress."""
             runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
             result.run_id = str(next(iter(runs), ""))
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
-            at = [names[case_id] for case_id in store.started_attempts(result.run_id)]
+            current = next(map(names.get, store.started_attempts(result.run_id)), "")
             if names and not result.run_id and (owner := lock_owner(resolve_device(device))):
-                at = [f"waiting for {device}: in use by {owner}"]
-            show(result, next(iter(at), ""))
+                current = f"waiting for {device}: in use by {owner}"
+            show(result, current)
 
         try:
             code = _run_papermill(job, command, watch)
             _judge(result, code, store, command.logs / f"{job.title}.log")
         except KeyboardInterrupt:
             result.status = RunStatus.INTERRUPTED
-            result.message = "stopped by Ctrl-C; finished cases are saved (--resume)"
+            result.message = "stopped by Ctrl-C; --resume continues after the last finished case"
         result.seconds = time.perf_counter() - began
         if result.run_id and result.status != RunStatus.DONE:
             store.update_run(result.run_id, status=result.status, message=result.message)
@@ -183,9 +183,9 @@ def run_job(
 
 
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int:
-    """Execute the notebook next to its place, move it there, and return papermill's exit code.
+    """Execute the notebook in a temporary folder, move it, and return papermill's exit code.
 
-    Two suites at once must not write into one file.
+    Without the temporary folder, two suites at once could write into the same file.
     """
     with (
         TemporaryDirectory(prefix=".nanolib-run-", dir=command.output) as folder,
@@ -194,7 +194,7 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int
         parameters, target = Path(folder, "params.yml"), Path(folder, f"{job.title}.ipynb")
         parameters.write_text(yaml.safe_dump(job.params.nested(job.values)), encoding="utf-8")
         source = checkout() / "notebooks" / f"{job.name}.ipynb"
-        # Papermill fills parameters into what is in braces.
+        # Papermill replaces names in braces by parameters, even in a path.
         paths = [str(path).replace("{", "{{").replace("}", "}}") for path in (source, target)]
         variables = {
             OUTPUT_VARIABLE: str(command.output),
@@ -221,14 +221,14 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int
 
 
 def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
-    """Decide whether the job is done, and if not, why."""
+    """Set the status of the job, and the reason if it is not done."""
     run = store.runs_of([result.run_id])
     status, message = ("", "") if run.empty else (run.status.iloc[0], run.message.iloc[0])
     if code == 0 and status == (RunStatus.DONE if result.cases else status):
         result.status = RunStatus.DONE
         return
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = lines[-1].strip() if lines else "it wrote nothing"
+    last = lines[-1].strip() if lines else "papermill wrote nothing"
     result.status, result.message = RunStatus.FAILED, f"{last} (exit {code})"
     if message:
         result.message = message
@@ -241,7 +241,7 @@ def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
 
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
-    """List what ran, how its cases ended, and how long it took; the last line is the sum."""
+    """Return a table of each job's status, cases and times, with their sum in the last line."""
     lines = []
     for result in results:
         counts = result.statuses

@@ -1,8 +1,12 @@
-"""Run jobs as Ray tasks: on this machine's own Ray, or on a cluster (`RAY_ADDRESS`).
+"""Run jobs as Ray tasks, on a local Ray or on the cluster in `RAY_ADDRESS`.
 
-Each task runs its notebook as `nano run` does, into a folder and a database of its own, which are
-brought back and merged. A task whose node is lost runs again on another node. Its results are lost
-with the node, so no case is stored twice.
+Each task runs its notebook as `nano run` does, with a new folder and a new database. The task
+returns its files, and nanolib merges the database into yours. If a node is lost, Ray runs its task
+again on another node. The results on the lost node are lost too, so no case is stored twice.
+
+`tests/benchmarks/ray_nodes.py` checks the loss of a node in a cluster of three nodes on one
+machine. A cluster of several machines was not tested. After Ctrl-C, Ray ends the tasks together
+with this process, which was not tested either.
 """
 
 from __future__ import annotations
@@ -23,24 +27,24 @@ from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.run.provenance import source_digest
 from nanolib.store import Store
 
-RETRIES = 2  # of a task whose node or worker is lost
+RETRIES = 2  # Ray starts a task again this often after a lost node or worker.
 
 
 def run_on_ray(
     jobs: Sequence[Job], command: Command, log: Callable[[str], None] = print
 ) -> list[NotebookResult]:
-    """Run jobs as Ray tasks, as many at once as the cluster has devices for.
+    """Run jobs as Ray tasks, in parallel as far as the cluster has devices.
 
     Args:
-        jobs: From `plan`; a job without cases runs here, at the end.
-        command: To which they belong; results are brought into its output folder.
-        log: Takes lines for the terminal.
+        jobs: Jobs to run. A job without cases runs on this machine, after all tasks.
+        command: Command of the jobs, whose output folder receives the results.
+        log: Function that prints a line on the terminal.
 
     Returns:
-        How each ended.
+        The result of each job, jobs without cases last.
 
     Raises:
-        BadInput: Ray is not installed, or no node has what a job needs.
+        BadInput: Ray is not installed, or no node has the devices of a job.
     """
     if any(job.values.get("resume") for job in jobs):
         raise BadInput(
@@ -67,7 +71,7 @@ def run_on_ray(
                 for line in result.lines():
                     log(line)
         except KeyboardInterrupt:
-            for result in pending.values():  # whose tasks end with this driver
+            for result in pending.values():  # Ray ends these tasks together with this process
                 result.status = RunStatus.INTERRUPTED
                 result.message = "stopped by Ctrl-C before its results came back"
             return results
@@ -75,17 +79,17 @@ def run_on_ray(
 
 
 def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return a job's share of a node: a GPU per rank, or as many CPUs as the smallest node has.
+    """Return the resources of a job: a GPU per rank, or as many CPUs as the smallest node has.
 
-    On nodes of one size, no other job runs on the devices that it measures. A larger node may run
+    If all nodes have the same size, no other job uses the devices of a job. A larger node may run
     several jobs at once, and their rows then have the flag `busy_machine`.
 
     Args:
-        job: Which.
-        nodes: The resources of each node.
+        job: Job to run.
+        nodes: Resources of each node: name → amount.
 
     Raises:
-        BadInput: No node has it.
+        BadInput: No node has these resources.
     """
     device = getattr(job.params, "device", "cpu")
     ranks = max(getattr(job.params, "world_sizes", [1]))
@@ -105,9 +109,9 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
 
 @contextmanager
 def _connected() -> Iterator[Any]:
-    """Connect to Ray at `RAY_ADDRESS`, or to a local Ray that runs, or start one."""
+    """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or else start a local Ray."""
     try:
-        import ray  # optional
+        import ray  # an optional dependency
     except ImportError:
         raise BadInput(
             '--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"'
@@ -129,14 +133,14 @@ def _connected() -> Iterator[Any]:
 
 
 def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) -> None:
-    """Put what one task returned into the database and the folders."""
+    """Merge the database of one task into the command's database, and copy its other files."""
     try:
         found, files = ray.get(ready)
     except ray.exceptions.RayError as error:
         result.status = RunStatus.FAILED
         reason = str(getattr(error, "cause", None) or error).strip().splitlines()[0]
         raised = isinstance(error, ray.exceptions.RayTaskError)
-        lost = f"its node or worker was lost {RETRIES + 1} times: "
+        lost = f"the node or worker was lost {RETRIES + 1} times: "
         result.message = reason if raised else lost + reason
         return
     vars(result).update(vars(found))
@@ -151,7 +155,7 @@ def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) 
 def _measure(
     name: str, load: Load, values: dict[str, Any], token: str, sources: str
 ) -> tuple[NotebookResult, dict[str, bytes]]:
-    """On a node: run one job in its own folder, and return how it ended and its files."""
+    """Run one job on a node in a temporary folder, and return its result and its files."""
     if source_digest() != sources:
         raise BadInput(
             f"ray: a node has another nanolib ({nanolib.__version__}, other sources); "

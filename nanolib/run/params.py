@@ -1,11 +1,10 @@
-"""The parameters that all notebooks share."""
+"""Define the parameters that all measuring notebooks share, and check their values."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -18,8 +17,8 @@ from nanolib.meters.time.sampler import Collect, Timing
 from nanolib.models import attention, text
 from nanolib.params import StrictModel, free_label
 
-# Parameters that schedule and name a run and do not change what it measures: `--resume` continues
-# a run under another label.
+# Parameters that do not change what a run measures. `--resume` continues a run even if
+# the values of these parameters differ.
 SCHEDULING = {"suite", "label", "resume", "trace"}
 
 MAX_SEQ_LEN = 2**24
@@ -27,27 +26,25 @@ MAX_CASES = 4096
 
 Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
-Count = Annotated[
-    int, pydantic.Field(gt=0, le=4096)
-]  # of heads, their dimensions, layers or threads
+# The number of heads, layers or threads, or the dimension of a head.
+Count = Annotated[int, pydantic.Field(gt=0, le=4096)]
 
 
 class Params(StrictModel):
-    """Parameters that every measuring notebook has.
+    """Parameters of every measuring notebook.
 
     Attributes:
         device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
         rel_ci: Stop timing when the interval's half-width is this share of the estimate.
-        budget_s: At most this long for one timing, s.
-        case_timeout_s: At most this long for one case, s.
-        isolation: `none`, or `process` for each case in a fresh one.
-        seed: Seeds the inputs.
-        trace: Whether to write torch's profile of each case, a Chrome trace, into `traces` in the
-            output folder.
-        suite: Which params set this is.
+        budget_s: Longest time of one timing, s.
+        case_timeout_s: Longest time of one case, s.
+        isolation: `none`, or `process` to run each case in a fresh process.
+        seed: Seed of the random inputs.
+        trace: Whether to write a Chrome trace of each case into the folder `traces`.
+        suite: Name of the parameter set.
         label: Your name for the run.
         resume: Continue the last run with the same parameters, version and machine.
-        grids: Names of lists whose every combination is a case.
+        grids: Tuples of names of lists. Every combination of the lists' values is a case.
     """
 
     grids: ClassVar[tuple[tuple[str, ...], ...]] = ()
@@ -87,14 +84,14 @@ class Params(StrictModel):
         return self
 
     def look(self, cases: Sequence[Any]) -> None:
-        """Run the user's code that the parameters name on tensors without data, once for all cases.
+        """Run the user's code once for all cases, on tensors without data.
 
         Raises:
-            BadInput: There is no such code.
+            BadInput: The code that a parameter names does not exist.
         """
 
     def timing(self, device: str) -> dict[str, Any]:
-        """Return the arguments of `measure` for a call on this device."""
+        """Return the arguments of `nanolib.meters.time.latency.measure` for a call on `device`."""
         return {
             "rel_ci": self.rel_ci,
             "budget_s": self.budget_s,
@@ -105,41 +102,37 @@ class Params(StrictModel):
     def timed(
         self, device: str, phases: Mapping[str, Callable[[], object]], *, total: str = "total"
     ) -> Timing:
-        """Make the timing that a case yields, to be timed in turns with those of other cases.
+        """Make the `Timing` that a case yields. Other cases may be timed in turns with this case.
 
         Args:
-            device: Where it computes.
+            device: Device on which the calls compute.
             phases: Scope → call.
-            total: The scope of the phases' sum.
+            total: Scope of the sum of all phases.
         """
         return Timing(phases, total=total, **self.timing(device))
 
     def collected_by(self, collect: Collect) -> Self:
-        """Return a copy whose timings take their blocks from `collect`; see `measure`."""
+        """Return a copy of the parameters whose timings collect their blocks with `collect`."""
         copy = self.model_copy()
         copy._collect = collect
         return copy
 
     def defining(self) -> dict[str, Any]:
-        """Return the parameters that define what is measured, for the fingerprint of a run."""
-        return {
-            name: value
-            for name, value in self.model_dump(mode="json").items()
-            if name not in SCHEDULING
-        }
+        """Return the parameters that define what a run measures, for its fingerprint."""
+        return self.model_dump(mode="json", exclude=SCHEDULING)
 
 
 def distinct(values: list[Any]) -> list[Any]:
-    """Return `values` if none is repeated: a run measures each case once."""
-    seen = [json.dumps(value, sort_keys=True) for value in values]
-    times = Counter(seen)
-    if twice := [value for value, text in zip(values, seen, strict=True) if times[text] > 1]:
-        raise ValueError(f"{shown(twice[0])} is given twice; leave one out")
+    """Return `values` if no value is repeated, because a run measures each case once."""
+    keys = [json.dumps(value, sort_keys=True) for value in values]
+    for at, key in enumerate(keys):
+        if key in keys[:at]:
+            raise ValueError(f"{shown(values[at])} is given twice; leave one out")
     return values
 
 
 def known(values: list[str], names: Any, what: str) -> list[str]:
-    """Return `values` if each is one of the names."""
+    """Return `values` if each value is one of `names`."""
     for value in values:
         if value not in names:
             hint = did_you_mean(value, names)
@@ -155,7 +148,7 @@ known_kinds = functools.partial(known, names=ATTENTION_KINDS, what="attention ki
 
 
 def known_corpus(value: str) -> str:
-    """Return `value` if it names a text; two bytes are enough to know."""
+    """Return `value` if it names a text that can be read."""
     text.load(value, max_bytes=2)
     return value
 
@@ -167,16 +160,17 @@ def fitting_config(
     longest: tuple[str, int] = ("", 0),
     reads_text: bool = False,
 ) -> NanoConfig:
-    """Make the config of a preset with `overrides`, options of its attention included.
+    """Make the config of a preset with `overrides`, and check the options of its attention.
 
     Args:
-        preset: A key of `PRESETS`.
-        overrides: Fields that differ.
-        longest: The field of the longest sequence, and its tokens.
-        reads_text: Whether its input is bytes of text, and not ids of its own vocabulary.
+        preset: Key of `PRESETS`.
+        overrides: Fields of `NanoConfig` that differ from the preset.
+        longest: Name of the parameter that sets the longest sequence, and its length in tokens.
+        reads_text: Whether the model reads bytes of text instead of random token ids.
 
     Raises:
-        ValueError: They do not fit; the message begins with a field.
+        ValueError: A value is not valid for the preset. The message begins with the name of a
+            parameter.
     """
     try:
         config = NanoConfig.from_preset(preset, **overrides)
@@ -193,7 +187,7 @@ def fitting_config(
         )
     if reads_text and config.vocab_size < text.VOCAB_SIZE:
         raise ValueError(
-            f"overrides: vocab_size {config.vocab_size} cannot hold the {text.VOCAB_SIZE} bytes "
-            "of the text; raise it"
+            f"overrides: vocab_size {config.vocab_size} is less than the {text.VOCAB_SIZE} values "
+            "of a byte of text; raise it"
         )
     return config

@@ -1,6 +1,6 @@
-"""The machine's peak rates as the first cases of a run, and what rests on them.
+"""Measure the peak rates of a device, and compute the roofline and MFU from them.
 
-Every share is of a rate that this run, or another of the same command, has measured.
+The first cases of a run measure the peak rates, or copy them from another run of the same command.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from nanolib.run.case import Case, Plan
 from nanolib.store import Store
 
 METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
-_LONGER = 4  # than another timing: every share and prediction rests on it
+# A peak rate gets more time than another timing, because every prediction and share depends on it.
+_LONGER = 4
 
 
 class Ceiling(float):
     """A measured peak rate, FLOP/s or B/s, with the ends of its interval.
 
     Attributes:
-        low: Lower end; the rate itself if there is none.
-        high: Upper end.
+        low: Lower end of the interval, or the rate if no interval is known.
+        high: Upper end of the interval, or the rate if no interval is known.
 
     Example:
         >>> Ceiling.of(1e11, 1.1e11, 1.2e11).high
@@ -38,7 +39,7 @@ class Ceiling(float):
 
     @classmethod
     def of(cls, low: float | None, estimate: float, high: float | None) -> Self:
-        """Make it from an estimate and the ends of its interval."""
+        """Make a peak rate from an estimate and the ends of its interval."""
         made = cls(estimate)
         made.low = estimate if low is None else low
         made.high = estimate if high is None else high
@@ -47,64 +48,59 @@ class Ceiling(float):
 
 @dataclass(frozen=True)
 class CeilingCase(Case):
-    """A peak of one device: the matrix product of a dtype, `tf32` or `fp8`, or a `copy`."""
+    """The peak rate of one device: a matrix product in a dtype, `tf32` or `fp8`, or a `copy`."""
 
-    supports_ab: ClassVar[bool] = False  # a peak is the machine's, not the code's
+    supports_ab: ClassVar[bool] = False  # a peak rate belongs to the machine, not to the code
+    sustained: ClassVar[bool] = False
 
     ceiling: str
     budget_s: float
 
     def unsupported(self) -> str:
-        """Return why the device has no such product."""
+        """Return why the device cannot compute the product, or an empty string."""
         return no_product(self.ceiling, self.device)
 
     def plan(self) -> Plan:
-        """Count its operands."""
+        """Return the bytes of the operands."""
         return Plan({"ceiling": operand_bytes(self.device, self.ceiling)})
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """See `measure_ceiling`."""
-        yield measure_ceiling(self.device, self.ceiling, self.budget_s)
+        """Measure the peak rate with `measure_ceiling`."""
+        yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=self.sustained)
 
     def __str__(self) -> str:
-        """Name what is measured."""
-        return f"ceiling {self.ceiling}"
+        """Return `ceiling`, the name of the rate, and `sustained` if it is."""
+        return f"ceiling {self.ceiling}" + (" sustained" if self.sustained else "")
 
 
 @dataclass(frozen=True)
 class SustainedCase(CeilingCase):
-    """The same product after the device has been at it for half of `budget_s`."""
+    """The peak rate of a product that has already run for half of `budget_s`."""
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """See `measure_ceiling`."""
-        yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=True)
-
-    def __str__(self) -> str:
-        """Name what is measured."""
-        return f"ceiling {self.ceiling} sustained"
+    sustained: ClassVar[bool] = True
 
 
 def no_product(kind: str, device: str) -> str:
-    """Return why a device has no tf32 or no FP8; empty if it has, and for torch's own types."""
+    """Return why a device cannot multiply in `tf32` or `fp8`, or an empty string if it can."""
     if kind == "fp8":
         return fp8.native(device)
     is_new = device.startswith("cuda") and torch.cuda.get_device_capability(device) >= (8, 0)
     if kind != "tf32" or is_new:
         return ""
-    return f"{device} has no tf32; NVIDIA GPUs from compute capability 8.0 have"
+    return f"{device} has no tf32; use an NVIDIA GPU of compute capability 8.0 or higher"
 
 
 def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:
-    """Make one case per dtype and one for the copy, each at most 2 s."""
+    """Make a case for the matrix product in each dtype and a case for the copy."""
     return [CeilingCase(device, name, min(_LONGER * budget_s, 2.0)) for name in (*dtypes, "copy")]
 
 
 def ceilings_of(store: Store, run_or_machine: str) -> dict[str, float]:
-    """Return the newest peaks of a run or a machine: dtype → FLOP/s, and `copy` → B/s.
+    """Return the newest peak rates of a run or a machine: dtype → FLOP/s, and `copy` → B/s.
 
     Args:
-        store: Where they are.
-        run_or_machine: Its `run_id` or `machine_id`.
+        store: Database of the runs.
+        run_or_machine: `run_id` of the run or `machine_id` of the machine.
     """
     query = (
         "SELECT scope, low, estimate, high FROM results WHERE ? IN (run_id, machine_id)"
@@ -115,14 +111,17 @@ def ceilings_of(store: Store, run_or_machine: str) -> dict[str, float]:
 
 
 def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
-    """Return a peak rate that another notebook of the same command has measured here.
+    """Return the row of a peak rate that another run of the same command has measured.
 
-    So all notebooks of a command use the same peak rates, although each is a run of its own.
+    All notebooks of a command use the same peak rates, although each notebook is a run of its own.
 
     Args:
-        case: Any; empty if it is not a peak rate.
-        store: Where the runs are.
-        run_id: The run that would measure it.
+        case: Case that is about to be measured.
+        store: Database of the runs.
+        run_id: Run of the case.
+
+    Returns:
+        One row, or none if no other run has measured the rate or the case is not a peak rate.
     """
     run = store.runs_of([run_id]).iloc[0]
     command = run.launch.partition("/")[0]
@@ -141,13 +140,13 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
 def roofline_ms(
     flops: float, bytes_moved: float, dtype: str, ceilings: dict[str, float]
 ) -> float | None:
-    """The least time that the measured ceilings allow, ms; None while they are not known.
+    """Return the shortest time that the peak rates allow, in ms, or None if a rate is missing.
 
     Args:
-        flops: Work of one call.
-        bytes_moved: Bytes that must be read and written at least once.
-        dtype: Whose matrix product bounds the work.
-        ceilings: FLOP/s per dtype, B/s under `copy`.
+        flops: FLOPs of one call.
+        bytes_moved: Bytes that one call must read and write at least once.
+        dtype: Dtype of the matrix products, a key of `ceilings`.
+        ceilings: Peak rates: dtype → FLOP/s, and `copy` → B/s.
 
     Source: Williams, Waterman & Patterson (2009), the roofline model.
     """
@@ -159,9 +158,9 @@ def roofline_ms(
 def rate_rows(
     latency: Measurement, flops: float, dtype: str, ceilings: dict[str, float]
 ) -> Iterator[Measurement]:
-    """`flops_per_second`, and `mfu` where the ceiling is known, of one latency.
+    """Yield `flops_per_second` of a latency, and `mfu` if the peak rate of the dtype is known.
 
-    The share's interval is the widest that the latency's and the ceiling's allow.
+    The interval of `mfu` is the widest that the intervals of the latency and the peak rate allow.
     """
     yield rate("flops_per_second", flops, latency)
     if dtype in ceilings:
@@ -169,5 +168,5 @@ def rate_rows(
         share = rate("mfu", flops / ceiling, latency)
         low = None if share.low is None else share.low * ceiling / ceiling.high
         high = None if share.high is None else share.high * ceiling / ceiling.low
-        said = f"of {ceiling:.3g} [{ceiling.low:.3g} … {ceiling.high:.3g}] FLOP/s"
-        yield replace(share, low=low, high=high, message=said)
+        message = f"of {ceiling:.3g} [{ceiling.low:.3g} … {ceiling.high:.3g}] FLOP/s"
+        yield replace(share, low=low, high=high, message=message)

@@ -1,8 +1,8 @@
-"""Start processes that end with this one, and end all that they started.
+"""Start processes that end with this process, and end them with all of their children.
 
-`-m nanolib.run.process PARENT MODULE ARGUMENT...` runs `-m MODULE ARGUMENT...` in a process that
-ends when its parent does. This file imports nothing but the standard library: `nano ab` loads it
-under interpreters that have nothing else.
+`python -m nanolib.run.process PARENT MODULE ARGUMENT...` runs a module in a process that ends when
+its parent ends. At its top, this file imports only the standard library, because `nano ab` loads it
+under interpreters without other packages.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from typing import Any
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _WATCH_S = 0.5
 _POLL_S = 0.2
-_START_S = 60.0  # what importing torch may take on a busy machine
-_GRACE_S = 5.0  # for a process that closes its pipe, to end
+_START_S = 60.0  # importing torch can take this long on a busy machine
+_GRACE_S = 5.0  # a process that has closed its pipe gets this long to end
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start a process in a session of its own, which Ctrl-C does not reach.
+    """Start a process in a new session, so that Ctrl-C does not reach it.
 
     Args:
-        command: What to run; see `python`.
-        options: As `subprocess.Popen` takes them.
+        command: Command line, for example the result of `python`.
+        options: Options of `subprocess.Popen`.
     """
     return subprocess.Popen(list(command), start_new_session=True, **options)
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in a process that ends when this one does."""
+    """Return the command line that runs a module in a process that ends with this process."""
     return [sys.executable, "-m", __name__, str(os.getpid()), module, *arguments]
 
 
 class Late(Exception):
-    """A process sent nothing for longer than it may take."""
+    """A process has exceeded its time limit between two values."""
 
 
 class Died(Exception):
@@ -58,27 +58,28 @@ def call_in_process(
     limit_s: float,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Any]:
-    """Call a function in a fresh interpreter, and yield what it sends.
+    """Call a function in a fresh interpreter, and yield the values that it sends.
 
-    The process and all that it started end with the generator, and with this process.
+    When the generator or this process ends, the new process ends too, with all of its children.
 
     Args:
-        function: Of a module; its first argument is a function that sends one value here. What it
-            prints goes to standard error.
-        arguments: The others, which pickle can send.
-        limit_s: Longest time between two values, s; a minute longer while it imports.
-        stopped: Called every 0.2 s; the process is ended when it returns true.
+        function: Function of a module. The first argument of the function is a function that
+            sends a value to this process. The output goes to standard error.
+        arguments: Other arguments of the function, which pickle can send.
+        limit_s: Longest time between two values, s. The import may take a minute more.
+        stopped: Function that is called every 0.2 s. The process ends when it returns true.
 
     Raises:
         Died: The process ended before the function returned.
-        Late: It sent nothing for longer than it may take.
+        Late: No value came for `limit_s` seconds.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(os.getpid(), theirs))
     process.start()
     theirs.close()
-    ours.send((function, arguments))  # not with the process: to read them is to import torch
+    # Unpickling the function imports torch, so the process first arranges its own end.
+    ours.send((function, arguments))
     deadline, returned = time.monotonic() + _START_S + limit_s, False
     try:
         while not stopped():
@@ -87,13 +88,13 @@ def call_in_process(
                 returned = values is None
                 yield from values or ()
                 deadline = time.monotonic() + limit_s
-            elif not process.is_alive():  # something that it forked may hold the pipe open
+            elif not process.is_alive():  # a grandchild may keep the pipe open
                 break
             elif time.monotonic() > deadline:
-                raise Late(f"it sent nothing for {limit_s:g} s")
-    except (EOFError, OSError):  # it has ended
+                raise Late(f"the process sent no value for {limit_s:g} s")
+    except (EOFError, OSError):  # the process has ended
         process.join(_GRACE_S)
-    finally:  # after an interrupt too: nothing may stay behind
+    finally:  # after an interrupt too, so that no process survives
         kill_tree(process.pid)
         process.join()
         ours.close()
@@ -102,11 +103,14 @@ def call_in_process(
 
 
 def _serve(parent: int, connection: Connection) -> None:
-    """In that process: send lists, an empty one after the imports, and None after the function."""
+    """Call the function in the new process.
+
+    The process sends lists: an empty list after the imports, a list with each value, and then None.
+    """
     exit_with_parent(parent)
     os.setsid()
     os.dup2(2, 1)
-    gc.disable()  # collecting takes a fifth of the time of importing torch, and frees nothing
+    gc.disable()  # collecting frees nothing here, and takes a fifth of the time of importing torch
     function, arguments = connection.recv()
     gc.enable()
     connection.send([])
@@ -115,8 +119,8 @@ def _serve(parent: int, connection: Connection) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all that descend from it; the caller waits for it then."""
-    import psutil  # another interpreter, whose version `nano ab` measures, may not have it
+    """Kill a process and all of its descendants. The caller then waits for the process."""
+    import psutil  # the interpreters of `nano ab` may not have psutil
 
     try:
         first = psutil.Process(pid)
@@ -129,10 +133,10 @@ def kill_tree(pid: int) -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process when the one that started it has ended, however that happens.
+    """Make this process end when its parent ends for any reason.
 
     Args:
-        parent: Its number, as it knew it: it may have ended before this is called.
+        parent: Process ID of the parent, which may have ended before this call.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, int(signal.SIGKILL))
@@ -143,26 +147,26 @@ def exit_with_parent(parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Poll for the parent's end: this system does not report it."""
+    """Poll until the parent has ended, because only Linux sends a signal then."""
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def describe_exit(code: int, errors: str = "") -> str:
-    """Describe the exit of a process that should not have ended, with its last line.
+    """Describe the unexpected end of a process in one line.
 
     Args:
-        code: As `subprocess` gives it: below zero for a signal.
-        errors: What it wrote.
+        code: Exit code, or the negative number of a signal.
+        errors: Text that the process wrote to standard error. The last line of the text is added.
     """
     if code < 0:
-        return f"its process was killed by {signal_name(-code)}"
-    return ": ".join([f"its process ended with {code}", *errors.strip().splitlines()[-1:]])
+        return f"the process was killed by {signal_name(-code)}"
+    return ": ".join([f"the process ended with {code}", *errors.strip().splitlines()[-1:]])
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, such as SIGKILL; not all of them have one."""
+    """Return the name of a signal, such as SIGKILL, or its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -171,6 +175,6 @@ def signal_name(number: int) -> str:
 
 if __name__ == "__main__":
     exit_with_parent(int(sys.argv[1]))
-    gc.set_threshold(50_000)  # imports leave nothing to collect
+    gc.set_threshold(50_000)  # imports leave no garbage, so collect less often
     name, sys.argv = sys.argv[2], sys.argv[2:]
     runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""What makes a run's numbers: the code, the machine, and what else the machine did during the run."""
+"""Record what a run depends on: the code, the machine, and the interference of other processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_TIMED_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 @functools.cache
 def source_digest() -> str:
-    """A hash of nanolib's own sources: edited code is another version, whatever git says."""
+    """Return a hash of nanolib's source files, which changes with every edit of the code."""
     root = Path(nanolib.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
@@ -41,26 +41,26 @@ def source_digest() -> str:
 
 @functools.cache
 def git_revision() -> str:
-    """The revision of nanolib's checkout, with `+` if files differ from it; empty outside one."""
+    """Return the git revision of nanolib, with `+` if files have changed, or an empty string."""
     root = Path(nanolib.__file__).parent.parent
     if not (root / ".git").exists():
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):  # no git, or no commit yet: see `source_digest`
+    except (OSError, subprocess.SubprocessError):  # git is missing, or there is no commit yet
         return ""
     return done.stdout.strip()
 
 
 def new_run(name: str, params: Params, device: str, cases: int) -> Run:
-    """Describe a run that begins now, and say what makes the machine less than quiet.
+    """Make the record of a run that begins now, and print the interference on the machine.
 
     Args:
-        name: Its experiment.
-        params: Its parameters.
-        device: Where it runs.
-        cases: How many cases it has.
+        name: Name of the experiment.
+        params: Parameters of the run.
+        device: Device of the run.
+        cases: Number of cases.
     """
     machine, interference = this_machine(), find_interference(device)
     for line in interference:
@@ -85,10 +85,16 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
 
 
 def take_over(store: Store, run: Run) -> str:
-    """Continue the last run with the same parameters, version and machine.
+    """Find the last run with the same parameters, version and machine, and mark it as running.
+
+    Runs of another living process are skipped.
+
+    Args:
+        store: Database of the runs.
+        run: Record of the run that would begin now.
 
     Returns:
-        Its id; empty if there is none, or another process is at it.
+        `run_id` of the run to continue, or an empty string.
     """
     for before in store.runs("fingerprint = ?", (run.fingerprint,))[::-1].itertuples():
         is_ours = before.process == run.process
@@ -107,18 +113,18 @@ def take_over(store: Store, run: Run) -> str:
 
 
 def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
-    """Describe the interference during the cases so far.
+    """Describe the interference during the cases that have been measured.
 
     Args:
-        loads: Of the CPUs during each case.
-        cases: How many the run has to measure.
+        loads: Load of the CPUs during each case.
+        cases: Number of cases that the run has to measure.
     """
-    shares: defaultdict[str, list[float]] = defaultdict(list)  # finding → what others took, by case
+    shares: defaultdict[str, list[float]] = defaultdict(list)
     for load in loads:
         if load.is_busy:
             shares[_OTHERS].append(load.taken)
         if load.limited_by:
-            shares[f"{load.limited_by} held this process back"].append(0.0)
+            shares[f"{load.limited_by} slowed this process down"].append(0.0)
     return [
         f"{DURING}{len(taken)} of {cases} cases {text.format(max(taken))}"
         for text, taken in shares.items()
@@ -126,10 +132,14 @@ def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
 
 
 def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
-    """Flag a case, and its timed rows, by the load of the CPUs during it.
+    """Flag a case and its timed rows by the load of the CPUs during the case.
 
-    Rows that watched their own time keep their own flags, and a row that is computed from a timing
-    has that timing's.
+    A timing that recorded its own load keeps its own flags. Other rows of the same scope get the
+    flags of that timing.
+
+    Args:
+        outcome: Outcome of the case, which is changed.
+        load: Load of the CPUs during the case.
     """
     own = {
         row.scope: tuple(flag for flag in row.flags if flag in (Flag.BUSY_MACHINE, Flag.THROTTLED))

@@ -1,11 +1,11 @@
-"""Call a function on several ranks of this machine, and name the rank at fault if one fails.
+"""Call a function on several ranks of this machine, and find the rank at fault if a rank fails.
 
     answers = run_ranks(rank, {"seq_len": 4096}, world_size=2, device="cpu", timeout_s=60)
 
-Each rank calls the function with the request, inside a process group of its own. A rank that raises,
-dies or hangs ends them all. `torch.multiprocessing` starts the ranks from one process, so that they
-share a network of their own and, on a CPU, one import of torch. Under torchrun
-(`nanolib.run.torchrun`) its processes are the ranks.
+Each rank calls the function with the request, in a new process group. If a rank raises, dies or
+hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process. So the ranks share
+a private network and, on a CPU, one import of torch. Under `nanolib.run.torchrun`, the processes of
+torchrun are the ranks.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from nanolib.meters.links import enter_private_network
 from nanolib.models.functions import cause
 from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
 
-HANG_S = 60.0  # a rank that lets the others wait this long hangs
-_GRACE_S = 2.0  # for a rank that is terminated, to write its stack
-# The backends' messages when another rank has not come, or is gone.
+HANG_S = 60.0  # a rank hangs if another rank waits this long for it
+_GRACE_S = 2.0  # a terminated rank gets this long to write its stack
+# The backends raise these messages if another rank is late or has ended.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
-# NCCL does not raise then: its watchdog writes this, and aborts the process that waited.
+# NCCL raises nothing then. Its watchdog writes this line and aborts the process that waited.
 _WATCHDOG = r"\[Rank (\d+)\].*Watchdog caught collective operation timeout"
 
-_launched: list[Any] = []  # at most one
+_launched: list[Any] = []  # empty, or the `Ranks` of torchrun
 
 
 class RankFailed(Exception):
-    """A rank raised, died or hung.
+    """A rank raised an exception, died or hung.
 
     Attributes:
-        details: The rank and its traceback, for the details of the case's row.
+        details: Number of the rank and its traceback, for the row of the case.
     """
 
     def __init__(self, message: str, rank: int = -1, traceback: str = "") -> None:
@@ -59,19 +59,20 @@ class RankFailed(Exception):
 
 
 def use(launched: Any) -> None:
-    """Run all cases of this process on ranks that torchrun has started; see its `Ranks`."""
+    """Run all later cases of this process on the ranks of torchrun."""
     _launched[:] = [launched]
 
 
 def nodes_of(world_size: int) -> int:
-    """Return the number of machines of this many ranks."""
+    """Return the number of machines that run this number of ranks."""
     return max((math.ceil(world_size / each.ranks_per_node) for each in _launched), default=1)
 
 
 def lacking(device: str, world_size: int) -> str:
-    """Return why this many ranks cannot run.
+    """Return why this number of ranks cannot run, or an empty string.
 
-    NCCL refuses to share a GPU, and ranks on a CPU share its cores.
+    On GPUs each rank needs its own GPU, because NCCL cannot share a GPU. On a CPU all ranks
+    share the cores.
     """
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
@@ -102,21 +103,21 @@ def run_ranks(
     """Call a function in `world_size` processes.
 
     Args:
-        body: A function of a module that each rank can import; it takes the request.
-        request: JSON types.
-        world_size: How many ranks.
-        device: `cpu` (gloo) or `cuda` (NCCL, one GPU each).
-        timeout_s: All of it may take this long.
-        threads: Of each rank, on a CPU.
-        rank_timeout_s: A rank may wait this long for another.
-        private_network: Whether the ranks get a network of their own, if the system allows it.
+        body: Function of the request, in a module that each rank can import.
+        request: Argument of the function, of JSON types.
+        world_size: Number of ranks.
+        device: `cpu` for gloo, or `cuda` for NCCL with a GPU for each rank.
+        timeout_s: Time limit of the call, s.
+        threads: Number of threads of each rank on a CPU.
+        rank_timeout_s: Longest time that a rank waits for another rank, s.
+        private_network: Whether to give the ranks a private network, if the system allows it.
 
     Returns:
-        What each rank answered (JSON types), in order.
+        The result of each rank, of JSON types, in the order of the ranks.
 
     Raises:
-        RankFailed: One raised, died or hung.
-        Unsupported: More ranks than GPUs.
+        RankFailed: A rank raised an exception, died or hung.
+        Unsupported: This machine has too few devices for the ranks.
     """
     if reason := lacking(device, world_size):
         raise Unsupported(reason)
@@ -149,21 +150,21 @@ def _launch(
     timeout_s: float,
     private_network: bool,
 ) -> None:
-    """Start the ranks in a process that has computed nothing, and send their answers or failure."""
+    """Start the ranks from a process without threads, and send their results or their failure."""
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, no end is reported
-    loopback = "lo" if sys.platform == "linux" else "lo0"  # the ranks need no other interface
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored signal would hide the end of a rank
+    loopback = "lo" if sys.platform == "linux" else "lo0"
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
     deadline = time.monotonic() + timeout_s
     if private_network:
-        with contextlib.suppress(OSError):  # the ranks check whether they have one
+        with contextlib.suppress(OSError):
             enter_private_network()
-    with contextlib.suppress(Exception):  # once for all; a rank reports what is wrong with it
+    with contextlib.suppress(Exception):  # one import for all ranks, which report its errors
         importlib.import_module(request["module"])
-    # neither CUDA nor the libraries of macOS survive a fork
+    # Neither CUDA nor the system libraries of macOS work after a fork.
     forks = sys.platform == "linux" and request["device"] == "cpu"
     context = torch.multiprocessing.start_processes(
         _rank,
@@ -192,35 +193,34 @@ def _launch(
 
 
 def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> None:
-    """Run one rank."""
     exit_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stack = (folder / f"{rank}.stack").open("w")
     faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)
     os.environ["LOCAL_RANK"] = str(rank)
-    torch.seed()  # ranks that were forked would draw the same
+    torch.seed()  # forked ranks would otherwise draw equal random numbers
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     has_answered = answer(request, store, rank)
     sys.stdout.flush()
     if not has_answered:
-        os._exit(1)  # ending the process group in order would wait for ranks that may be gone
-    with contextlib.suppress(RuntimeError):  # all have answered
+        os._exit(1)  # a normal end of the process group would wait for lost ranks
+    with contextlib.suppress(RuntimeError):  # all ranks have their results
         dist.barrier()
-    os._exit(0)  # gloo's threads abort now and then while they are torn down
+    os._exit(0)  # gloo's threads sometimes abort in a normal exit
 
 
 def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
-    """Call the function of a request, in a process group that is made for it and stays.
+    """Call the function of a request in a new process group, and store its result as JSON.
 
-    What it returns or raises is set in the store, as JSON.
+    The caller ends the process group.
 
     Args:
-        request: As `run_ranks` makes it.
-        store: Where the ranks meet.
-        rank: Which this is.
+        request: Request, as `run_ranks` makes it.
+        store: Store that all ranks share.
+        rank: Number of this rank.
 
     Returns:
-        Whether it returned.
+        Whether the function returned without an exception.
     """
     world_size, timeout = request["world_size"], timedelta(seconds=request["rank_timeout_s"])
     try:
@@ -229,7 +229,7 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
         if request["device"].startswith("cuda"):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-            own = {"backend": "nccl", "device_id": device}  # or it is guessed at the first call
+            own = {"backend": "nccl", "device_id": device}  # torch would guess the device
         store.set_timeout(timeout)
         own |= {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
         dist.init_process_group(**own)
@@ -237,23 +237,24 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
         result = {"answer": function(request["request"])}
     except Exception as error:
         waits = isinstance(error, RuntimeError) and re.search(_WAITING, str(error).lower())
-        said = f"rank {rank} of {world_size} raised {cause(error)}", rank, traceback.format_exc()
-        result = {"error": (bool(waits), time.time(), said)}
+        message = f"rank {rank} of {world_size} raised {cause(error)}"
+        failed = (message, rank, traceback.format_exc())
+        result = {"error": (bool(waits), time.time(), failed)}
     store.set(f"result/{rank}", json.dumps(result))
     return "answer" in result
 
 
 def results_in(store: dist.Store, world_size: int) -> list[dict[str, Any]]:
-    """Return what `answer` set in the store, by rank; nothing for a rank that has not ended."""
+    """Return the results that `answer` has stored, by rank, empty for a rank without a result."""
     keys = [f"result/{rank}" for rank in range(world_size)]
     return [json.loads(store.get(key)) if store.check([key]) else {} for key in keys]
 
 
 def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, bool]:
-    """Return the error of the first rank that raised, and whether all only waited for another."""
+    """Return the error of the rank that raised first, and whether all errors are mere timeouts."""
     errors = [result["error"] for result in results if "error" in result]
-    waits, _, said = min(errors, default=(True, 0.0, None))
-    return said and RankFailed(*said), waits
+    waits, _, failed = min(errors, default=(True, 0.0, None))
+    return failed and RankFailed(*failed), waits
 
 
 def failure(
@@ -264,14 +265,14 @@ def failure(
 ) -> RankFailed:
     """Return the failure of the rank at fault.
 
-    It is the rank that raised first. If it only waited for another rank, it is the one that was
-    killed, or that was still at work.
+    The rank that raised first is at fault, unless it only waited for another rank. In that case the
+    rank at fault is the one that was killed or that did not end.
 
     Args:
-        results: As `results_in` gives them.
-        folder: Of the launch.
-        late_s: The time limit that they reached, s; None if they did not.
-        first: The rank that failed first, and its exit code.
+        results: Results of the ranks, from `results_in`.
+        folder: Folder of the launch, with its log and its stacks.
+        late_s: Time limit that the ranks have reached, s, or None if they have ended.
+        first: Number and exit code of the rank that ended first, or None.
     """
     raised, only_waited = raised_in(results)
     if not only_waited:
@@ -280,16 +281,16 @@ def failure(
     waited = {int(rank) for rank in re.findall(_WATCHDOG, log)}
     rank, code = first or (-1, 0)
     if code < 0 and rank not in waited:
-        said = f"rank {rank} of {len(results)} was killed by {signal_name(-code)}"
-        return RankFailed(said, rank)
+        return RankFailed(f"rank {rank} of {len(results)} was killed by {signal_name(-code)}", rank)
     late = "" if late_s is None else f" within {late_s:g} s"
     how = f"did not end{late}" if late else "let the others wait until they gave up"
     for rank, result in enumerate(results):
         stack = folder / f"{rank}.stack"
         if not result and rank not in waited and stack.is_file():
             text = stack.read_text(errors="replace")
-            frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', text)  # the innermost
+            # The first line of a stack is its innermost frame.
+            frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', text)
             at = frame and f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"
-            said = f"rank {rank} of {len(results)} {how}: {at or 'its stack is not known'}"
-            return RankFailed(said, rank, text)
+            message = f"rank {rank} of {len(results)} {how}: {at or 'its stack is not known'}"
+            return RankFailed(message, rank, text)
     return raised or RankFailed(f"no rank started{late}; see its traceback", -1, log)

@@ -1,7 +1,8 @@
-"""The one path by which a number is made: cases → sweep → rows.
+"""Measure the cases of an experiment, and store their rows.
 
-Lock the device, skip finished cases, write a `started` row, measure, store. A kill loses only the
-cases in flight. A failure is a row, and the sweep goes on.
+The sweep locks the device, skips the finished cases, and stores a `started` row for each other case
+before it measures the case. If the process is killed, only the cases in progress are lost. A failed
+case becomes a row with its status and message, and the sweep goes on.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ MAX_ATTEMPTS = 2
 class SweepRun:
     """A run whose cases have been measured.
 
-    In a notebook it shows how the cases ended; `finish` makes the run `done`.
+    A notebook shows this object as the number of cases by status.
 
     Attributes:
-        run_id: Its UUID.
-        store: Where its rows are.
+        run_id: UUID of the run.
+        store: Database of the run.
 
     Example:
         >>> from nanolib.meters.machine import this_machine
@@ -69,31 +70,31 @@ class SweepRun:
 
     def __init__(self, store: Store, run_id: str) -> None:
         self.store, self.run_id = store, run_id
-        before = store.runs_of([run_id]).duration_s.iloc[0]  # of a run that is continued
+        before = store.runs_of([run_id]).duration_s.iloc[0]  # a continued run has a duration
         self._start = time.perf_counter() - float(before or 0)
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
-        """Read the rows of the run, of an earlier start too; see `Store.measurements`."""
+        """Read the rows of the run with `Store.measurements`, also those of an earlier start."""
         return self.store.measurements([self.run_id], samples=samples)
 
     def __repr__(self) -> str:
-        """Count the cases by how they ended, and the time in them."""
+        """Return the number of cases by status, and the sum of their durations."""
         rows = self.store.case_endings(self.run_id)
         ended = ", ".join(f"{count} {status}" for status, count, _ in rows)
         seconds = sum(seconds for *_, seconds in rows)
         return f"run {self.run_id[:8]}: {ended}; {seconds:.0f} s inside cases"
 
     def finish(self) -> str:
-        """Mark the run as done, the last thing that a notebook does.
+        """Mark the run as done, in the last cell of a notebook.
 
         Returns:
-            A line that says where the results are.
+            A line with the name of the database.
         """
         self.end(RunStatus.DONE)
         return f"run {self.run_id[:8]} is in {self.store.path.name}"
 
     def end(self, status: RunStatus, message: str = "") -> None:
-        """Write how the run ended and how long it took."""
+        """Store the status and the duration of the run."""
         duration = time.perf_counter() - self._start
         self.store.update_run(self.run_id, status=status, duration_s=duration, message=message)
 
@@ -110,20 +111,21 @@ def measure(
     """Measure all cases of an experiment on this machine.
 
     Args:
-        experiment: A module of `nanolib.experiments`: it has `cases`.
-        params: Its parameters.
-        store: Where the rows go; the database in the output folder by default.
-        progress: Whether to show a bar with the case in flight.
-        stop: Setting it ends the case in flight, and the run is `interrupted`. It works only off
-            the main thread.
-        on_progress: Called with the number of finished cases, the number of all cases, and the case
-            that begins, or a line about what the run waits for.
+        experiment: Module of `nanolib.experiments` with a function `cases`.
+        params: Parameters of the experiment.
+        store: Database of the rows, by default the one in the output folder.
+        progress: Whether to show a progress bar with the current case.
+        stop: Event that ends the current case and interrupts the run. A case in this process is not
+            interrupted, so the run then ends before the next case.
+        on_progress: Function that is called before each case with the number of finished cases, the
+            number of all cases, and the name of the case. While the run waits, the name is a line
+            about the wait.
 
     Returns:
-        The run, still `running`.
+        The run, whose status is `running` until `finish`.
 
     Raises:
-        BadInput: There is no case.
+        BadInput: The parameters give no case.
         Canceled: `stop` was set.
 
     Example:
@@ -137,7 +139,7 @@ def measure(
     """
     cases, name = experiment.cases(params), params.NAME
     if not cases:
-        raise BadInput(f"{name}: these parameters give no case; widen them")
+        raise BadInput(f"{name}: these parameters give no case; check that no list is empty")
     params.look([] if params.isolation == "process" else cases)
     device, stop = resolve_device(params.device), stop or threading.Event()
     wait = functools.partial(on_progress, 0, len(cases)) if on_progress else say
@@ -148,7 +150,7 @@ def measure(
 
     devices = {device, *(each for case in cases for each in case.devices)}
     with contextlib.ExitStack() as locks, limit_threads():
-        # in one order on the whole machine, or two runs would wait for each other
+        # All runs lock devices in the same order, so that no two runs wait for each other.
         for _, each in sorted({lock_path(each): each for each in devices}.items()):
             locks.enter_context(device_lock(each, f"{name} {params.label}".strip(), wait, pause))
         store = store or Store()
@@ -171,14 +173,14 @@ def measure(
 
 
 class _Sweep:
-    """The cases of a run, measured group by group."""
+    """Measures the cases of a run, group by group."""
 
     def __init__(self, params: Params, run: SweepRun, stop: threading.Event) -> None:
         self._params, self._stop = params, stop
         self._store, self._run_id = run.store, run.run_id
-        # Case id → how often it was in flight when the run was killed.
+        # Case id → how often the run was killed during the case.
         self._attempts = self._store.started_attempts(run.run_id)
-        # Off the main thread a time limit cannot interrupt Python.
+        # On other threads a time limit cannot interrupt Python.
         is_main = threading.current_thread() is threading.main_thread()
         self._isolated = params.isolation == "process" or not is_main
 
@@ -188,7 +190,7 @@ class _Sweep:
         progress: bool,
         on_progress: Callable[[int, int, str], object] | None,
     ) -> None:
-        """Measure what is not finished, and store it."""
+        """Measure the unfinished groups, and store their rows."""
         finished = self._store.finished_cases(self._run_id)
         groups = [group for group in grouped(cases) if {case.case_id for case in group} - finished]
         todo = sum(map(len, groups))
@@ -218,7 +220,7 @@ class _Sweep:
             say(f"not a quiet machine: {line}")
 
     def _measure_group(self, group: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure a group together as far as its memory allows, and the others one by one."""
+        """Measure a group together, and cases that do not fit into memory together one by one."""
         if rows := measured_before(group[0], self._store, self._run_id):
             return {group[0].case_id: Outcome(rows)}
         if len(group) == 1:
@@ -226,7 +228,8 @@ class _Sweep:
         outcomes, apart = {}, group
         if fit_together(group):
             outcomes = self._measure_together(group)
-            short = (Status.OOM, Status.OOM_PREDICTED)  # the other cases may have used the memory
+            # Other cases of the group may have used the memory.
+            short = (Status.OOM, Status.OOM_PREDICTED)
             apart = [case for case in group if outcomes[case.case_id].status in short]
         if apart:
             outcomes |= measure_apart(
@@ -235,8 +238,10 @@ class _Sweep:
         return outcomes
 
     def _measure_together(self, cases: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure cases until each has ended; those that end their process leave the others."""
-        message = f"the run was killed {MAX_ATTEMPTS} times while it ran; it is not tried again"
+        """Measure cases until each has an outcome, even if one of them ends its process."""
+        message = (
+            f"the run was killed {MAX_ATTEMPTS} times during this case, which is not tried again"
+        )
         outcomes = {
             case.case_id: Outcome(status=Status.ERROR, message=message)
             for case in cases
@@ -247,30 +252,30 @@ class _Sweep:
         return outcomes
 
     def _run(self, cases: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure cases here, or in a fresh process."""
+        """Measure cases in this process or in a fresh one."""
         for case in cases:
-            # If the whole run is killed, nobody knows which case of several was the cause.
+            # After a kill of the whole run, the cause among several cases is unknown.
             attempts = self._attempts.get(case.case_id, 0) + (len(cases) == 1)
             details = {"attempts": attempts}
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         given = self._params, cases, self._store, self._run_id
-        # A case that was in flight when the run was killed may have killed it.
+        # A case that was in progress when the run was killed may have caused the kill.
         if self._isolated or any(case.case_id in self._attempts for case in cases):
             return run_in_process(*given, self._stop)
         outcomes = run_here(*given)
-        # A fresh process still has a device that this one has lost.
+        # A fresh process can still use a device that this process has lost.
         self._isolated = any("device_lost" in outcome.details for outcome in outcomes.values())
         return outcomes
 
 
 def is_interactive() -> bool:
-    """Return whether a person watches: only a Jupyter server names its session to the kernel."""
+    """Return whether the process is the kernel of an interactive Jupyter session."""
     return bool(os.environ.get("JPY_SESSION_NAME")) and LAUNCH_VARIABLE not in os.environ
 
 
 def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
-    """Make a widget in JupyterLab, a line in a terminal, and nothing in a batch notebook."""
+    """Make a widget in JupyterLab, a line in a terminal, and no bar in a batch notebook."""
     if wanted and is_interactive():
         from tqdm.auto import tqdm as widget_bar
 
@@ -279,11 +284,11 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 
 
 def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome) -> None:
-    """Store the rows of a case, `case_duration` first; a case with invalid rows fails."""
+    """Store the rows of a case, `case_duration` first, or a failure if a row is invalid."""
     rows = [outcome.ending, *outcome.rows]
     try:
         store.write_case(run_id, case.case_id, case.factors, rows)
     except (TypeError, ValueError, sqlite3.IntegrityError) as error:
-        message = f"its rows cannot be stored: {one_line(error)}"
+        message = f"the case has rows that cannot be stored: {one_line(error)}"
         broken = replace(outcome.ending, status=Status.ERROR, message=message)
         store.write_case(run_id, case.case_id, case.factors, [broken])

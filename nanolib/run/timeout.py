@@ -1,6 +1,6 @@
-"""How one case ends: its rows, its time limit, and a status with the reason in one line.
+"""Limit the time of a case, and turn each exception of the case into a status and a message.
 
-The user's own functions end in time too, on tensors without data or in a fresh process.
+The module also limits the time of a user's own functions, in a fresh process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanolib.run.process import Died, Late, call_in_process
 
 _IMPORT_RETRY_S = 0.05
 _PLAN_S = 60.0
-_LEAST_S = 0.001  # a timer of 0 would never ring
+_LEAST_S = 0.001  # a timer of 0 s would never expire
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "out of memory",
@@ -33,15 +33,15 @@ _OUT_OF_MEMORY = (
 
 
 class CaseTimeout(BaseException):
-    """The case's time is over; no `except Exception` on the way may swallow it."""
+    """The case has reached its time limit. `except Exception` does not catch `CaseTimeout`."""
 
 
 class PredictedOutOfMemory(Exception):
-    """The case needs more memory than there is; it was not started."""
+    """The case was not started, because it needs more than the free memory."""
 
 
 class DeviceLost(BaseException):
-    """The case has lost the device for all of this process."""
+    """The case has failed so that this process cannot use the device again."""
 
 
 @dataclass
@@ -49,13 +49,13 @@ class Outcome:
     """The result of a case.
 
     Attributes:
-        rows: What was measured before the end, in order.
-        status: How it ended.
-        message: Why, in one line.
-        seconds: How long it took.
-        details: Of a failure `rank`, `traceback`, `device_lost`; and the share of the CPUs that
-            other processes took.
-        flags: Of the time that it took.
+        rows: Rows that were measured, in order, also before a failure.
+        status: Status of the case at its end.
+        message: Reason of the status, in one line.
+        seconds: Duration of the case, in s.
+        details: `rank`, `traceback` and `device_lost` of a failure, and the share of the CPUs that
+            other processes used.
+        flags: Flags of the duration.
     """
 
     rows: list[Measurement] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Outcome:
 
     @property
     def ending(self) -> Measurement:
-        """The row `case_duration`: how long the case took, and how it ended."""
+        """The row `case_duration`, with the duration and the status of the case."""
         return Measurement(
             "case_duration",
             self.seconds,
@@ -81,20 +81,22 @@ class Outcome:
         )
 
     def mark_timed_out(self, limit_s: float) -> None:
-        """Record that it did not end within its time limit."""
+        """Record that the case did not end within its time limit."""
         self.status = Status.TIMEOUT
-        self.message = f"ran longer than case_timeout_s {limit_s:g}; raise it or shrink the case"
+        self.message = (
+            f"the case ran longer than case_timeout_s {limit_s:g}; raise it or shrink the case"
+        )
 
     @contextmanager
     def within(self, timeout_s: float) -> Iterator[None]:
-        """Run a piece of the case: what it raises becomes the status and the message.
+        """Run a part of the case, and turn an exception into the status and the message.
 
         Args:
-            timeout_s: Limit of all pieces together. Python is interrupted only between two of its
-                instructions, so a kernel that never returns needs `isolation: process`.
+            timeout_s: Limit for the sum of all parts, s. Only Python code can be interrupted. A
+                kernel that never returns needs `isolation: process`.
 
         Raises:
-            DeviceLost: No case can be measured in this process any more.
+            DeviceLost: This process cannot use the device again.
         """
         start = time.perf_counter()
         try:
@@ -106,7 +108,7 @@ class Outcome:
             self.status, self.message = Status.OOM_PREDICTED, one_line(error)
         except Unsupported as error:
             self.status, self.message = Status.UNSUPPORTED, one_line(error)
-        except (Exception, SystemExit) as error:  # the user's code may call sys.exit
+        except (Exception, SystemExit) as error:  # a user's code may call sys.exit
             self.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
             self.message = cause(error)
             self.details = getattr(error, "details", {})
@@ -133,10 +135,10 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def planning_time_limit() -> Iterator[None]:
-    """Limit the user's code on tensors without data to a minute.
+    """Limit the time of a block to a minute, for a user's code on tensors without data.
 
     Raises:
-        TimeoutError: It took longer.
+        TimeoutError: The block took longer than a minute.
     """
     late = CaseTimeout()
     try:
@@ -145,18 +147,20 @@ def planning_time_limit() -> Iterator[None]:
     except CaseTimeout as error:
         if error is not late:
             raise
-        raise TimeoutError(f"it takes over {_PLAN_S:g} s on tensors without data") from None
+        raise TimeoutError(
+            f"the call takes more than {_PLAN_S:g} s on tensors without data"
+        ) from None
 
 
 @contextmanager
 def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
-    """Raise the error when the time is over, in the main thread: no other can be interrupted."""
+    """Raise `error` after a time in s. Python can interrupt only the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def expire(_: int, frame: FrameType | None) -> None:
-        # An interrupted import leaves half a module behind, and later cases would fail.
+        # An interrupted import would leave half a module, and later cases would fail.
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
                 signal.setitimer(signal.ITIMER_REAL, _IMPORT_RETRY_S)
@@ -171,25 +175,28 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGALRM, before)
+        # The timer is the only one of the process, so an outer limit goes on with the rest of it.
         left_s = max(outer_s - (time.monotonic() - start), _IMPORT_RETRY_S)
-        signal.setitimer(signal.ITIMER_REAL, left_s if outer_s else 0)  # a limit around this one
+        signal.setitimer(signal.ITIMER_REAL, left_s if outer_s else 0)
 
 
 def answers_of(
     function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
 ) -> tuple[list[Any], str]:
-    """Run a user's function in a fresh process, which its time limit really ends; drop its output.
+    """Run a user's function in a fresh process, and discard its output.
+
+    The end of the process enforces the time limit in compiled code too.
 
     Args:
-        function: Of a module; yields its answers one by one, which pickle can send.
-        arguments: Its arguments.
-        limit_s: Time limit of each answer, s.
+        function: Generator function of a module. Pickle must be able to send the values.
+        arguments: Arguments of the function.
+        limit_s: Time limit of each value, s.
 
     Returns:
-        The answers, and why there are no more; empty if the function came to its end.
+        All values, and why the function ended early, or an empty string.
 
     Raises:
-        BadInput: The function did.
+        BadInput: The function raised `BadInput`.
     """
     answers: list[Any] = []
     try:
@@ -200,7 +207,7 @@ def answers_of(
                 return answers, sent
             answers += sent
     except Late:
-        return answers, f"it takes over {limit_s:g} s"
+        return answers, f"the call takes more than {limit_s:g} s"
     except Died as error:
         return answers, str(error)
     return answers, ""
@@ -211,7 +218,7 @@ def _answer(
     function: Callable[..., Iterable[Any]],
     arguments: tuple[Any, ...],
 ) -> None:
-    """In that process: send each answer in a list, and then a `BadInput` or why it ended."""
+    """Send each value in a list, and then a `BadInput` or the reason of an early end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
@@ -220,5 +227,5 @@ def _answer(
             send([answer])
     except BadInput as error:
         send(error)
-    except BaseException as error:  # the user's code may call sys.exit
+    except BaseException as error:  # a user's code may call sys.exit
         send(cause(error))

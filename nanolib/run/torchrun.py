@@ -1,12 +1,12 @@
-"""Measure the distributed notebook on ranks that torchrun has started, on a network that you trust.
+"""Measure the distributed notebook on the ranks of torchrun, on a network that you trust.
 
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 \
         --master-addr 10.0.0.1 --master-port 29400 \
         -m nanolib.run.torchrun distributed -f params/full/distributed.yml
 
-Run the same command on each machine, with its own node rank. Rank 0 chooses the cases, takes part
-in them and stores the rows. The others read its requests from torchrun's store, as JSON. A lost
-machine ends the run, and `--resume` continues it.
+Run this command on each machine, and give each machine its own node rank. Rank 0 chooses the cases,
+takes part in them, and stores the rows. The other ranks read the requests of rank 0 from torchrun's
+store, as JSON. The run ends if a machine is lost, and `--resume` continues the run.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from nanolib.run.ranks import answer, raised_in, results_in
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02
-_LATE_S = 10.0  # after rank 0 has ended, for the others: they have the same time limits
+_LATE_S = 10.0  # All ranks have the same time limits, so the others end soon after rank 0.
 
 
 class RankLost(BaseException):
-    """A rank does not answer any more, so no case can follow."""
+    """A rank no longer answers, so the run cannot measure another case."""
 
 
 class Ranks:
-    """The processes of torchrun.
+    """The ranks that torchrun has started.
 
     Attributes:
-        rank: Which this is.
-        world_size: How many there are.
-        ranks_per_node: How many of them are on each machine.
+        rank: Rank of this process.
+        world_size: Number of ranks on all machines.
+        ranks_per_node: Number of ranks on each machine.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,14 @@ class Ranks:
         self._numbers = itertools.count()
 
     def run(self, request: dict[str, Any] | None) -> list[Any]:
-        """Return, on rank 0, what each rank of a case answers; without a request the others end.
+        """Send a request to the other ranks from rank 0, take part, and return each rank's result.
+
+        Args:
+            request: Request of `run_ranks`, or None to end the other ranks.
 
         Raises:
-            RankFailed: One raised.
-            RankLost: One does not answer.
+            RankFailed: A rank raised an exception.
+            RankLost: A rank no longer answers.
         """
         number = next(self._numbers)
         self._store.set(f"case/{number}", json.dumps(request))
@@ -71,7 +74,7 @@ class Ranks:
         while not all(results := results_in(store, world_size)):
             if time.monotonic() > deadline:
                 lost = f"rank {results.index({})} of {world_size}"
-                raise RankLost(f"{lost} does not answer; start all again with --resume")
+                raise RankLost(f"{lost} does not answer; start all ranks again with --resume")
             time.sleep(_POLL_S)
         raised, _ = raised_in(results)
         if raised:
@@ -79,7 +82,7 @@ class Ranks:
         return [result["answer"] for result in results]
 
     def serve(self) -> None:
-        """Answer, on the others, case after case, until rank 0 has no more."""
+        """Take part in one case after another on a rank above 0, until rank 0 has no more."""
         for number in self._numbers:
             while not self._store.check([f"case/{number}"]):
                 time.sleep(_POLL_S)
@@ -90,13 +93,13 @@ class Ranks:
                 self._take_part(number, request)
 
     def _take_part(self, number: int, request: dict[str, Any]) -> dist.Store:
-        """Answer in a process group of its own; its store has the results."""
+        """Call the function of a request in a new process group, and return the results' store."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
         has_answered = answer(request, store, self.rank)
-        with contextlib.suppress(RuntimeError):  # all have answered; another may be gone
+        with contextlib.suppress(RuntimeError):  # another rank may be gone, but all have results
             if has_answered:
                 dist.barrier()
-            if dist.is_initialized():  # the others may never have come
+            if dist.is_initialized():  # other ranks may never have joined
                 dist.destroy_process_group()
         torch.set_num_threads(threads)
         return store
@@ -104,9 +107,9 @@ class Ranks:
 
 @click.command(help=__doc__)
 @click.argument("notebook", type=click.Choice(["distributed"]))
-@click.option("-f", "file", required=True, type=click.Path(path_type=Path), help="A params file.")
+@click.option("-f", "file", required=True, type=click.Path(path_type=Path), help="Read this file.")
 @click.option(
-    "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="A parameter that replaces the file's."
+    "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="Replace a parameter of the file."
 )
 @click.option(
     "--resume",
@@ -114,7 +117,7 @@ class Ranks:
     help="Continue the last run with the same parameters, version and machine.",
 )
 def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> None:
-    """See the module."""
+    """Parse the command line of this rank, then measure on rank 0 and serve on the others."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
     rank = os.environ.get("RANK", "0")
     try:
@@ -123,9 +126,11 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> Non
             values[name] = read_value(name, text)
         params = experiment.Params(**values | {"resume": resume})
         if "LOCAL_WORLD_SIZE" not in os.environ:
-            raise BadInput("torchrun: start this with torchrun, as docs/recipes.md says")
+            raise BadInput("torchrun: start this command with torchrun, as in docs/recipes.md")
         if params.isolation == "process":
-            raise BadInput("isolation: torchrun's processes are the ranks; leave it out")
+            raise BadInput(
+                "isolation: the ranks of torchrun are processes already; leave isolation out"
+            )
     except BadInput as error:
         if rank == "0":
             print(error, file=sys.stderr)
@@ -141,7 +146,7 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> Non
     except (RankLost, dist.DistError) as error:
         print(cause(error), file=sys.stderr)
         sys.stderr.flush()
-        os._exit(1)  # gloo's threads may wait for who is lost
+        os._exit(1)  # a normal exit could block, because gloo's threads wait for the lost rank
 
 
 if __name__ == "__main__":

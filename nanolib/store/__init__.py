@@ -1,8 +1,8 @@
-"""One SQLite file: rows go in and out, and nothing here knows torch, models or meters.
+"""Store runs and their rows in one SQLite file, without torch, models or meters.
 
-`schema` defines the tables, `connection` opens and merges files, `store` writes and deletes,
-`query` reads, `traces` writes rows by the thousand, `export` writes what others may see, and
-`identity` finds out whether the process of a run has ended.
+`schema` defines the tables, and `connection` opens and merges files. `store` writes and deletes,
+`query` reads, and `traces` writes the rows of a trace in a thread. `export` writes files without
+private names, and `identity` finds out whether the process of a run has ended.
 """
 
 from nanolib.store.connection import check_mergeable

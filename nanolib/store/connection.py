@@ -1,4 +1,4 @@
-"""Make, open, write and merge a database file, whole or not at all."""
+"""Make, open and merge a database file, and write transactions to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from nanolib.store.schema import (
     columns_of,
 )
 
-WAIT_S = 30.0  # for another program that has the file locked
-# The greater of two copies of a run stays: one that is done, then the fuller one.
+WAIT_S = 30.0  # a write waits this long if another program has locked the file
+# Of two copies of a run, the greater one stays: a copy that is done, or else the fuller copy.
 _RANK = (
     "({run}.status = 'done',"
     " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
@@ -29,7 +29,7 @@ _RANK = (
 
 
 class Connection:
-    """An open database; see `Store`."""
+    """An open database file, the base class of `Store`."""
 
     def __init__(self, path: str | Path | None = None, *, create: bool = True) -> None:
         self.path = Path(path) if path is not None else database_path()
@@ -51,19 +51,18 @@ class Connection:
             self.connection.close()
             raise
         self.connection.execute("PRAGMA foreign_keys = ON")
-        # A network file system may have refused WAL; the classic journal is safe only if synced.
-        self.journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
-        self.connection.execute(
-            f"PRAGMA synchronous = {'NORMAL' if self.journal_mode == 'wal' else 'FULL'}"
-        )
+        # A network file system may have refused WAL. Another journal is safe only with full syncs.
+        journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
+        synchronous = "NORMAL" if journal_mode == "wal" else "FULL"
+        self.connection.execute(f"PRAGMA synchronous = {synchronous}")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all or nothing; a transaction within another is a part of it.
+        """Write all changes of the block or none. A transaction within another one is part of it.
 
         Raises:
-            BadInput: The file cannot be written: its disk is full, it is read-only, or another
-                program keeps it locked.
+            BadInput: The file cannot be written, because the disk is full, the file is read-only,
+                or another program keeps the file locked.
         """
         if self.connection.in_transaction:
             yield self.connection
@@ -73,27 +72,27 @@ class Connection:
             yield self.connection
             self.connection.execute("COMMIT")
         except BaseException as error:
-            if self.connection.in_transaction:  # SQLite itself rolls back after some errors
+            if self.connection.in_transaction:  # SQLite has already rolled back after some errors
                 self.connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.OperationalError):
                 raise BadInput(unusable(self.path, error)) from error
             raise
 
     def merge(self, path: str | Path) -> int:
-        """Import the runs of another database, by run_id. Safe to repeat.
+        """Import the runs of another database. A second import of the same file changes nothing.
 
-        If both databases contain a run, the copy that is done stays, and then the one with more
-        finished cases.
+        If both databases contain a run, the copy that is done stays. If neither or both are done,
+        the copy with more finished cases stays.
 
         Args:
-            path: The other database.
+            path: Path of the other database.
 
         Returns:
-            How many runs were imported.
+            The number of imported runs.
 
         Raises:
-            BadInput: The other database is missing, is this one, or contains rows that nanolib
-                would not write; nothing is imported.
+            BadInput: The other database is missing, is this database, or contains an invalid row.
+                Nothing is imported then.
         """
         check_mergeable(path, self.path)
         self.connection.execute("ATTACH DATABASE ? AS other", (str(path),))
@@ -119,10 +118,10 @@ class Connection:
 
 
 def make_database(path: Path) -> None:
-    """Make an empty database, unless another process makes it at the same moment.
+    """Make an empty database, unless another process makes the same file at the same time.
 
     Raises:
-        BadInput: It cannot be written.
+        BadInput: The file cannot be written.
     """
     try:
         with put_in_place(path) as file:
@@ -134,25 +133,25 @@ def make_database(path: Path) -> None:
 
 
 def write_schema(file: Path, journal_mode: str) -> None:
-    """Make the tables of a new file."""
+    """Make the tables in a new file."""
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only takes hold before the first table
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has no effect after the first table
         db.execute(f"PRAGMA journal_mode = {journal_mode}").fetchall()
         db.executescript(";".join(("BEGIN", *SCHEMA, "COMMIT")))
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that an open file is nanolib's and of this version.
+    """Check that an open file is a nanolib database with the current schema.
 
     Raises:
-        BadInput: It is not.
+        BadInput: The file is of another program or another schema.
     """
     application, version = (
         value_of(connection.execute(f"PRAGMA {name}"))
         for name in ("application_id", "user_version")
     )
     if application != APPLICATION_ID:
-        raise BadInput(f"database: {path} is not nanolib's; name another")
+        raise BadInput(f"database: {path} is not a nanolib database; name another")
     if version != SCHEMA_VERSION:
         raise BadInput(
             f"database: {path} has schema {version}, this nanolib {SCHEMA_VERSION}; "
@@ -161,7 +160,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def unusable(path: Path, error: Exception) -> str:
-    """Return the message about a file that cannot be used."""
+    """Return an error message about a file that cannot be used, with its remedy."""
     problem = f"cannot be opened ({error}); name another, or move it away"
     if "is locked" in str(error):
         problem = "is locked by another program; close that program and run again, or name another"
@@ -171,16 +170,20 @@ def unusable(path: Path, error: Exception) -> str:
 
 
 def value_of(rows: sqlite3.Cursor) -> Any:
-    """Return the only value of a query."""
+    """Return the single value that a query has selected."""
     ((value,),) = rows
     return value
 
 
 def check_mergeable(path: str | Path, into: Path) -> None:
-    """Check that a file is a database of this version, and another one.
+    """Check that a file is a nanolib database, and not the one to merge it into.
+
+    Args:
+        path: Path of the database to merge.
+        into: Path of the database that would receive the runs.
 
     Raises:
-        BadInput: It is not.
+        BadInput: The file is missing, is not a nanolib database, or is the same database.
 
     Example:
         >>> from pathlib import Path
@@ -194,19 +197,19 @@ def check_mergeable(path: str | Path, into: Path) -> None:
 
 
 def _merge_attached(db: sqlite3.Connection) -> int:
-    """Import the runs of the attached database, and count them."""
+    """Import the runs of the attached database, and return their number."""
     ours, theirs = _RANK.format(schema="main", run="r"), _RANK.format(schema="other", run="o")
     better = (
         "SELECT o.run_id FROM other.runs o LEFT JOIN main.runs r USING (run_id)"
         f" WHERE r.run_id IS NULL OR {theirs} > {ours} ORDER BY o.rowid"
     )
     taken = db.execute(better).fetchall()
-    # Rows get new ids here.
+    # Each database numbers its own rows, so the ids are not copied.
     columns = ", ".join(name for name in columns_of(db, "measurements") if name != "id")
     db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
     for run in taken:
         place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", run).fetchone()
-        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # with all that belongs to it
+        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # its rows and traces go too
         db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", run)
         db.execute(
             f"INSERT INTO main.measurements ({columns}) SELECT {columns} FROM other.measurements"
@@ -218,6 +221,6 @@ def _merge_attached(db: sqlite3.Connection) -> int:
         for table in TRACE_TABLES:
             chosen = f"SELECT * FROM other.{table} WHERE trace_id IN (SELECT trace_id {traces})"
             db.execute(f"INSERT INTO main.{table} {chosen}", run)
-        if place:  # a run that was here keeps its place in the order
+        if place:  # a replaced run keeps its place in the order
             db.execute("UPDATE main.runs SET rowid = ? WHERE run_id = ?", (*place, *run))
     return len(taken)

@@ -1,4 +1,4 @@
-"""Export runs for others: listed columns only, without home, user, host, folder or traceback."""
+"""Export runs without private data: no names of users, hosts or folders, and no tracebacks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,79 @@ from nanolib.store.query import Reader, listed
 from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert
 
 PUBLIC = {
-    "machines": "machine_id cpu cores ram_gib gpus system driver torch threads governor dtypes",
-    "runs": "run_id experiment suite label machine_id device params versions git_revision"
-    " fingerprint cases started duration_s status message interference",
-    "measurements": "run_id experiment suite label machine_id case_id factors metric scope unit"
-    " estimate low high confidence n predicted provenance method status message flags details",
-    "traces": "trace_id run_id case_id names",
+    "machines": (
+        "machine_id",
+        "cpu",
+        "cores",
+        "ram_gib",
+        "gpus",
+        "system",
+        "driver",
+        "torch",
+        "threads",
+        "governor",
+        "dtypes",
+    ),
+    "runs": (
+        "run_id",
+        "experiment",
+        "suite",
+        "label",
+        "machine_id",
+        "device",
+        "params",
+        "versions",
+        "git_revision",
+        "fingerprint",
+        "cases",
+        "started",
+        "duration_s",
+        "status",
+        "message",
+        "interference",
+    ),
+    "measurements": (
+        "run_id",
+        "experiment",
+        "suite",
+        "label",
+        "machine_id",
+        "case_id",
+        "factors",
+        "metric",
+        "scope",
+        "unit",
+        "estimate",
+        "low",
+        "high",
+        "confidence",
+        "n",
+        "predicted",
+        "provenance",
+        "method",
+        "status",
+        "message",
+        "flags",
+        "details",
+    ),
+    "traces": ("trace_id", "run_id", "case_id", "names"),
 }
 _TEXTS = {
-    *("label", "suite", "device", "params", "message", "interference"),
-    *("factors", "scope", "details", "names", "gpus", "driver"),
+    "label",
+    "suite",
+    "device",
+    "params",
+    "message",
+    "interference",
+    "factors",
+    "scope",
+    "details",
+    "names",
+    "gpus",
+    "driver",
 }
-_DROPPED = ("traceback", "corpus")  # keys of JSON
-_REQUIRED = {"process", "launch"}  # columns that are empty in an export
+_DROPPED = ("traceback", "corpus")  # an export leaves out these JSON keys
+_REQUIRED = {"process", "launch"}  # the schema requires these columns, so they are empty
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )
@@ -41,11 +101,11 @@ _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\
 
 @functools.cache
 def _private() -> list[tuple[re.Pattern[str], str]]:
-    """Return this machine's home folder, user and host as patterns, each with its replacement."""
+    """Return patterns of this machine's home folder, user, host and paths, with replacements."""
     home, host = str(expanded("~")), platform.node()
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
+    except (KeyError, OSError):  # the user has no name
         user = ""
     patterns = []
     if len(home) > 1:
@@ -53,14 +113,14 @@ def _private() -> list[tuple[re.Pattern[str], str]]:
     patterns.append((_HOME, "~"))
     for name, word in {user: "user", host: "host", host.partition(".")[0]: "host"}.items():
         if len(name) > 2 and name not in ("root", "localhost"):
-            # An underscore is not a letter: results_of_NAME
+            # A name in `results_of_NAME` counts as a whole word too.
             whole = rf"(?<![^\W_]){re.escape(name)}(?![^\W_])"
             patterns.append((re.compile(whole, re.I), word))
     return [*patterns, (_FOLDERS, "…/")]
 
 
 def redact(value: Any) -> Any:
-    """Return JSON types without the names of people, machines and folders, in keys and values."""
+    """Replace the names of people, machines and folders in a value of JSON types."""
     if isinstance(value, str):
         for pattern, word in _private():
             value = pattern.sub(word, value)
@@ -73,14 +133,16 @@ def redact(value: Any) -> Any:
 
 
 def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield rows of a table as others may see them; a run in flight is `interrupted` in a file.
+    """Yield the public columns of rows, without private names.
+
+    A run in progress becomes `interrupted`, because a file never changes again.
 
     Args:
-        table: A key of `PUBLIC`.
-        rows: Its rows, JSON columns parsed; other columns are left out.
+        table: Name of the table, a key of `PUBLIC`.
+        rows: Rows of the table, with parsed JSON columns.
     """
     for row in rows:
-        public = {name: row[name] for name in PUBLIC[table].split() if name in row}
+        public = {name: row[name] for name in PUBLIC[table] if name in row}
         public |= {name: redact(value) for name, value in public.items() if name in _TEXTS}
         if public.get("status") == RunStatus.RUNNING:
             public["status"] = str(RunStatus.INTERRUPTED)
@@ -89,10 +151,10 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Give a path to write to, which becomes the target after the block, and not after an error.
+    """Yield a temporary path, whose file becomes the target if the block ends without an error.
 
     Raises:
-        BadInput: The target is there, or cannot be written.
+        BadInput: The target exists or cannot be written.
     """
     try:
         with put_in_place(target) as file:
@@ -108,12 +170,17 @@ def new_file(target: Path) -> Iterator[Path]:
 
 
 def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None:
-    """Write runs to a new database that others may see.
+    """Write runs to a new database without private data.
+
+    Args:
+        store: Database with the runs.
+        run_ids: IDs of the runs.
+        target: Path of the new database.
 
     Raises:
-        BadInput: The file is there already, or cannot be written.
+        BadInput: The file exists or cannot be written.
     """
-    of_runs = f"run_id IN {LISTED}"
+    ids, of_runs = [listed(run_ids)], f"run_id IN {LISTED}"
     chosen = {
         "machines": f"machine_id IN (SELECT machine_id FROM runs WHERE {of_runs})",
         "runs": of_runs,
@@ -123,19 +190,19 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
     of_traces = f"trace_id IN (SELECT trace_id FROM traces WHERE {of_runs})"
     chosen |= dict.fromkeys(TRACE_TABLES, of_traces)
     with new_file(target) as file:
-        write_schema(file, "DELETE")  # the journal mode that a read-only folder allows
+        write_schema(file, "DELETE")  # WAL would prevent reading the file in a read-only folder
         with closing(sqlite3.connect(file)) as copy, copy:
             for table, condition in chosen.items():
                 names = [name for name in columns_of(copy, table) if name != "id"]
-                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY 1"
-                query = query if table in TRACE_TABLES else query.replace("BY 1", "BY rowid")
-                for values in store.connection.execute(query, [listed(run_ids)]):
+                order = "number" if table in TRACE_TABLES else "rowid"
+                query = f"SELECT {', '.join(names)} FROM {table} WHERE {condition} ORDER BY {order}"
+                for values in store.connection.execute(query, ids):
                     row = dict(zip(names, values, strict=True))
                     insert(copy, table, row if table in TRACE_TABLES else _public_row(table, row))
 
 
 def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the database as others may see it, with the required columns of its table."""
+    """Return the public row of a row of the database, with all required columns of its table."""
     parsed = {name: json.loads(row[name]) if name in JSON else row[name] for name in row}
     (public,) = public_rows(table, [parsed])
     kept = {"samples": row["samples"]} if "samples" in row else {}

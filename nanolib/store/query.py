@@ -1,4 +1,4 @@
-"""Read a database: runs, machines, rows and traces as tables."""
+"""Read runs, machines, measurements and traces of a database as tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN_CASES = 400  # of an experiment, the newest: more than a browser can draw helps nobody
+SHOWN_CASES = 400  # newest cases per experiment in a report, as many as a browser can draw
 _NEWEST = f"""
 WITH held AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
@@ -34,26 +34,27 @@ SELECT results.* FROM newest JOIN results USING (run_id, case_id) WHERE place <=
 
 
 class Reader(Connection):
-    """An open database, for reading."""
+    """The part of `Store` that reads a database."""
 
     def trace(self, table: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-        """Read the rows of one kind of trace, in the order seen.
+        """Read the rows of a trace table, in the order of their recording.
 
         Args:
-            table: A key of `TRACE_TABLES`: `power_samples`, `sections`, `tokens`, `layers`,
-                `statistics`, `ops`.
-            run_ids: Of which runs; None means all.
+            table: Name of the table: `power_samples`, `sections`, `tokens`, `layers`, `statistics`
+                or `ops`.
+            run_ids: IDs of the runs, or None for all runs.
 
         Returns:
-            Columns `run_id`, `case_id` and those of the table, names instead of their indices.
+            Columns `run_id`, `case_id` and the columns of the table, with names instead of indices.
         """
         if table not in TRACE_TABLES:
             raise BadInput(f"table: {table!r} is not a trace; use {', '.join(TRACE_TABLES)}")
         columns = TRACE_TABLES[table]
+        condition, values = _among(run_ids)
         frame = self._read(
             f"SELECT run_id, case_id, names, {', '.join(columns)} FROM {table}"
-            f" JOIN traces USING (trace_id) WHERE {_among(run_ids)} ORDER BY traces.rowid, number",
-            _values(run_ids),
+            f" JOIN traces USING (trace_id) WHERE {condition} ORDER BY traces.rowid, number",
+            values,
         )
         for column in set(columns) & set(NAMED):
             frame[column] = [
@@ -62,11 +63,13 @@ class Reader(Connection):
         return frame.drop(columns="names")
 
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
-        """Read the runs, newest last, JSON columns parsed; one whose process died is `interrupted`.
+        """Read the runs, newest last, with parsed JSON columns.
+
+        A run whose process has died has the status `interrupted`.
 
         Args:
-            where: An SQL condition with `?` for values; never built from input.
-            values: The values.
+            where: SQL condition with `?` for each value. The condition must not contain user input.
+            values: Values for the condition.
         """
         frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY rowid", values)
         running = frame["status"] == RunStatus.RUNNING
@@ -76,11 +79,11 @@ class Reader(Connection):
         return frame
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """Read the runs with these ids, newest last."""
+        """Read the runs with these IDs, newest last."""
         return self.runs(f"run_id IN {LISTED}", [listed(run_ids)])
 
     def newest_runs(self) -> list[str]:
-        """Find each experiment's newest run that is done, or its newest if none is."""
+        """Return the ID of each experiment's newest run that is done, or else of its newest run."""
         query = (
             "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
             " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place"
@@ -89,7 +92,7 @@ class Reader(Connection):
         return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
 
     def machines(self) -> pd.DataFrame:
-        """Read the machines; JSON columns parsed."""
+        """Read the machines, with parsed JSON columns."""
         return self._read("SELECT * FROM machines")
 
     def measurements(
@@ -99,23 +102,22 @@ class Reader(Connection):
         samples: bool = False,
         newest: int | None = None,
     ) -> pd.DataFrame:
-        """Read the measurements, in the order written.
+        """Read the measurements, in the order of their writing.
 
-        Each factor is a column `factor.NAME`, next to the parsed `factors`.
+        Each factor has a column `factor.NAME`. The column `factors` contains all factors.
 
         Args:
-            run_ids: Of which runs; None means all.
-            samples: Whether to load all samples (as float64 arrays) too.
-            newest: At most this many cases of an experiment, the newest ones, and of each case the
-                newest run on each machine.
+            run_ids: IDs of the runs, or None for all runs.
+            samples: Whether to read the samples too, as float64 arrays of shape [n].
+            newest: Largest number of cases per experiment, or None for no limit. With a limit, each
+                case comes only from its newest run on each machine.
         """
         import numpy as np
         import pandas as pd
 
         if newest is None:
-            frame = self._read(
-                f"SELECT * FROM results WHERE {_among(run_ids)} ORDER BY id", _values(run_ids)
-            )
+            condition, values = _among(run_ids)
+            frame = self._read(f"SELECT * FROM results WHERE {condition} ORDER BY id", values)
         else:
             run_ids = self.resolve("all") if run_ids is None else run_ids
             frame = self._read(_NEWEST, [listed(run_ids), newest])
@@ -125,7 +127,7 @@ class Reader(Connection):
             ]
         else:
             frame = frame.drop(columns="samples")
-        # A column without a number is not one of floats yet.
+        # pandas gives a column without any number another dtype than float.
         frame = frame.astype(
             dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
         )
@@ -133,17 +135,18 @@ class Reader(Connection):
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Read the part of runs that a report shows.
+        """Read the part of some runs that a report shows.
 
         Returns:
-            The newest cases, with samples; and their runs, with the newest that have no case.
+            The measurements of the newest cases, with samples, and the table of the runs. The runs
+            include the newest ones, even without a case.
         """
         ids = list(run_ids)
         rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
         return rows, self.runs_of({*rows["run_id"], *ids[-SHOWN_CASES:]})
 
     def count_cases(self, run_ids: Iterable[str]) -> int:
-        """Count the cases of runs, each once per machine and experiment."""
+        """Count the distinct cases of some runs, per machine and experiment."""
         query = (
             "SELECT count(*) FROM (SELECT DISTINCT machine_id, experiment, case_id FROM results"
             f" WHERE run_id IN {LISTED})"
@@ -153,12 +156,12 @@ class Reader(Connection):
     def figures(
         self, metric: str, machine_ids: Iterable[str], last: int | None = None
     ) -> pd.DataFrame:
-        """Read one metric over the runs of some machines, oldest run first, for a history.
+        """Read the history of a metric on some machines, oldest run first.
 
         Args:
-            metric: Which.
-            machine_ids: Of which machines.
-            last: Only this many runs of each experiment on each machine, the newest; None for all.
+            metric: Name of the metric.
+            machine_ids: IDs of the machines.
+            last: Number of newest runs per experiment and machine, or None for all runs.
 
         Returns:
             Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`,
@@ -176,11 +179,13 @@ class Reader(Connection):
         return self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
 
     def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
-        """Find the last run before each that is done, of the same experiment, suite and machine.
+        """Return the ID of the last run before each run, of the same experiment, suite and machine.
+
+        Only runs with the status `done` count.
 
         Args:
-            run_ids: Which runs.
-            but: An experiment to leave out.
+            run_ids: IDs of the runs.
+            but: Name of an experiment to leave out.
         """
         query = (
             "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id)"
@@ -191,16 +196,19 @@ class Reader(Connection):
         return list(dict.fromkeys(before for rows in found for (before,) in rows))
 
     def resolve(self, name: str) -> list[str]:
-        """Find the run ids that a name stands for.
+        """Return the IDs of the runs with a name.
 
-        A name is `all`, `latest`, `latest~1`, an id, a label, an experiment, a suite, or the
-        beginning of an id; the first of these that fits.
+        A name is `all`, `latest`, `latest~1`, an ID, a label, an experiment, a suite, or the start
+        of an ID. The first of these that matches is used.
 
-        `latest` is the latest launch: all runs that one command started. `latest~1` is the launch
-        before it that ran one of the same notebooks, and only its runs of these.
+        `latest` means all runs of the latest command. `latest~1` means the command before the
+        latest one that ran one of the same notebooks, and only the runs of these notebooks.
+
+        Args:
+            name: Name of the runs.
 
         Raises:
-            BadInput: Nothing goes by that name.
+            BadInput: No run has this name.
         """
         runs = self.connection.execute(
             "SELECT run_id, label, experiment, suite FROM runs ORDER BY rowid"
@@ -218,38 +226,32 @@ class Reader(Connection):
         hint = did_you_mean(name, known)
         raise BadInput(
             f"run: {shown(name)} is not in the database; {hint and f'{hint} '}"
-            "`nano runs` lists what is"
+            "`nano runs` lists all runs"
         )
 
     def _launch(self, name: str) -> list[str]:
-        """Find the runs of `latest` or `latest~N`."""
-        query = (
-            "SELECT run_id, coalesce(nullif(launch, ''), run_id), experiment FROM runs"
-            " ORDER BY rowid DESC"
-        )
-        runs = self.connection.execute(query).fetchall()
-        same = list(
-            dict.fromkeys(experiment for _, launch, experiment in runs if launch == runs[0][1])
-        )
-        launches = list(
-            dict.fromkeys(launch for _, launch, experiment in runs if experiment in same)
-        )
-        back = name.removeprefix("latest").removeprefix("~") or "0"
-        if back not in map(str, range(len(launches))):
-            of = f" of {', '.join(reversed(same))}" if same else ""
+        """Return the IDs of the runs that `latest` or `latest~N` names."""
+        query = "SELECT run_id, launch, experiment FROM runs ORDER BY rowid DESC"
+        commands: dict[str, list[tuple[str, str]]] = {}
+        for run_id, launch, experiment in self.connection.execute(query):
+            command = launch.partition("/")[0] or run_id
+            commands.setdefault(command, []).append((run_id, experiment))
+        newest = {experiment for _, experiment in next(iter(commands.values()), [])}
+        found = []
+        for runs in commands.values():
+            if ids := [run_id for run_id, experiment in reversed(runs) if experiment in newest]:
+                found.append(ids)
+        place = name.removeprefix("latest").removeprefix("~") or "0"
+        if place not in map(str, range(len(found))):
+            of = f" of {', '.join(sorted(newest))}" if newest else ""
             raise BadInput(
-                f"run: {shown(name)} is not there; "
-                f"the database contains {len(launches)} launch(es){of}"
+                f"run: {shown(name)} does not exist; "
+                f"the database contains {len(found)} launch(es){of}"
             )
-        wanted = launches[int(back)]
-        return [
-            run_id
-            for run_id, launch, experiment in reversed(runs)
-            if launch == wanted and experiment in same
-        ]
+        return found[int(place)]
 
     def started_attempts(self, run_id: str) -> dict[str, int]:
-        """Return the cases that were started and never ended → how often they were started."""
+        """Return the number of attempts of each case that was started and has not ended."""
         query = (
             "SELECT case_id, coalesce(json_extract(details, '$.attempts'), 1) FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' AND status = ?"
@@ -257,7 +259,7 @@ class Reader(Connection):
         return dict(self.connection.execute(query, (run_id, Status.STARTED)).fetchall())
 
     def finished_cases(self, run_id: str) -> set[str]:
-        """Return the cases of a run that have ended, however."""
+        """Return the IDs of the cases of a run that have ended, with any status."""
         query = (
             "SELECT case_id FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' AND status != ?"
@@ -265,7 +267,7 @@ class Reader(Connection):
         return {case_id for (case_id,) in self.connection.execute(query, (run_id, Status.STARTED))}
 
     def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
-        """Count the cases of a run by status: status, how many, seconds inside them."""
+        """Return each status of the cases of a run, with their number and their time in s."""
         query = (
             "SELECT status, count(*), total(estimate) FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' GROUP BY status"
@@ -273,7 +275,7 @@ class Reader(Connection):
         return self.connection.execute(query, (run_id,)).fetchall()
 
     def _read(self, query: str, values: Iterable[Any] = ()) -> pd.DataFrame:
-        """Read rows, JSON columns parsed."""
+        """Read the rows of a query, with parsed JSON columns."""
         import pandas as pd
 
         frame = pd.read_sql_query(query, self.connection, params=list(values))
@@ -283,13 +285,12 @@ class Reader(Connection):
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a query, as JSON."""
+    """Return names as a JSON list, the value for `LISTED` in a query."""
     return json.dumps(list(names))
 
 
-def _among(run_ids: Iterable[str] | None) -> str:
-    return "1" if run_ids is None else f"run_id IN {LISTED}"
-
-
-def _values(run_ids: Iterable[str] | None) -> list[str]:
-    return [] if run_ids is None else [listed(run_ids)]
+def _among(run_ids: Iterable[str] | None) -> tuple[str, list[str]]:
+    """Return an SQL condition that chooses runs, and its values."""
+    if run_ids is None:
+        return "1", []
+    return f"run_id IN {LISTED}", [listed(run_ids)]

@@ -1,4 +1,4 @@
-"""The tables of the database, and a run."""
+"""Define the tables of the database, and the record of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from nanolib.measurement import MOST_LABEL, Measurement, Provenance, RunStatus, Status
 
-APPLICATION_ID = 0x6E616E6F  # "nano": marks nanolib's files
+APPLICATION_ID = 0x6E616E6F  # the letters "nano" mark nanolib's files
 
-# High-volume rows of a case: columns after the trace and the number of the row. Those in `NAMED`
-# are indices into the trace's list of names, which keeps a row at some 20 bytes.
+# Each table has two more columns before these: the trace and the number of the row. The columns in
+# `NAMED` are indices into the trace's list of names, so that a row takes only about 20 bytes.
 TRACE_TABLES = {
     "power_samples": ("source", "at_us", "watts", "joules", "low", "high"),
     "sections": ("name", "at_us", "ns"),
@@ -25,8 +25,15 @@ TRACE_TABLES = {
 }
 NAMED = ("source", "name", "layer", "statistic", "op")
 JSON = {
-    *("gpus", "dtypes", "params", "versions", "interference"),
-    *("factors", "flags", "details", "names"),
+    "gpus",
+    "dtypes",
+    "params",
+    "versions",
+    "interference",
+    "factors",
+    "flags",
+    "details",
+    "names",
 }
 REAL = ("watts", "joules", "low", "high", "value")
 
@@ -41,7 +48,7 @@ def _trace_table(name: str, columns: tuple[str, ...]) -> str:
     return f"CREATE TABLE {name} ({key}, {typed}, {end}"
 
 
-SCHEMA_VERSION = 5  # a file of another version is refused
+SCHEMA_VERSION = 5  # `Store` opens only files of this version
 
 
 def _one_of(column: str, words: Iterable[str]) -> str:
@@ -54,11 +61,10 @@ def _json(column: str) -> str:
 
 
 def _number(column: str) -> str:
-    """A finite number, or NULL."""
     return f"{column} REAL CHECK (abs({column}) < 9e999)"
 
 
-# The engine refuses what nanolib would not write, in this file and in one that is merged.
+# The constraints make SQLite refuse invalid rows, also those of a file that is merged.
 SCHEMA = (
     f"""CREATE TABLE machines (
         machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, {_json("gpus")},
@@ -86,13 +92,13 @@ SCHEMA = (
     ) STRICT""",
     "CREATE INDEX measurements_by_case ON measurements (case_id, metric)",
     "CREATE INDEX runs_by_fingerprint ON runs (fingerprint)",
-    # The run's own columns are joined, not repeated in each row.
+    # The view adds columns of the run, so that no row of a measurement repeats them.
     """CREATE VIEW results AS SELECT
         id, run_id, experiment, suite, label, machine_id, case_id, factors, metric, scope, unit,
         estimate, low, high, confidence, n, samples, predicted, provenance, method,
         m.status AS status, m.message AS message, flags, details
     FROM measurements m JOIN runs USING (run_id)""",
-    # Ids are random, so that a merge renumbers nothing; the rowid keeps the order.
+    # IDs are random, so that a merge renumbers nothing. The rowid keeps the order.
     f"""CREATE TABLE traces (
         trace_id INTEGER NOT NULL UNIQUE,
         run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE, case_id TEXT NOT NULL,
@@ -104,31 +110,33 @@ SCHEMA = (
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
-LISTED = "(SELECT value FROM json_each(?))"  # of a JSON list, since marks are limited in number
-DURING = "during "  # the beginning of a line about interference while cases were measured
+# Queries take values as one JSON list, because SQLite limits the number of marks in a query.
+LISTED = "(SELECT value FROM json_each(?))"
+DURING = "during "  # each line about interference during cases begins with this word
 
 
 @dataclass(frozen=True)
 class Run:
-    """One execution of one experiment.
+    """One execution of an experiment.
 
     Attributes:
-        experiment: Which notebook.
-        machine: The machine, as `Machine.to_dict` gives it.
-        params: The parameters, JSON types.
-        suite: Which params set; empty for none.
-        label: The user's name for it.
-        device: Where it ran.
-        versions: Versions of what makes the numbers.
-        git_revision: Of the checkout; empty outside one.
-        fingerprint: Of parameters, version and machine; `--resume` continues a run with the same.
-        cases: How many cases it has.
-        process: Which process writes it, to find out whether it has ended.
-        launch: Token of the command that started it.
-        interference: Lines about interference at its beginning, and during its cases; the latter
-            begin with `DURING`.
-        rows: Case id → (factors, measurements), for a run that is added whole.
-        run_id: Its UUID.
+        experiment: Name of the notebook.
+        machine: Machine of the run, from `Machine.to_dict`.
+        params: Parameters of the run, of JSON types.
+        suite: Name of the suite, or an empty string.
+        label: Name that the user gave the run, or an empty string.
+        device: Device of the run.
+        versions: Versions of the packages that affect the results.
+        git_revision: Git revision of the checkout, or an empty string.
+        fingerprint: Hash of the parameters, versions and machine. `--resume` continues the last run
+            with the same hash.
+        cases: Number of cases.
+        process: Name of the process that writes the run, from `process_name`.
+        launch: Token of the command that started the run, and the title of the job.
+        interference: Lines about other load at the start of the run and during its cases. Lines
+            about cases begin with `DURING`.
+        rows: Case id → (factors, measurements), for a run that is added with all of its rows.
+        run_id: UUID of the run.
 
     Example:
         >>> Run("attention", machine={"name": "a machine"}, label="before").label
@@ -153,14 +161,14 @@ class Run:
 
 
 def encode(column: str, value: Any) -> Any:
-    """Return a value for its column: JSON, with numpy's numbers as plain ones, or unchanged."""
+    """Return a value as its column stores it: JSON text for a JSON column, else unchanged."""
     return json.dumps(value, default=_plain, allow_nan=False) if column in JSON else value
 
 
 def insert(
     db: sqlite3.Connection, table: str, row: Mapping[str, Any], on_conflict: str = ""
 ) -> None:
-    """Insert a row: column → value."""
+    """Insert a row, given as column → value."""
     values = [encode(name, value) for name, value in row.items()]
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks}){on_conflict}", values)
@@ -174,6 +182,6 @@ def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "item"):  # a numpy scalar
+    if hasattr(value, "item"):  # numpy's scalars have this method
         return value.item()
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,4 +1,4 @@
-"""Write and delete runs, in one transaction per case: a kill loses only the case in flight."""
+"""Write and delete runs. Each case is one transaction, so a kill loses only the current case."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Run", "Store"]
 
 
 class Store(Reader):
-    """The results in one file.
+    """The database of all results, in one SQLite file.
 
     Args:
-        path: The database; made if it is missing, together with its folder.
-        create: Whether a missing file is made.
+        path: Path of the file, by default in the output folder.
+        create: Whether to make a missing file and its folder.
 
     Raises:
         BadInput: The file is missing (with `create=False`), is not a database of this version of
@@ -43,19 +43,17 @@ class Store(Reader):
         super().__init__(path, create=create)
 
     def close(self) -> None:
-        """Close the file; traces on their way are written first."""
+        """Write all queued rows of traces, and close the file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         super().close()
 
     def add(self, run: Run) -> str:
-        """Add a run.
-
-        A run without rows is `running`, and one with rows is `done`.
+        """Add a run. The status is `done` if the run has rows, and otherwise `running`.
 
         Returns:
-            Its run_id.
+            `run_id` of the run.
 
         Raises:
             BadInput: The file cannot be written.
@@ -87,7 +85,7 @@ class Store(Reader):
         factors: Mapping[str, Any],
         measurements: Iterable[Measurement],
     ) -> None:
-        """Replace all rows of one case, in one transaction."""
+        """Replace all rows of a case in one transaction."""
         delete = "DELETE FROM measurements WHERE run_id = ? AND case_id = ?"
         of_case = {"run_id": run_id, "case_id": case_id, "factors": factors}
         with self.transaction() as db:
@@ -98,17 +96,17 @@ class Store(Reader):
                 insert(db, "measurements", vars(m) | of_case | {"unit": m.unit, "samples": samples})
 
     def update_run(self, run_id: str, **values: Any) -> None:
-        """Set columns of a run by name, such as `status` and `message`."""
+        """Set columns of a run, for example `status=` and `message=`."""
         settings = ", ".join(f"{name} = ?" for name in values)
         encoded = [encode(name, value) for name, value in values.items()]
         with self.transaction() as db:
             db.execute(f"UPDATE runs SET {settings} WHERE run_id = ?", (*encoded, run_id))
 
     def new_trace(self, run_id: str, case_id: str) -> Trace:
-        """Begin an empty trace of a case, in place of an earlier attempt's.
+        """Begin an empty trace of a case, and delete the trace of an earlier attempt.
 
         Raises:
-            BadInput: There is no such run.
+            BadInput: The database has no run with this ID.
         """
         row = {"trace_id": secrets.randbits(63), "run_id": run_id, "case_id": case_id, "names": []}
         with self.transaction() as db:
@@ -121,19 +119,20 @@ class Store(Reader):
     def add_power_samples(
         self, samples: Iterable[Any], *, run_id: str = "", case_id: str = "", source: str = "power"
     ) -> None:
-        """Queue power samples; `commit_transaction` waits until they are written.
+        """Queue power samples. `commit_transaction` waits until the samples are written.
 
         Args:
-            samples: Mappings or objects with `t_s` (s, any clock) and `watts` or `joules`, and
-                `low` and `high` for an estimate.
-            run_id: Their run; the newest by default.
-            case_id: Their case.
-            source: What measured them.
+            samples: Mappings or objects with a time `t_s` in s of any clock, and with `watts` or
+                `joules`. An estimate has `low` and `high` too.
+            run_id: ID of the run of the samples, by default of the newest run.
+            case_id: ID of the case of the samples.
+            source: Name of the power meter.
 
         Raises:
-            BadInput: No such run, or a sample without a time or a value.
+            BadInput: The run does not exist, or a sample has no time or no value.
         """
-        rows = [_power_row(sample) for sample in samples]  # all are checked before any is queued
+        # All samples are checked before any of them is queued.
+        rows = [_power_row(sample) for sample in samples]
         key = (run_id or self.resolve("latest")[-1], case_id)
         if key not in self._traces:
             self._traces[key] = self.new_trace(*key)
@@ -142,10 +141,10 @@ class Store(Reader):
         trace.put("power_samples", [(name, *row) for row in rows])
 
     def commit_transaction(self) -> None:
-        """Wait until every queued row of a trace is committed.
+        """Wait until all queued rows of traces are committed.
 
         Raises:
-            BadInput: Some could not be written.
+            BadInput: Some rows could not be written.
         """
         if self._writer is not None and (failure := self._writer.flush()):
             raise BadInput(
@@ -154,11 +153,11 @@ class Store(Reader):
             )
 
     def mark_dead_runs(self) -> None:
-        """Mark runs as `interrupted` that are `running` though their process has ended."""
+        """Mark each running run whose process has ended as `interrupted`."""
         query = "SELECT run_id, process FROM runs WHERE status = 'running'"
         for run_id, process in self.connection.execute(query).fetchall():
             if gone(process):
-                message = "its process ended before the run did"
+                message = "the process ended before the run did"
                 self.update_run(run_id, status=RunStatus.INTERRUPTED, message=message)
 
     def cleanup_old_runs(
@@ -169,19 +168,19 @@ class Store(Reader):
         run_ids: Collection[str] = (),
         dry_run: bool = False,
     ) -> list[str]:
-        """Delete old runs and free their space; a run in flight stays.
+        """Delete old runs, and free their disk space. Runs in progress are never deleted.
 
         Args:
-            max_age_days: Runs that started longer ago are deleted; None for no limit of age.
-            max_runs: The newest N stay, those in flight included; None for no limit.
-            run_ids: These are deleted too; `resolve` gives them.
-            dry_run: Only list them.
+            max_age_days: Largest age of a run in days, or None for no limit.
+            max_runs: Number of newest runs to keep, or None for no limit.
+            run_ids: IDs of more runs to delete.
+            dry_run: Whether to return the IDs without deleting the runs.
 
         Returns:
-            Their run_ids, oldest first.
+            The IDs of the deleted runs, oldest first.
 
         Raises:
-            BadInput: A limit below zero, or one of `run_ids` is in flight.
+            BadInput: A limit is below zero, or a run of `run_ids` is in progress.
         """
         for name, value in (("max_age_days", max_age_days), ("max_runs", max_runs)):
             if value is not None and not value >= 0:
@@ -190,9 +189,9 @@ class Store(Reader):
         in_flight = runs["status"] == RunStatus.RUNNING
         is_chosen = runs["run_id"].isin(list(run_ids))
         for run_id in runs.loc[in_flight & is_chosen, "run_id"]:
-            raise BadInput(f"run: {run_id[:8]} is in flight; stop it first")
+            raise BadInput(f"run: {run_id[:8]} is still running; stop it first")
         if max_age_days is not None:
-            # The database counts the days; no run began before its calendar.
+            # SQLite computes the date, and gives NULL for a date before its calendar.
             format_, ago = "%Y-%m-%dT%H:%M:%f", f"-{max_age_days} days"
             limit = self.connection.execute("SELECT strftime(?, 'now', ?)", (format_, ago))
             is_chosen |= runs["started"] < (value_of(limit) or "")

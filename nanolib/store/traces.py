@@ -1,10 +1,10 @@
-"""Record traces of a run, rows by the thousand, which one thread writes.
+"""Record the traces of cases, whose many rows one thread writes.
 
     with recording(lambda: store.new_trace(run_id, case_id)):
-        ...                                   # code that runs here may put rows into `current()`
+        current().put("tokens", rows)
 
-A commit per row would cost milliseconds, and a large burst would keep Python's lock. So the thread
-commits twice a second, in chunks.
+A commit per row would take milliseconds, and one commit of many rows would block other threads. So
+the thread commits twice a second, in chunks.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _COMMIT_S = 0.5
 _CHUNK = 1000
 
 
-_Batch = tuple[str, Iterable[Sequence[Any]]]  # a statement and its rows
+_Batch = tuple[str, Iterable[Sequence[Any]]]  # a batch is a statement and its rows
 
 
 class TraceWriter:
-    """Writes what is queued, in a thread of its own with a connection of its own.
+    """Writes queued rows in a thread with its own connection.
 
     Args:
-        path: The database; its tables are there.
+        path: Path of an existing database.
     """
 
     def __init__(self, path: Path) -> None:
-        # Opened here, so that the caller sees the error.
+        # The connection is opened here and not in the thread, so that the caller gets the error.
         self._db = sqlite3.connect(
             path, timeout=WAIT_S, isolation_level=None, check_same_thread=False
         )
@@ -55,11 +55,11 @@ class TraceWriter:
         self._thread.start()
 
     def put(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows for an INSERT or UPDATE; it takes a microsecond."""
+        """Queue rows for an INSERT or UPDATE, which takes a microsecond."""
         self._queue.put((statement, rows))
 
     def flush(self) -> str:
-        """Wait until everything queued is committed, and return the last error, or empty text."""
+        """Wait until all queued rows are committed. Return the last error or an empty string."""
         if self._thread.is_alive():
             done = threading.Event()
             self._queue.put(done)
@@ -69,7 +69,7 @@ class TraceWriter:
         return failure
 
     def close(self) -> str:
-        """Write the rest and end the thread; return as `flush`."""
+        """Write all queued rows, end the thread, and return the last error or an empty string."""
         self._over = True
         failure = self.flush()
         self._thread.join()
@@ -81,7 +81,7 @@ class TraceWriter:
             while not is_over:
                 self._wake.wait(_COMMIT_S)
                 self._wake.clear()
-                is_over = self._over  # read before the queue, so that what follows is still written
+                is_over = self._over  # read before the queue, so that no later row is lost
                 with contextlib.suppress(queue.Empty):
                     while True:
                         self._serve(self._queue.get_nowait())
@@ -92,7 +92,7 @@ class TraceWriter:
             return
         try:
             self._write(*found)
-        except Exception as error:  # `flush` reports it; a thread that ended would lose more rows
+        except Exception as error:  # `flush` reports the error, and later rows are still written
             self._failure = f"{type(error).__name__}: {error}"
 
     def _write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -108,7 +108,7 @@ class TraceWriter:
 
 
 class _Nowhere:
-    """A writer that forgets its rows."""
+    """A writer that discards its rows."""
 
     def put(self, *_: object) -> None:
         """Do nothing."""
@@ -119,11 +119,11 @@ class _Nowhere:
 
 
 class Trace:
-    """The trace of one case; see `TRACE_TABLES` for its rows.
+    """The trace of one case, with rows for each table of `TRACE_TABLES`.
 
     Args:
-        writer: Where rows are queued: a `TraceWriter`, or `_Nowhere`.
-        trace_id: Its row in `traces`.
+        writer: Writer that queues the rows.
+        trace_id: ID of the trace in the table `traces`.
     """
 
     def __init__(self, writer: TraceWriter | _Nowhere, trace_id: int) -> None:
@@ -133,7 +133,7 @@ class Trace:
         self.start_s = time.monotonic()
 
     def name(self, text: str) -> int:
-        """Return the index of a name in this trace's rows."""
+        """Return the index that stands for a name in the rows of this trace."""
         if text not in self._names:
             self._names[text] = len(self._names)
             names = json.dumps(list(self._names))
@@ -143,16 +143,21 @@ class Trace:
         return self._names[text]
 
     def at_us(self, t_s: float) -> int:
-        """Convert a moment of `time.monotonic` to microseconds since the trace began."""
+        """Convert a time of `time.monotonic`, in s, to microseconds since the trace began."""
         return round(1e6 * (t_s - self.start_s))
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows of a table, without trace and number; a generator runs in the thread."""
+        """Queue rows of a table, without their first two columns.
+
+        Args:
+            table: Name of the table, a key of `TRACE_TABLES`.
+            rows: Rows of the table. A generator is consumed in the thread of the writer.
+        """
         number, trace_id = self._numbers[table], self._trace_id
         self._writer.put(_INSERT[table], ((trace_id, next(number), *row) for row in rows))
 
     def flush(self) -> str:
-        """Wait until all is committed; see `TraceWriter.flush`."""
+        """Wait until all queued rows are committed. Return the last error or an empty string."""
         return self._writer.flush()
 
 
@@ -162,20 +167,24 @@ _INSERT = {
 }
 
 
-# Opens the trace of the case in flight at its first use: most cases have none.
+# The function opens the trace of the current case at its first use, because most cases have none.
 _OPEN: contextvars.ContextVar[Callable[[], Trace]] = contextvars.ContextVar(
     "open_trace", default=lambda: Trace(_Nowhere(), 0)
 )
 
 
 def current() -> Trace:
-    """Return the trace of the case in flight, or one that forgets its rows."""
+    """Return the trace of the current case, or a trace that discards its rows."""
     return _OPEN.get()()
 
 
 @contextlib.contextmanager
 def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
-    """Make `current()` this trace, opened at its first use; at the end everything is committed."""
+    """Make `current` return a trace within the block, and commit its rows at the end.
+
+    Args:
+        open_trace: Function that opens the trace, and that is called at its first use.
+    """
     opened = functools.cache(open_trace)
     token = _OPEN.set(opened)
     try:
@@ -184,6 +193,6 @@ def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
         _OPEN.reset(token)
         if opened.cache_info().currsize and (failure := opened().flush()):
             message = (
-                f"traces: some could not be written ({failure}); the measurements are complete"
+                f"traces: some rows could not be written ({failure}); the measurements are complete"
             )
             print(printable(message), file=sys.stderr)

@@ -119,7 +119,7 @@ def test_every_pair_has_processes_of_its_own_that_import_the_version_again(
     ("body", "said"),
     [
         ("raise ValueError('two\\nlines')", "error: ValueError: two lines"),
-        ("import os\n    os._exit(5)", "its process ended with 5"),
+        ("import os\n    os._exit(5)", "the process ended with 5"),
     ],
 )
 def test_what_fails_on_both_sides_is_reported_of_both_and_is_not_new(
@@ -184,7 +184,7 @@ BAD = [
     ("base . --call work:run --threshold much", "--threshold: 'much' is not valid"),
     ("base . attention --call work:run", "--call: a function takes no notebook"),
     ("base . --setup work:run", "--setup: 'work:run' needs --call"),
-    ("a.yml b.yml", "params: whose are a.yml and b.yml? name the notebook"),
+    ("a.yml b.yml", "params: which notebook do a.yml and b.yml belong to?"),
     ("a.yml b.yml attention", "a.yml"),
 ]
 

@@ -113,7 +113,7 @@ def server():
 def test_how_a_forked_version_ended_is_told(version, server):
     with VersionProcess(version, 60, server) as process:
         assert "timing" in _asked(process, "dies")
-        with pytest.raises(VersionDied, match="its process ended with 7"):
+        with pytest.raises(VersionDied, match="the process ended with 7"):
             process.time_block(1, keep=True)
     with VersionProcess(version, 60, server) as process:
         os.kill(process._process.pid, signal.SIGSEGV)
@@ -127,7 +127,7 @@ def test_a_fork_server_that_is_killed_is_one_line(version):
         (process,) = sides.renew()
         child = process._process.pid
         os.kill(_parent(process), signal.SIGKILL)
-        with pytest.raises(BadInput, match="forked from: its process was killed by SIGKILL"):
+        with pytest.raises(BadInput, match="forked from: the process was killed by SIGKILL"):
             sides.renew()
     _must_end(child)
 

@@ -1,4 +1,4 @@
-"""A database, of which a sweep fills a part."""
+"""An empty database for each test."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What ranks do in the tests: answer, raise, die, hang."""
+"""Functions for ranks that answer, raise, die or hang."""
 
 import os
 import random

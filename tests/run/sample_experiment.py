@@ -1,4 +1,4 @@
-"""An experiment whose cases do as their factors say; the sweep's tests run it."""
+"""An experiment for the tests of the sweep, whose cases fail as their factors name it."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ class SampleCase(Case):
         kind = self.behavior.split("-")[0]
         if kind == "oom":
             torch.empty(2**62, dtype=torch.uint8, device=self.device)
-        if kind == "assert":  # an index beyond its end, which a GPU finds
+        if kind == "assert":  # only a GPU reports an index beyond the end in this way
             torch.ones(2, device=self.device)[torch.tensor([8], device=self.device)]
             torch.cuda.synchronize()
         if kind == "memory":

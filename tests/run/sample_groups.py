@@ -1,4 +1,4 @@
-"""An experiment whose cases are timed in turns and fail where their names say."""
+"""An experiment whose cases are timed in turns and fail as their names say."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from nanolib.run.case import Case, Plan
 
 
 class Lost(torch.AcceleratorError):
-    """What torch raises for good once a kernel has failed."""
+    """The error that torch raises at every call after a failed kernel."""
 
     def __init__(self, message):
         _LOST.append(message)
@@ -24,7 +24,7 @@ class Lost(torch.AcceleratorError):
 
 
 _FIRST, _LOST = os.getpid(), []
-_HELD = set()  # the cases that hold memory
+_HELD = set()  # the cases that use memory at the moment
 
 
 class Params(shared.Params):
@@ -78,7 +78,7 @@ class GroupCase(Case):
             blocks += 1
             if blocks > 4:
                 self._fail("within")
-            time.sleep(0.03 if self.name == "slow" else 0.001)  # far apart, also on a full machine
+            time.sleep(0.03 if self.name == "slow" else 0.001)  # far apart on a busy machine too
 
         timed = yield params.timed("cpu", {"work": work})
         yield timed["work"]
@@ -97,7 +97,7 @@ class GroupCase(Case):
         if how == "hangs":
             while True:
                 time.sleep(0.01)
-        if how == "stuck":  # as in a kernel that never returns
+        if how == "stuck":  # no signal arrives, as in a kernel that never returns
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             time.sleep(1000)
         if how == "short" and len(_HELD) > 1:

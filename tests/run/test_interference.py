@@ -1,4 +1,4 @@
-"""Interference while a run measures: its rows, its lines in the database and on the terminal."""
+"""Interference during a run flags its rows, and adds lines to the run and the terminal."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +18,7 @@ MET = "2 of 3 cases other processes, or a hypervisor, took up to 40% of the CPUs
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Give the sweep these loads, one per case, on a machine that is quiet when it begins."""
+    """Give the sweep a load per case, on a machine that is quiet before the run."""
 
     def use(*given, before=()):
         left = iter(given)
@@ -42,12 +42,11 @@ def _measure(store, *behaviors, **rest):
     return dict(zip(names, map(set, rows["flags"]), strict=True)), store.runs().interference[0]
 
 
-@pytest.mark.parametrize("isolation", ["none", "process"])
 def test_what_was_measured_beside_others_is_flagged_and_the_run_keeps_that_it_was(
-    store, loads, capsys, isolation
+    store, loads, capsys
 ):
     loads(CpuLoad(others=0.2, stolen=0.0), QUIET, BUSY)
-    flags, found = _measure(store, "ok-1", "ok-2", "ok-3", isolation=isolation)
+    flags, found = _measure(store, "ok-1", "ok-2", "ok-3")
     assert flags == {
         f"ok-{number} {metric}": {Flag.BUSY_MACHINE} if number != 2 and metric != "flops" else set()
         for number in (1, 2, 3)
@@ -61,7 +60,7 @@ def test_ones_own_quota_is_named_and_nobody_else(store, loads):
     loads(CpuLoad(others=0.0, stolen=0.0, throttled=0.5, quota=0.5))
     flags, found = _measure(store, "ok")
     assert flags["ok latency"] == {Flag.THROTTLED}
-    assert found == ["during 1 of 1 cases a CPU quota of 0.5 cores held this process back"]
+    assert found == ["during 1 of 1 cases a CPU quota of 0.5 cores slowed this process down"]
 
 
 def test_a_run_that_goes_on_keeps_what_it_met_before(store, loads):

@@ -1,4 +1,4 @@
-"""Jobs run one after another: what the terminal shows first, and Ctrl-C starts no other."""
+"""Jobs run one after another, and Ctrl-C ends the last of them."""
 
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
@@ -41,4 +41,4 @@ def test_the_first_line_of_a_command_says_that_the_machine_is_busy(tmp_path, mon
     said.clear()
     summary = plan(ALL, ["summary"], {}, {})
     notebooks.run_jobs(summary, notebooks.Command(tmp_path), said.append)
-    assert "not a quiet machine: others use cpu" not in said  # it measures nothing
+    assert "not a quiet machine: others use cpu" not in said  # the summary measures nothing

@@ -1,4 +1,4 @@
-"""The lock of a device waits, names its owner, survives a crash, and touches only its own files."""
+"""The lock of a device waits, names its owner, survives a crash, and changes no other file."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ from nanolib.run import lock
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A shared folder of temporary files; the lock of `d` belongs at its `nanolib-d.lock`."""
+    """Return the path of the lock file of a device `d`, in a new temporary folder."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(lock.tempfile, "tempdir", None)
     return tmp_path / "nanolib-d.lock"
@@ -30,8 +30,8 @@ def _hold(ready, release):
 
 @pytest.fixture
 def other(place):
-    """A process that holds it, and what lets it go."""
-    context = multiprocessing.get_context("spawn")
+    """Start a process with the lock, and return the event that ends it."""
+    context = multiprocessing.get_context("fork")
     ready, release = context.Event(), context.Event()
     process = context.Process(target=_hold, args=(ready, release))
     process.start()
@@ -87,7 +87,7 @@ def test_what_its_pause_raises_ends_the_wait(other):
 
 @pytest.fixture
 def precious(place):
-    """A file that nobody may touch."""
+    """A file that no test may change."""
     file = place.with_name("precious")
     file.write_text("precious")
     yield file

@@ -1,4 +1,4 @@
-"""Planned memory: a few blocks stand for a stack, and a call needs what was planned, kind by kind."""
+"""Memory plans agree with the measured memory of each kind, and a low stack predicts a high one."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ MODES = ("inference", "training", "generation")
 
 @contextlib.contextmanager
 def _whole(monkeypatch):
-    """Everything is counted."""
+    """Plan the whole stack of blocks, without extrapolation."""
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "_PLANS", {})
         patch.setattr(look, "_LOOKS", {})
@@ -51,7 +51,7 @@ def _case(
     return kind("cpu", preset, preset, overrides, *shape, mode, optimization, **more)
 
 
-# planned as the eager model
+# These optimizations have the plan of the eager model.
 AS_EAGER = {name for name in OPTIMIZATIONS if is_compiled(name)} | {"cuda_graph"}
 
 
@@ -70,7 +70,7 @@ def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, optimization):
 def test_where_weights_outweigh_activations_the_peak_of_a_high_stack_is_elsewhere(
     monkeypatch, mode
 ):
-    """Of two blocks the output's is the most, of many the gradients' at the end."""
+    """With two blocks the peak is at the output, with many it is at the last gradients."""
     overrides = {"num_layers": 11, "d_model": 256, "num_heads": 4, "vocab_size": 8192}
     case = _case(mode, overrides=overrides, shape=(8, 1))
     quick = case.plan()
@@ -116,7 +116,7 @@ def test_attention_needs_what_was_planned(case):
 @pytest.mark.slow
 def test_a_case_that_will_not_fit_is_never_started(store, monkeypatch):
     case = _case()
-    need = case.plan().most  # planned before, so that nothing needs a model now
+    need = case.plan().most  # the plan is cached, so no model is needed later
     monkeypatch.setattr(memory_plan, "free_bytes", lambda device: need - 1)
     monkeypatch.setattr(look, "create_model", lambda *_: pytest.fail("it was started"))
     monkeypatch.setattr(model, "cases", lambda _: [case])
@@ -217,7 +217,7 @@ def test_a_tokens_peak_is_its_plan_wherever_decoding_stood():
 
 @pytest.mark.slow
 def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch):
-    # no kernel's are, whoever makes it
+    # The backend makes no difference, because no kernel is counted.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     peaks, parts = _memory(_case("inference", "compile"))
     assert peaks["inference"].status is Status.UNSUPPORTED
@@ -227,7 +227,7 @@ def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch)
 
 
 def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(monkeypatch):
-    """Simulated: the tensors lie on the CPU, the allocator's figures are told."""
+    """The allocator is simulated, and the tensors are on the CPU."""
     work = next(_case().at_depth(0).workloads())
     work.call()
     live = breakdown(work, torch.nn.Module()).peak

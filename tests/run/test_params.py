@@ -43,7 +43,7 @@ BAD = [
     (
         "model",
         {"overrides": {"vocab_size": 100}},
-        "model.overrides: vocab_size 100 cannot hold the 256 bytes",
+        "model.overrides: vocab_size 100 is less than the 256 values",
     ),
     (
         "model",

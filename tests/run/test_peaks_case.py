@@ -1,4 +1,4 @@
-"""The notebooks of a command share peak rates, and a share of one contains its interval."""
+"""The notebooks of a command share peak rates, and a share includes the interval of its rate."""
 
 import itertools
 from dataclasses import replace
@@ -31,9 +31,9 @@ def test_a_share_carries_the_interval_of_the_ceiling_too():
 def test_notebooks_of_one_command_share_what_the_first_has_measured(store, monkeypatch, together):
     numbers, real = itertools.count(1), peaks_case.measure_ceiling
 
-    def numbered(*given):
+    def numbered(*given, **more):
         return replace(
-            real(*given), estimate=float(next(numbers)), low=0.5, high=1e3, samples=(1, 2)
+            real(*given, **more), estimate=float(next(numbers)), low=0.5, high=1e3, samples=(1, 2)
         )
 
     monkeypatch.setattr(peaks_case, "measure_ceiling", numbered)

@@ -1,4 +1,4 @@
-"""A process ends with the process that started it; a helper process gives its answers or a reason."""
+"""A process ends with its parent, and sends its values or the reason of its failure."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from nanolib.run.timeout import answers_of
 ROOT = Path(__file__).parents[2]
 HANGING_S = 30
 
-# The parent tells its child's number and waits; the child waits for ever.
+# The parent prints the process ID of its child and waits. The child waits for ever.
 _PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {child!r}, str(__import__("os").getpid())])
@@ -55,7 +55,7 @@ def test_a_child_ends_when_its_parent_is_killed(before):
 
 
 def test_a_child_whose_parent_was_gone_before_it_asked_ends_at_once():
-    other = os.getppid()  # anybody but the one that started it
+    other = os.getppid()  # any process except the parent
     ended = subprocess.run(
         [sys.executable, "-c", _CHILD.format(before=""), str(other)], cwd=ROOT, timeout=HANGING_S
     )
@@ -98,10 +98,10 @@ def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_al
 @pytest.mark.parametrize(
     ("code", "errors", "said"),
     [
-        (-9, "", "its process was killed by SIGKILL"),
-        (-40, "", "its process was killed by signal 40"),
-        (3, "one\ntwo\n", "its process ended with 3: two"),
-        (3, "", "its process ended with 3"),
+        (-9, "", "the process was killed by SIGKILL"),
+        (-40, "", "the process was killed by signal 40"),
+        (3, "one\ntwo\n", "the process ended with 3: two"),
+        (3, "", "the process ended with 3"),
     ],
 )
 def test_how_a_process_ended_is_said_in_words(code, errors, said):
@@ -140,7 +140,7 @@ def hangs_with_a_child():
     [
         (two_answers_and_noise, [1, {"b": 2}], ""),
         (fails_after_one, [1], "RuntimeError: no more"),
-        (dies, [1], "its process ended with 3"),
+        (dies, [1], "the process ended with 3"),
     ],
 )
 def test_answers_come_in_order_with_the_reason_why_there_are_no_more(
@@ -157,5 +157,5 @@ def test_bad_input_is_raised():
 
 def test_at_the_time_limit_all_that_it_started_is_ended():
     (child,), reason = answers_of(hangs_with_a_child, limit_s=0.5)
-    assert reason == "it takes over 0.5 s"
+    assert reason == "the call takes more than 0.5 s"
     assert _has_ended(child)

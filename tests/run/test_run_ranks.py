@@ -1,4 +1,4 @@
-"""Ranks: they answer in order, whoever fails is named, and none outlives the call."""
+"""Ranks answer in order, an error names the rank at fault, and no rank survives the call."""
 
 import contextlib
 import signal
@@ -63,7 +63,7 @@ def test_ranks_that_take_too_long_are_ended_where_they_are():
 
 
 def test_ranks_end_where_the_signal_that_says_so_is_ignored():
-    """A supervisor may have it so, and what it starts inherits that."""
+    """A supervisor may ignore the signal, and its children inherit that."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert len(_run(rank_bodies.answer)) == 1

@@ -1,4 +1,4 @@
-"""A database with one run."""
+"""An empty database for each test."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A machine, a measurement and a run of them, made by hand."""
+"""A machine, a measurement and a run for tests."""
 
 import numpy as np
 

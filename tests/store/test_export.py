@@ -1,4 +1,4 @@
-"""What leaves this machine names no person, machine or folder, in no column and no format."""
+"""An export names no person, machine or folder, in any column and format."""
 
 import json
 
@@ -18,7 +18,7 @@ HOME, USER, HOST = "/data/people/zander", "zander", "vaultbox.corp.example"
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch):
-    """A machine whose names are known."""
+    """Give the machine known names."""
     for name in ("LOGNAME", "USER"):
         monkeypatch.setenv(name, USER)
     monkeypatch.setenv("HOME", HOME)

@@ -1,4 +1,4 @@
-"""The file: how it is made and opened, what it refuses, and what others do to it."""
+"""The database file is made and opened, refuses invalid rows, and survives other programs."""
 
 import os
 import re
@@ -63,8 +63,8 @@ def _older(path):
             lambda path: path.write_bytes(b"hello, I am no database at all" * 100),
             "cannot be opened (file is not a database)",
         ),
-        (lambda path: path.touch(), "is not nanolib's; name another"),
-        (_foreign, "is not nanolib's; name another"),
+        (lambda path: path.touch(), "is not a nanolib database; name another"),
+        (_foreign, "is not a nanolib database; name another"),
         (_older, f"has schema 4, this nanolib {SCHEMA_VERSION}; move it away and measure again"),
     ],
 )
@@ -130,7 +130,7 @@ from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 
 with Store(sys.argv[1]) as store:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))  # as on a disk that fills up
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
     try:
         for number in range(1000):
             big = Measurement("latency", 1.0, samples=tuple(map(float, range(500))))

@@ -1,4 +1,4 @@
-"""Whether the process that writes a run is still there."""
+"""A run shows whether the process that writes it is alive."""
 
 import os
 import subprocess
@@ -15,14 +15,14 @@ from tests.store.rows import make_run
 
 @pytest.fixture
 def killed():
-    """The name of a process that was killed."""
+    """Return the name of a killed process."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         name = process_name(process.pid)
         assert alive(name) and not gone(name)
         process.kill()
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
-        assert gone(name)  # it has ended, and nobody has asked how
+        assert gone(name)  # a zombie counts as ended
     return name
 
 
@@ -31,7 +31,7 @@ def test_a_process_is_known_by_its_machine_number_and_beginning(killed):
     assert alive(process_name()) and int(pid) == os.getpid()
     assert gone(killed) and not alive(killed)
     assert gone(f"{host()}:{pid}:{float(began) - 5}"), "an earlier process of the same number"
-    for elsewhere in (f"00000000:{pid}:{began}", ""):  # another machine cannot be seen from here
+    for elsewhere in (f"00000000:{pid}:{began}", ""):  # other machines are unknown
         assert not gone(elsewhere) and not alive(elsewhere)
 
 
@@ -52,7 +52,7 @@ def test_a_run_whose_process_was_killed_is_interrupted_and_may_be_deleted(killed
     store.add(make_run("here", rows={}, process=process_name()))
     expected = ["interrupted", "running"]
     assert list(store.runs().status) == expected
-    with pytest.raises(BadInput, match="run: here is in flight; stop it first"):
+    with pytest.raises(BadInput, match="run: here is still running; stop it first"):
         store.cleanup_old_runs(None, run_ids=["here"])
     store.mark_dead_runs()
     stored = store.connection.execute("SELECT status FROM runs ORDER BY rowid")

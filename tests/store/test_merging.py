@@ -1,4 +1,4 @@
-"""What is merged, what is not, and what is deleted."""
+"""Runs are merged once and as a whole, invalid files are refused, and named runs are deleted."""
 
 import contextlib
 import sqlite3
@@ -18,7 +18,7 @@ TABLES = ("machines", "runs", "measurements", "traces", *TRACE_TABLES)
 
 @pytest.fixture
 def theirs(tmp_path):
-    """One run with a trace."""
+    """Make a database of one run with a trace."""
     path = tmp_path / "theirs.sqlite"
     with Store(path) as store:
         store.add(make_run("a"))
@@ -27,7 +27,7 @@ def theirs(tmp_path):
 
 
 def _contents(path):
-    """All rows of a database, but for numbers that it gives itself."""
+    """Return all rows of a database, without the IDs of measurements."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         found = {table: db.execute(f"SELECT * FROM {table}").fetchall() for table in TABLES}
     found["measurements"] = [row[1:] for row in found["measurements"]]
@@ -65,7 +65,7 @@ def _copy(path, status, finished):
     ("one", "other"),
     [
         (("interrupted", 3), ("done", 3)),
-        (("failed", 3), ("done", 2)),  # done is whole, whatever its cases
+        (("failed", 3), ("done", 2)),  # a run that is done is complete
         (("interrupted", 1), ("failed", 2)),
         (("running", 0), ("interrupted", 1)),
     ],

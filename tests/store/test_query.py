@@ -1,4 +1,4 @@
-"""What is asked of runs: names, the newest of each case, histories, and what goes."""
+"""Queries find runs by name, the newest run of each case, and histories."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_the_run_before_is_the_last_done_of_its_like(store):
         "c": {"suite": "full"},
         "d": {"machine": MACHINE | {"machine_id": "m2"}},
         "e": {"experiment": "model"},
-        "f": {"rows": {}},  # it never ended
+        "f": {"rows": {}},  # this run has not ended
         "g": {},
         "h": {"experiment": "model"},
     }
@@ -113,9 +113,9 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
         ("all", "abcdef"),
         ("latest", "f"),
         ("latest~0", "f"),
-        ("latest~1", "b"),  # the launch before it of the same notebook, and its runs of that alone
+        ("latest~1", "b"),  # only the runs of the same notebook
         ("eeee0001", "e"),
-        ("night", "c"),  # a label comes before an experiment, and that before a suite
+        ("night", "c"),  # the order is label, experiment, suite
         ("model", "bf"),
         ("quick", "d"),
         ("aaaa", "a"),
@@ -128,13 +128,13 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
     ],
 )
 def test_a_name_stands_for_runs_in_a_fixed_order(store, name, found):
-    rest = {"a": {"launch": "one"}, "b": {"launch": "one", "experiment": "model"}}
+    rest = {"a": {"launch": "one/attention"}, "b": {"launch": "one/model", "experiment": "model"}}
     rest |= {"c": {"label": "night"}, "d": {"suite": "quick"}}
     rest |= {"e": {"label": "'; DROP TABLE runs; --"}, "f": {"experiment": "model"}}
     for letter, run in rest.items():
         store.add(make_run(f"{letter * 4}0001", **run))
     if found is None:
-        with pytest.raises(BadInput, match=r"run: .* is not (there|in the database)"):
+        with pytest.raises(BadInput, match=r"run: .* (does not exist|is not in the database)"):
             store.resolve(name)
     else:
         assert store.resolve(name) == [f"{letter * 4}0001" for letter in found]
@@ -148,5 +148,13 @@ def test_what_is_newest_follows_the_order_in_which_runs_came_and_no_clock(store)
     assert store.resolve("latest") == store.newest_runs() == ["m"]
     assert store.runs_before("m") == ["a"] and list(store.measurements(newest=1).run_id) == ["m"]
     store.update_run("m", status="failed")
-    assert store.newest_runs() == ["a"]  # the newest that is done, where any is
+    assert store.newest_runs() == ["a"]  # the newest run that is done
     assert store.cleanup_old_runs(None, max_runs=1) == ["z", "a"]
+
+
+def test_the_latest_launch_is_every_run_of_one_command(store):
+    launches = ("one/attention", "one/model", "two/attention", "two/fp8")
+    for run_id, launch in zip("abcd", launches, strict=True):
+        store.add(make_run(run_id, experiment=launch.partition("/")[2], launch=launch))
+    assert store.resolve("latest") == ["c", "d"]
+    assert store.resolve("latest~1") == ["a"]

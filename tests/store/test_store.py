@@ -1,4 +1,4 @@
-"""Runs and rows as they go in and come out, and old ones as they go."""
+"""Runs and rows come back as they were stored."""
 
 from types import SimpleNamespace
 
@@ -58,7 +58,7 @@ def test_power_samples_are_those_of_the_newest_run_or_the_one_named(store):
         [SimpleNamespace(t_s=2.0000004, joules=7.0)], run_id="a", case_id="c", source="mine"
     )
     with pytest.raises(BadInput, match="has no t_s, or neither watts nor joules"):
-        store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"watts": 1.0}])  # none is taken in
+        store.add_power_samples([{"t_s": 3.0, "watts": 1.0}, {"watts": 1.0}])  # both are refused
     store.commit_transaction()
     rows = store.trace("power_samples").astype(object).where(lambda frame: frame.notna(), None)
     assert rows.to_numpy().tolist() == [

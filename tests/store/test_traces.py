@@ -1,4 +1,4 @@
-"""Rows by the thousand: they come back, go with their run, and a kill loses the last second."""
+"""Traces come back, are deleted with their run, and lose at most the last second at a kill."""
 
 import subprocess
 import sys
@@ -43,22 +43,22 @@ def test_a_case_that_asks_for_no_trace_has_none(store):
     with traces.recording(lambda: store.new_trace("a", "c")):
         pass
     assert store.connection.execute("SELECT count(*) FROM traces").fetchone()[0] == 0
-    traces.current().put("layers", [(0, 0, 1)])  # outside a case rows are forgotten
+    traces.current().put("layers", [(0, 0, 1)])  # rows outside a case are discarded
     assert store.trace("layers").empty
 
 
 def test_deleting_a_run_deletes_its_traces_and_the_file_shrinks(store):
-    for count in (30, 200_000):  # the second attempt replaces the first one's rows
+    for count in (30, 50_000):  # the second attempt replaces the first one
         with traces.recording(lambda: store.new_trace("a", "c")):
             _fill(traces.current(), count)
     store.add(make_run("b"))
     store.update_run("a", status="done", started="2020-01-01T00:00:00.000000Z")
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     before = store.path.stat().st_size
-    assert len(store.trace("layers")) == 200_000
+    assert len(store.trace("layers")) == 50_000
     assert store.cleanup_old_runs(max_age_days=30) == ["a"]
     assert all(store.trace(table).empty for table in TRACE_TABLES)
-    assert store.path.stat().st_size < before - 2_000_000
+    assert store.path.stat().st_size < before - 500_000
 
 
 def test_rows_that_cannot_be_written_are_told_and_later_ones_are_written(store):
@@ -90,11 +90,11 @@ def test_a_killed_process_loses_at_most_the_last_second(store, tmp_path):
         text=True,
     )
     last = 0
-    while last < 3_300_000:
+    while last < 2_500_000:
         last = int(process.stdout.readline())
     process.kill()
     process.wait()
     with Store(store.path) as again:
         assert again.connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        # a second between commits, and a busy machine's delay in making one
+        # Commits are half a second apart, and later on a busy machine.
         assert last - again.trace("tokens").at_us.max() < 2_000_000

@@ -163,7 +163,7 @@ def test_one_that_never_returns_is_timed_out_and_does_not_hold_up_what_is_predic
     params = _params("odd_models:Hangs", **given)
     plans.prediction_table(model, params)
     (own,) = (case for case in model.cases(params) if case.runs_code)
-    assert own.plan().reason == "not planned: it takes over 0.5 s"
+    assert own.plan().reason == "not planned: the call takes more than 0.5 s"
     ends = _ends(_measured(store, "odd_models:Hangs", **given))
     assert set(ends["status"]) == {"timeout"} and (ends["estimate"] >= 1.4).all()
 

@@ -217,7 +217,7 @@ BAD = {
     f"{TINY} --seq-len 200000 --attention-type sparse": "200000 is planned with dense",
     f"{TINY} -p context_length=64 --seq-len 128": "seq_len: 128 exceeds the context_length 64",
     f"{TINY} --optimizer lion": "Input should be 'adamw', 'sgd' or 'momentum', got 'lion'",
-    f"{TINY} --attention-type flex": "cannot be planned: a compiled kernel allocates out of",
+    f"{TINY} --attention-type flex": "cannot be planned: the memory counter cannot track",
     f"{TINY} --attention-type odd": "attention_type: 'odd' is not a known attention kind",
     f"{TINY} -p d_model=x": "d_model: Input should be a valid integer",
     f"{TINY} -p dtype=bfloat16": "options: dtype is not one of them; use --dtype",
