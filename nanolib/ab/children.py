@@ -1,4 +1,7 @@
-"""The other end of `worker.py`: processes that answer requests. One kind is a version, the other forks versions."""
+"""Start processes that run `worker.py`, and send them requests.
+
+A `VersionProcess` runs one version. A `ForkServer` forks such processes.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.process import describe_exit, kill_tree, start
 
-# OpenMP binds each of its threads to a core. Otherwise two of them may share one, and a process then takes 30 ms for what another
-# does in 18, for all of its life.
+# OpenMP must bind each of its threads to a core. Otherwise two threads may share a core for the
+# whole life of a process, and the same work then takes 30 ms instead of 18 ms.
 BOUND = {"OMP_PROC_BIND": "true"}
 _WORKER = ("-P", "-W", "ignore", str(Path(__file__).with_name("worker.py")))
 
 
 class VersionDied(RuntimeError):
-    """A process ended or did not answer, or the code that it timed raised.
+    """A process ended or did not answer, or the timed code raised an exception.
 
     Args:
-        process: The process.
-        message: How it ended.
-        status: The status of its case.
+        process: The process that failed.
+        message: How the process failed, in one line.
+        status: The status of the case that the process was running.
     """
 
     def __init__(self, process: Child, message: str, status: str = Status.ERROR) -> None:
@@ -41,10 +44,10 @@ class VersionDied(RuntimeError):
 
 
 class Child:
-    """A process that answers requests: JSON over a socket. What its code prints goes to a log.
+    """A process that answers JSON requests over a socket, and whose output goes to a log.
 
     Args:
-        silence_s: How long one answer may take, s.
+        silence_s: Time limit for one answer, s.
     """
 
     def __init__(self, silence_s: float) -> None:
@@ -84,9 +87,10 @@ class Child:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
+        """Turn a closed connection into `VersionDied`, with the end of the log."""
         try:
             yield
-        except (EOFError, ConnectionError):  # it has ended
+        except (EOFError, ConnectionError):
             self._log.seek(0)
             printed = self._log.read().decode(errors="replace")
             raise VersionDied(self, describe_exit(self._process.wait(), printed)) from None
@@ -97,8 +101,8 @@ class Child:
         return self.receive()
 
     def close(self) -> None:
-        """End the process and all that it started."""
-        with contextlib.suppress(BadInput):  # the process that it was forked from is gone too
+        """End the process and all its children."""
+        with contextlib.suppress(BadInput):  # a fork server that died has no exit code to return
             kill_tree(self._process.pid)
             self._process.wait()
         self._connection.close()
@@ -112,37 +116,44 @@ class Child:
 
 
 class ForkServer(Child):
-    """A process that has imported what versions import from elsewhere. A fork of it takes hundredths of a second.
+    """A process that imports the modules that all versions share, and forks versions.
 
-    Both versions of a pair come from one, so that its position in memory affects both equally.
+    A fork starts in hundredths of a second. Both versions of a pair are forked from the same
+    server, so its position in memory affects both equally.
 
     Args:
-        silence_s: How long an import may take, s.
+        silence_s: Time limit for the imports, s.
     """
 
     def __init__(self, silence_s: float) -> None:
         super().__init__(silence_s)
-        path = os.pathsep.join(named_folders(absolute=True))  # the others are in the versions
+        # A relative folder of PYTHONPATH is inside a version, and so are its modules.
+        path = os.pathsep.join(named_folders(absolute=True))
         self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": path})
 
     def imports(self, modules: Sequence[str], own: Sequence[str]) -> list[str]:
-        """Import modules for all processes that are forked from now on.
+        """Import modules for all processes that are forked after this call.
 
         Args:
-            modules: Their names. A module that cannot be imported is left to the version that needs it.
-            own: Modules that belong to the versions, which must not come from elsewhere.
+            modules: Names of the modules. A module that the server cannot import is skipped.
+            own: Names of the versions' own modules, which the server must not import.
 
         Returns:
             The environment variables that the imports set.
         """
-        return self._answer({"modules": list(modules), "own": list(own)})
+        return self._answer({"modules": modules, "own": own})
 
     def fork(self, request: dict[str, Any], files: Sequence[int]) -> Forked:
-        """Fork a version, with the files of its connection and its log."""
+        """Fork a process for a version.
+
+        Args:
+            request: The folders and environment variables of the version.
+            files: File descriptors of the version's connection and log.
+        """
         return Forked(self, self._answer(request, files))
 
     def wait(self, pid: int) -> int:
-        """Return how a child ended, as `subprocess` does."""
+        """Wait for a forked process, and return its exit code as `subprocess` does."""
         return self._answer({"wait": pid})
 
     def _answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
@@ -153,7 +164,7 @@ class ForkServer(Child):
                     reduction.send_handle(self._connection, file, self._process.pid)
             return self.receive()
         except BaseException as error:
-            # Also after Ctrl-C, because the next answer would belong to this request.
+            # After Ctrl-C too, the next answer would belong to this request.
             self._process.kill()
             if isinstance(error, VersionDied):
                 message = f"the process that both versions are forked from: {error}"
@@ -163,27 +174,28 @@ class ForkServer(Child):
 
 @dataclass
 class Forked:
-    """A child of a `ForkServer`, with the part of `subprocess.Popen` that is used."""
+    """A child of a `ForkServer`, with the attributes of `subprocess.Popen` that `Child` uses."""
 
     fork_server: ForkServer
     pid: int
     _code: int | None = None
 
     def wait(self) -> int:
-        """Return how it ended; a process can be waited for only once."""
+        """Return the exit code. The system reports an exit code only once, so it is stored."""
         if self._code is None:
             self._code = self.fork_server.wait(self.pid)
         return self._code
 
 
 class VersionProcess(Child):
-    """A version in a process of its own.
+    """A process that runs one version.
 
     Args:
-        version: The version.
-        silence_s: How long one answer may take, s.
-        fork_server: The process from which it is forked; None starts a new interpreter.
-        bound: Whether OpenMP's threads are bound to cores in a new interpreter, unless the user's environment says otherwise.
+        version: The version to run.
+        silence_s: Time limit for one answer, s.
+        fork_server: The server that forks this process. None starts a new interpreter.
+        bound: Whether a new interpreter binds OpenMP's threads to cores. An OMP_PROC_BIND in the
+            user's environment has priority.
     """
 
     def __init__(
@@ -195,8 +207,8 @@ class VersionProcess(Child):
         bound: bool = False,
     ) -> None:
         super().__init__(silence_s)
-        self.version, self.is_forked, self._is_halted = version, fork_server is not None, False
-        # Its rows come to us, and its files are thrown away.
+        self.version, self.is_forked = version, fork_server is not None
+        # The version's code may write results, which must not reach the user's output folder.
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")
         folder, variables = version.start_folder, {OUTPUT_VARIABLE: self._output.name}
         if fork_server is None:
@@ -212,10 +224,8 @@ class VersionProcess(Child):
             )
 
     def send(self, **request: Any) -> None:
-        """Send a request, without waiting for the answer."""
-        if self._is_halted:
-            self._signal(signal.SIGCONT)
-        self._is_halted = False
+        """Resume the process and send it a request, without waiting for the answer."""
+        self._signal(signal.SIGCONT)
         super().send(**request)
 
     def receive(self) -> Any:
@@ -231,27 +241,33 @@ class VersionProcess(Child):
         return answer
 
     def time_block(self, calls: int, *, keep: bool) -> list[list[float]]:
-        """Time a block: ms of each call and phase.
+        """Time a block, then halt the process until its next request.
 
-        The process is halted until its next request, because OpenMP's threads look for more work for ten milliseconds. If this
-        process dies in the meantime, the system ends the halted one.
+        OpenMP's idle threads would use the cores for ten more milliseconds. If this process dies,
+        the system ends the halted one too.
+
+        Args:
+            calls: Number of calls in the block.
+            keep: Whether the block counts in the version's own rows.
+
+        Returns:
+            Time of each call and phase, ms, shape [calls][phases].
 
         Raises:
-            VersionDied: As `receive`, or the code that was timed raised.
+            VersionDied: The process ended or did not answer in time, or the timed code raised an
+                exception.
         """
         answer = self.ask(do="block", calls=calls, keep=keep)
         self._signal(signal.SIGSTOP)
-        self._is_halted = True
         if "ms" not in answer:
-            message = answer.get("message", "it ended in the middle of its timing")
-            raise VersionDied(self, message, answer["ended"])
+            raise VersionDied(self, answer["message"], answer["ended"])
         return answer["ms"]
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        with contextlib.suppress(OSError):  # the process has ended
             os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all its children, and delete its results."""
         super().close()
         self._output.cleanup()

@@ -99,9 +99,9 @@ def _script(folder, name, text):
         ),
         (
             ["--python", sys.executable],
-            "--python: it is given once; give it twice, for A and for B",
+            "--python: the option is given once; give it twice, for A and for B",
         ),
-        (["--python", sys.executable] * 3, "--python: it is given 3 times"),
+        (["--python", sys.executable] * 3, "--python: the option is given 3 times"),
     ],
 )
 def test_bad_environments_are_one_line(repository, tmp_path, options, said):

@@ -76,10 +76,10 @@ def test_what_all_versions_imported_is_imported_before_the_next_are_forked(versi
     versions = [Version(name, "", tmp_path / name, Path()) for name in ("one", "two")]
     with Processes(versions, 60, fork=True) as sides:
         first = sides.renew()
-        assert not any("wave" in process.ask(do="tell")["modules"] for process in first)
+        assert not any("wave" in process.ask(do="imports")["modules"] for process in first)
         _serve_once(first)
         for process in sides.renew():
-            told = process.ask(do="tell")["modules"]
+            told = process.ask(do="imports")["modules"]
             assert {"wave", "netrc"} <= set(told) and "colorsys" not in told
 
 
