@@ -150,9 +150,13 @@ def test_init_makes_a_folder_in_which_nano_runs_and_plans(project):
     assert ended.returncode == 0 and "bench" in ended.stdout, ended.stderr
     again = project.nano("init", "bench")
     assert again.returncode == 2 and "not an empty folder" in again.stderr
-    listed = project.nano("run", "quick", "attention", "--dry-run", inside="bench")
-    assert listed.returncode == 0 and "attention: 15 cases" in listed.stdout, listed.stderr
-    planned = project.nano("plan", "decoder_nano", "--memory", "64MiB", inside="bench/notebooks")
+    small = ["seq_lens=[64]", "attention_types=[dense]", "quality_patterns=[]"]
+    options = [word for pair in small for word in ("-p", pair)]
+    listed = project.nano("run", "quick", "attention", "--dry-run", *options, inside="bench")
+    assert listed.returncode == 0 and "attention: 3 cases" in listed.stdout, listed.stderr
+    small = ["num_layers=1", "d_model=64", "vocab_size=64", "context_length=32"]
+    options = ["--memory", "1MiB", "--seq-len", "16", *(f"-p{pair}" for pair in small)]
+    planned = project.nano("plan", "decoder_nano", *options, inside="bench/notebooks")
     assert planned.returncode == 0 and "decoder_nano" in planned.stdout, planned.stderr
     show = "from nanolib.paths import output_folder; print(output_folder())"
     output = project.call(project.python, "-c", show, inside="bench/notebooks").stdout.strip()
