@@ -1,7 +1,6 @@
 """Offer nanolib's measurements under names that users of other suites know.
 
-The results of these functions have no intervals. `nanolib.measure` returns a `Measurement` with
-the interval, the flags and every sample.
+For intervals, flags and all samples, use `nanolib.measure`, which returns a `Measurement`.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ def create_model(
     Args:
         config: Config, or sizes such as a value of `MODEL_CONFIGS`. Missing fields are those of the
             preset `small`.
-        context_length: Length of the longest sequence, in tokens. By default, that of the config.
-        device: Device of the weights. `meta` builds shapes only.
+        context_length: Length of the longest sequence, in tokens. By default, the config's own.
+        device: Device of the weights. The device `meta` allocates no memory.
         seed: Seed of the weights, as in `nanolib.create_model`.
         fields: More fields of `NanoConfig`, such as `vocab_size`.
 
@@ -83,7 +82,7 @@ def _series(step: Callable[[], object], device: torch.device | str, **counts: in
     Args:
         step: Function to call.
         device: Device on which the function computes.
-        counts: Number of warm-up calls and number of timed calls, by their names in errors.
+        counts: Number of warm-up calls and number of timed calls, each with its name in errors.
     """
     for (name, value), least in zip(counts.items(), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -98,9 +97,12 @@ def _series(step: Callable[[], object], device: torch.device | str, **counts: in
     return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(measure_steps)]
 
 
-def _mean_and_sd_s(samples_ms: list[float]) -> tuple[float, float]:
-    sd = statistics.stdev(samples_ms) if len(samples_ms) > 1 else 0.0
-    return statistics.fmean(samples_ms) / 1e3, sd / 1e3
+def _mean_and_sd_s(
+    step: Callable[[], object], device: torch.device, warmup_steps: int, measure_steps: int
+) -> tuple[float, float]:
+    samples = _series(step, device, warmup_steps=warmup_steps, measure_steps=measure_steps)
+    sd = statistics.stdev(samples) if len(samples) > 1 else 0.0
+    return statistics.fmean(samples) / 1e3, sd / 1e3
 
 
 def benchmark_with_statistics(
@@ -142,8 +144,7 @@ def benchmark_forward(
         with torch.no_grad():
             model(ids)
 
-    counts = {"warmup_steps": warmup_steps, "measure_steps": measure_steps}
-    return _mean_and_sd_s(_series(forward, ids.device, **counts))
+    return _mean_and_sd_s(forward, ids.device, warmup_steps, measure_steps)
 
 
 def benchmark_forward_backward(
@@ -165,8 +166,7 @@ def benchmark_forward_backward(
         model(ids).float().mean().backward()
         model.zero_grad()
 
-    counts = {"warmup_steps": warmup_steps, "measure_steps": measure_steps}
-    return _mean_and_sd_s(_series(forward_backward, ids.device, **counts))
+    return _mean_and_sd_s(forward_backward, ids.device, warmup_steps, measure_steps)
 
 
 def profiled_tree_attn_decode(
@@ -207,7 +207,7 @@ class MemoryProfiler:
     """A context manager that records peak memory, which you read after the block.
 
     Args:
-        device: `cpu` or a CUDA device. By default, the GPU if there is one.
+        device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
         existing: Earlier tensors that count on a CPU too, such as weights and inputs.
     """
 
@@ -216,8 +216,7 @@ class MemoryProfiler:
     ) -> None:
         self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._existing = existing
-        self._peak: Peak | None = None
-        self._resident: Peak | None = None
+        self._peak, self._resident = Peak(), Peak()
 
     def __enter__(self) -> MemoryProfiler:
         self._open = contextlib.ExitStack()
@@ -229,7 +228,7 @@ class MemoryProfiler:
         self._open.__exit__(*error)
 
     def _live(self) -> int:
-        if self._peak is None or self._peak.live is None:
+        if self._peak.live is None:
             raise BadInput(
                 "MemoryProfiler: nothing is recorded yet; read it after the `with` block"
             )
@@ -246,7 +245,7 @@ class MemoryProfiler:
         """
         if not self._device.startswith("cuda"):
             return self._live() / _GIB
-        return (self._resident.resident or 0) / _GIB if self._resident else 0.0
+        return (self._resident.resident or 0) / _GIB
 
     def efficiency_score(self) -> float:
         """Return peak live memory divided by peak reserved memory, in [0, 1].

@@ -50,7 +50,7 @@ class NanoConfig(StrictModel):
         num_heads: Number of query heads, a divisor of `d_model`. RoPE needs an even `head_dim`.
         num_kv_heads: Number of key and value heads, a divisor of `num_heads`. None means
             `num_heads`.
-        d_ff: Inner width of the MLP. None means 4 · d_model.
+        d_ff: Inner width of the MLP. None means a width of 4 · d_model.
         norm: Normalization, always `rmsnorm`.
         mlp: Kind of MLP, `swiglu` with three matrices or `gelu` with two.
         positional: Positional encoding, `rope` or `none`.
@@ -142,7 +142,7 @@ class NanoConfig(StrictModel):
     def decoded_parameters(self, batch_size: int) -> int:
         """Return the number of weights that the decoding of one token per sequence reads.
 
-        An untied embedding is read only in the rows of these tokens.
+        For an untied embedding, only one row per token is read.
 
         Args:
             batch_size: Number of sequences.
@@ -156,7 +156,7 @@ class NanoConfig(StrictModel):
 
         Args:
             name: Name of a preset in `PRESETS`.
-            changes: Fields with another value.
+            changes: New values of some fields.
 
         Raises:
             BadInput: The preset does not exist, or a value is not valid.
@@ -166,17 +166,11 @@ class NanoConfig(StrictModel):
         return cls(**PRESETS[name] | changes)
 
 
-def _preset(
-    d_model: int, num_layers: int, num_heads: int, context: int, vocab_size: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        "d_model": d_model,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "context_length": context,
-        "vocab_size": vocab_size,
-        **more,
-    }
+_SIZES = ("d_model", "num_layers", "num_heads", "context_length", "vocab_size")
+
+
+def _preset(*sizes: int, **more: Any) -> dict[str, Any]:
+    return dict(zip(_SIZES, sizes, strict=True)) | more
 
 
 def _sparse(window: int, global_tokens: int, random_tokens: int) -> dict[str, Any]:

@@ -98,14 +98,14 @@ class Flag(enum.StrEnum):
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}
-OVER = " over "  # separates a case and its baseline in the scope of a speed-up
+OVER = " over "  # this word separates a case from its baseline in the scope of a speed-up
 LEARNING_STEPS = 200  # a training run with fewer steps shows only that the code runs
 SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A quantity that nanolib can measure, with the unit of all numbers of its measurements."""
+    """A quantity that nanolib can measure, with the unit of its numbers."""
 
     name: str
     unit: str
@@ -196,12 +196,12 @@ class Measurement:
         low: Lower end of the interval. A deterministic metric has `low` equal to `estimate`.
         high: Upper end of the interval.
         confidence: Coverage of the interval in (0, 1), or 1 for a deterministic metric.
-        n: Number of independent samples for the interval. For latency, number of blocks.
+        n: Number of independent samples for the interval, which are blocks for latency.
         samples: All samples in the metric's unit, in the order of measurement.
         predicted: The value that a formula predicts, in the metric's unit.
         provenance: Where the number comes from.
-        method: Method of measurement: `perf_counter`, `cuda_event`, `formula`, ...
-        scope: Part of the case that was measured: `forward`, `backward`, `optimizer_step`, ...
+        method: Method of measurement, such as `perf_counter`, `cuda_event` or `formula`.
+        scope: Part of the case that was measured, such as `forward` or `optimizer_step`.
         status: How the case ended.
         message: Reason for the status, in one line.
         flags: Labels to show next to the number.
@@ -265,7 +265,7 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
-    """Return the question whether a similar word was meant, or `otherwise` without such a word."""
+    """Return `did you mean …?` with a similar known word, or `otherwise` without such a word."""
     near = difflib.get_close_matches(str(word), [*known], 1)
     return f"did you mean {near[0]}?" if near else otherwise
 
@@ -275,7 +275,7 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print more than 4,300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 

@@ -17,7 +17,8 @@ from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 
 _MOST_LINES = 20  # maximum number of errors in a message
 _MOST_INT = 2**63 - 1  # the largest integer that SQLite can store
-# Unicode categories of control, direction and half characters, and of line ends.
+Values = Mapping[str, Any]  # name of a field → value
+# These Unicode categories contain control characters, half characters and line ends.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -28,8 +29,8 @@ class StrictModel(pydantic.BaseModel):
     and a refused assignment changes nothing.
 
     Attributes:
-        NAME: Prefix of field names in errors. The database stores an experiment's parameters with
-            the same name.
+        NAME: Prefix of field names in errors. The database stores an experiment's parameters under
+            this name.
         MAIN: Fields that a notebook's parameters cell declares one by one. All other fields are in
             the mapping `settings` of that cell. Empty if the cell declares all fields.
     """
@@ -48,7 +49,7 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
         prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        first: dict[Any, Any] = {}  # one error per field, even if a list has many
+        first: dict[Any, Any] = {}  # many bad values in a list are one error
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
         complaints = [_complaint(one, known) for one in first.values()][:_MOST_LINES]
@@ -56,17 +57,17 @@ class StrictModel(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _read_texts(cls, values: Mapping[str, Any]) -> Any:
+    def _read_texts(cls, values: Values) -> Any:
         """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
         return {name: cls._read(name, value) for name, value in cls.flat(values).items()}
 
     @classmethod
-    def flat(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def flat(cls, values: Values) -> dict[str, Any]:
         """Return values with each of the `settings` as a value of its own.
 
         Args:
-            values: Fields, and optionally `settings`. A field has priority over a setting of the
-                same name.
+            values: Values of fields, and optionally of `settings`. A field has priority over a
+                setting of the same name.
 
         Raises:
             BadInput: `settings` is not a mapping.
@@ -78,14 +79,12 @@ class StrictModel(pydantic.BaseModel):
         if isinstance(settings, str):  # papermill's -p passes text
             settings = _load(f"settings: {shown(settings)}", settings)
         if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
-            raise BadInput(
-                f"settings: must be a mapping of names, got {shown(settings)}; "
-                "write {name: value}"
-            )
+            wrong = f"must be a mapping of names, got {shown(settings)}; write {{name: value}}"
+            raise BadInput(f"settings: {wrong}")
         return {**settings, **rest}
 
     @classmethod
-    def nested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def nested(cls, values: Values) -> dict[str, Any]:
         """Return values as a notebook's parameters cell declares them, with `settings`."""
         if not cls.MAIN:
             return dict(values)
@@ -104,16 +103,14 @@ class StrictModel(pydantic.BaseModel):
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
-            raise ValueError(
-                f"{name}: {shown(value)} is true or false where something else belongs; "
-                "give a value"
-            )
+            wrong = "is true or false where something else belongs; give a value"
+            raise ValueError(f"{name}: {shown(value)} {wrong}")
         if complaint := _not_plain(value):
             raise ValueError(f"{name}: {shown(value)} is not valid; {complaint}")
         return value
 
     @classmethod
-    def collect(cls, namespace: Mapping[str, Any]) -> Self:
+    def collect(cls, namespace: Values) -> Self:
         """Return the parameters that a notebook has declared.
 
         Args:
@@ -136,7 +133,7 @@ class StrictModel(pydantic.BaseModel):
         return type(self)(**self.model_dump() | self.flat(changes))
 
 
-def _complaint(error: Mapping[str, Any], known: list[str]) -> str:
+def _complaint(error: Values, known: list[str]) -> str:
     """Return pydantic's message with the field and the value, unless the message has both."""
     where = "".join(
         f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]
@@ -167,7 +164,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def _not_plain(value: Any) -> str:
-    """Return why JSON, a database or a line of text cannot contain a value, or an empty text."""
+    """Return why JSON, a database or a line of text cannot contain a value, or nothing."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

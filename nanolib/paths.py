@@ -11,7 +11,7 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `TOKEN/NAME`, by which `nano run` finds the run of a job
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` finds the run of a job by the value `TOKEN/NAME`
 DATABASE = "results.sqlite"
 
 
@@ -19,8 +19,8 @@ def find_checkout() -> Path | None:
     """Find the folder with `notebooks/` and `params/`, which is a checkout or a copy of one.
 
     Returns:
-        The working folder, or its nearest parent with both folders. Otherwise, the checkout of this
-        package, or None if the package is not in a checkout.
+        The working folder, or its nearest parent with both folders. Otherwise, the
+        result is the checkout of this package, or None if there is no such checkout.
     """
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[1]):
@@ -47,7 +47,8 @@ def checkout() -> Path:
 def installed_workbook() -> Path:
     """Return the folder with the notebooks and params files of this nanolib.
 
-    A wheel contains these files in `nanolib/workbook`. In a checkout, they are next to the package.
+    A wheel contains these files in `nanolib/workbook`. In a checkout, the files are next to the
+    package.
     """
     inside = Path(__file__).resolve().with_name("workbook")
     return inside if inside.is_dir() else inside.parents[1]
@@ -64,8 +65,8 @@ def expanded(path: str) -> Path:
 def output_folder() -> Path:
     """Return the folder for results.
 
-    The folder is $NANOLIB_OUTPUT if that variable is set. Otherwise it is `outputs/` next to
-    `notebooks/`, or `outputs/` in the working folder if there are no notebooks.
+    The folder is $NANOLIB_OUTPUT if that variable is set. Without the variable, the folder is
+    `outputs/` next to `notebooks/`, or `outputs/` in the working folder if there are no notebooks.
     """
     if named := os.environ.get(OUTPUT_VARIABLE):
         return expanded(named).absolute()

@@ -151,7 +151,7 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
     ended = nano("history", "--json")
     (told,) = json.loads(ended.stdout)["shown"]
     assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
-    assert "differ in the last one or two runs" in ended.stderr
+    assert "1 level(s) differ in the last one or two runs" in ended.stderr
     ended = nano("compare", "befor", "latest")
     assert (
         ended.exit_code == 2

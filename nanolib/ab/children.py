@@ -1,22 +1,23 @@
 """Start processes that run `worker.py`, and send them requests.
 
-A `VersionProcess` runs one version. A `ForkServer` forks such processes.
+A `VersionProcess` runs one version. A `ForkServer` forks the processes of versions.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import Pipe, reduction
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from nanolib.ab.versions import Version, named_folders
 from nanolib.measurement import BadInput, Status
@@ -43,7 +44,7 @@ class VersionDied(RuntimeError):
         super().__init__(message)
 
 
-class Child:
+class Child(AbstractContextManager):
     """A process that answers JSON requests over a socket, and whose output goes to a log.
 
     Args:
@@ -54,12 +55,13 @@ class Child:
         self.silence_s = silence_s
         self._connection, self._theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        self._process: subprocess.Popen[bytes] | Forked
+        self._pid: int
+        self._wait: Callable[[], int]
 
     def _start(self, python: str, *arguments: str, **options: Any) -> None:
         with self._theirs:
             file = self._theirs.fileno()
-            self._process = start(
+            process = start(
                 [python, *_WORKER, str(os.getpid()), str(file), *arguments],
                 pass_fds=[file],
                 stdin=subprocess.DEVNULL,
@@ -67,6 +69,7 @@ class Child:
                 stderr=self._log,
                 **options,
             )
+        self._pid, self._wait = process.pid, process.wait
 
     def send(self, **request: Any) -> None:
         """Send a request, without waiting for the answer."""
@@ -93,7 +96,7 @@ class Child:
         except (EOFError, ConnectionError):
             self._log.seek(0)
             printed = self._log.read().decode(errors="replace")
-            raise VersionDied(self, describe_exit(self._process.wait(), printed)) from None
+            raise VersionDied(self, describe_exit(self._wait(), printed)) from None
 
     def ask(self, **request: Any) -> Any:
         """Send a request and return its answer."""
@@ -103,13 +106,10 @@ class Child:
     def close(self) -> None:
         """End the process and all its children."""
         with contextlib.suppress(BadInput):  # a fork server that died has no exit code to return
-            kill_tree(self._process.pid)
-            self._process.wait()
+            kill_tree(self._pid)
+            self._wait()
         self._connection.close()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -143,14 +143,14 @@ class ForkServer(Child):
         """
         return self._answer({"modules": modules, "own": own})
 
-    def fork(self, request: dict[str, Any], files: Sequence[int]) -> Forked:
-        """Fork a process for a version.
+    def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
+        """Fork a process for a version, and return its id.
 
         Args:
             request: The folders and environment variables of the version.
             files: File descriptors of the version's connection and log.
         """
-        return Forked(self, self._answer(request, files))
+        return self._answer(request, files)
 
     def wait(self, pid: int) -> int:
         """Wait for a forked process, and return its exit code as `subprocess` does."""
@@ -161,30 +161,15 @@ class ForkServer(Child):
             self.send(**request)
             with self._watched():
                 for file in files:
-                    reduction.send_handle(self._connection, file, self._process.pid)
+                    reduction.send_handle(self._connection, file, self._pid)
             return self.receive()
         except BaseException as error:
-            # After Ctrl-C too, the next answer would belong to this request.
-            self._process.kill()
+            # The server must end, because its next answer would belong to this request.
+            kill_tree(self._pid)
             if isinstance(error, VersionDied):
                 message = f"the process that both versions are forked from: {error}"
                 raise BadInput(message) from None
             raise
-
-
-@dataclass
-class Forked:
-    """A child of a `ForkServer`, with the attributes of `subprocess.Popen` that `Child` uses."""
-
-    fork_server: ForkServer
-    pid: int
-    _code: int | None = None
-
-    def wait(self) -> int:
-        """Return the exit code. The system reports an exit code only once, so it is stored."""
-        if self._code is None:
-            self._code = self.fork_server.wait(self.pid)
-        return self._code
 
 
 class VersionProcess(Child):
@@ -193,7 +178,7 @@ class VersionProcess(Child):
     Args:
         version: The version to run.
         silence_s: Time limit for one answer, s.
-        fork_server: The server that forks this process. None starts a new interpreter.
+        fork_server: The server that forks this process. None means a new interpreter.
         bound: Whether a new interpreter binds OpenMP's threads to cores. An OMP_PROC_BIND in the
             user's environment has priority.
     """
@@ -210,18 +195,21 @@ class VersionProcess(Child):
         self.version, self.is_forked = version, fork_server is not None
         # The version's code may write results, which must not reach the user's output folder.
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")
-        folder, variables = version.start_folder, {OUTPUT_VARIABLE: self._output.name}
+        folder, own = version.start_folder, {OUTPUT_VARIABLE: self._output.name}
         if fork_server is None:
-            variables = (BOUND if bound else {}) | os.environ | variables
+            variables = (BOUND if bound else {}) | os.environ | own
             self._start(version.python, *version.import_folders, cwd=folder, env=variables)
             return
-        variables["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-        request = {"folder": str(folder), "environment": variables}
+        request = {
+            "folder": str(folder),
+            "environment": own | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+            "imports": version.import_folders,
+        }
         with self._theirs:
-            self._process = fork_server.fork(
-                request | {"imports": version.import_folders},
-                [self._theirs.fileno(), self._log.fileno()],
-            )
+            files = [self._theirs.fileno(), self._log.fileno()]
+            self._pid = fork_server.fork(request, files)
+        # The system reports an exit code only once, so the code is stored.
+        self._wait = functools.cache(functools.partial(fork_server.wait, self._pid))
 
     def send(self, **request: Any) -> None:
         """Resume the process and send it a request, without waiting for the answer."""
@@ -243,8 +231,8 @@ class VersionProcess(Child):
     def time_block(self, calls: int, *, keep: bool) -> list[list[float]]:
         """Time a block, then halt the process until its next request.
 
-        OpenMP's idle threads would use the cores for ten more milliseconds. If this process dies,
-        the system ends the halted one too.
+        OpenMP's idle threads would use the cores for ten more milliseconds. If `nano ab` dies, the
+        system ends the halted process too.
 
         Args:
             calls: Number of calls in the block.
@@ -264,8 +252,8 @@ class VersionProcess(Child):
         return answer["ms"]
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(OSError):  # the process has ended
-            os.killpg(self._process.pid, number)
+        with contextlib.suppress(OSError):  # a process that ended receives no signal
+            os.killpg(self._pid, number)
 
     def close(self) -> None:
         """End the process and all its children, and delete its results."""

@@ -16,7 +16,7 @@ import sys
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 
@@ -24,15 +24,11 @@ def serve(connection: Connection, worker: ModuleType) -> None:
     """Import modules, fork versions and wait for them, on request.
 
     Args:
-        connection: Connection to `nano ab`. After a request to fork, it carries two file
-            descriptors: the version's connection and its log.
+        connection: Connection to `nano ab`. After a request to fork, the connection carries the
+            file descriptors of the version's connection and log.
         worker: The module `worker`, whose `serve` runs in each fork.
     """
-    while True:
-        try:
-            request = json.loads(connection.recv_bytes())
-        except EOFError:  # `nano ab` has closed the connection
-            return
+    for request in worker.requests(connection):
         if "modules" in request:
             answer = _import_all(request["modules"], request["own"], worker)
         elif "wait" in request:
@@ -49,30 +45,16 @@ def serve(connection: Connection, worker: ModuleType) -> None:
         connection.send_bytes(json.dumps(answer).encode())
 
 
-class _Barrier:
-    """A finder that refuses the versions' own modules.
-
-    A library that imports such a module must import it inside the version.
-    """
-
-    def __init__(self, own: list[str], error: type[Exception]) -> None:
-        self._own, self._error = frozenset(own), error
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Refuse a version's own module, and leave any other module to the next finder.
-
-        Raises:
-            Refused: The module is a version's own. An `ImportError` would let a library continue
-                without the module.
-        """
-        if name in self._own:
-            raise self._error(f"{name} is the version's own")
-
-
 def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[str]:
     """Import modules, and return the environment variables that the imports set."""
-    before = dict(os.environ)
-    barrier = _Barrier(own, worker.Refused)
+
+    def refuse(name: str, *_: object) -> None:
+        # A library must import a version's own module inside the version. The error is not an
+        # `ImportError`, because a library may then continue without the module.
+        if name in own:
+            raise worker.Refused(f"{name} is the version's own")
+
+    before, barrier = dict(os.environ), SimpleNamespace(find_spec=refuse)
     sys.meta_path.insert(0, barrier)
     for name in modules:
         # The version that needs the module reports later why the import fails.

@@ -1,4 +1,4 @@
-"""The settings and tasks of a comparison, and the block times that it collects."""
+"""Define the settings and tasks of a comparison, and store its block times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from nanolib.measurement import Direction, Status, case_name
 from nanolib.stats.compare import THRESHOLD, Verdict
 
 CALL = "call"
-# A median needs at least this many samples for a 95 % interval. With as many pairs of processes,
+Request = Mapping[str, Any]  # to a process; `do` is the action
+# A median needs at least six samples for a 95 % interval. With at least six pairs of processes,
 # each pair counts as one sample.
 ENOUGH_PROCESS_PAIRS = 6
 
@@ -29,8 +30,8 @@ class Settings:
         rel_ci: A case ends when the half-width of its ratio's interval is at most this fraction.
         direction: Which direction of the metric is better.
         timeout_s: Time limit for one answer of a version, s.
-        timed: Whether to time blocks. If false, each version runs every case once, and `nano ab`
-            compares the rows.
+        timed: Whether to time blocks. Without timing, each version runs every case once, and
+            `nano ab` compares the rows.
         total_s: Time limit for all cases together, s.
     """
 
@@ -57,7 +58,7 @@ class Task:
     experiment: str
     case_id: str
     factors: Mapping[str, Any]
-    requests: tuple[Mapping[str, Any], Mapping[str, Any]]
+    requests: tuple[Request, Request]
 
     @property
     def case(self) -> str:
@@ -68,7 +69,7 @@ class Task:
     def device(self) -> str:
         """Return the device of the case, or the device that a function may use.
 
-        An import of torch would take seconds, so the file of an NVIDIA GPU decides.
+        A GPU is found by the device file of its driver, because an import of torch takes seconds.
         """
         default = "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
         return str(self.factors.get("device", default))
@@ -100,8 +101,8 @@ class Pairs:
         """Return the samples of A and B for a verdict.
 
         Returns:
-            1 and the median ratio of each pair of processes. With too few pairs of processes, the
-            times of all blocks.
+            For each pair of processes, 1 and the median ratio of B to A. With too few pairs of
+            processes, the result is the times of all blocks.
         """
         a, b = np.asarray(self.a), np.asarray(self.b)
         if not self.by_process:
@@ -110,7 +111,7 @@ class Pairs:
         return np.ones(len(parts)), np.array([np.median(part) for part in parts])
 
     def __str__(self) -> str:
-        """Return the numbers of pairs, as a message shows them."""
+        """Return the numbers of block pairs and process pairs as text."""
         return f"{len(self.a)} pairs in {len(self.generations)} pairs of processes"
 
 
@@ -139,7 +140,7 @@ class TaskResult:
 
     @property
     def failures(self) -> str:
-        """Return why versions failed. Empty if both completed without errors."""
+        """Return why versions failed, or an empty text if both completed without errors."""
         sides = zip("AB", self.endings, strict=True)
         failed = [f"{side}: {': '.join(end)}" for side, end in sides if end[0] != Status.OK]
         return "; ".join(failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Self
+from contextlib import AbstractContextManager
 
 from nanolib.ab.children import ForkServer, VersionDied, VersionProcess
 from nanolib.ab.versions import Version
@@ -14,7 +14,7 @@ from nanolib.ab.versions import Version
 CHILDREN = 9
 
 
-class Processes:
+class Processes(AbstractContextManager):
     """A process for each version, which `renew` replaces.
 
     The first processes are new interpreters, which start in seconds. Then a server imports the
@@ -41,7 +41,7 @@ class Processes:
         self._log = log
         self._own = sorted({name for version in versions for name in version.own_modules})
         self.processes: list[VersionProcess] = []
-        self._modules: list[str] = []  # that the server imports; empty until `_learn_modules`
+        self._modules: list[str] = []  # the modules that all versions share
         self._fork_server: ForkServer | None = None
         self._forked = 0
 
@@ -67,9 +67,9 @@ class Processes:
     def _learn_modules(self) -> None:
         """Find the modules that all versions import from elsewhere, and import them in a server.
 
-        Code that sets an environment variable does so before an import that reads the variable. In
-        a fork the import would come first, so such code is not forked. Variables that the imports
-        themselves set do not matter.
+        Code that sets an environment variable does so before an import that reads the variable. A
+        fork has the import first, so nanolib does not fork code that sets variables. Variables that
+        the imports themselves set do not matter.
         """
         try:
             answers = [process.ask(do="imports") for process in self.processes]
@@ -94,7 +94,9 @@ class Processes:
 
     def end(self) -> None:
         """End the process of each version."""
-        with contextlib.ExitStack() as stack:  # closes the second process if the first one raises
+        with (
+            contextlib.ExitStack() as stack
+        ):  # the second process must end even if the first one raises
             for process in self.processes:
                 stack.callback(process.close)
             self.processes = []
@@ -103,9 +105,6 @@ class Processes:
         if self._fork_server:
             self._fork_server.close()
         self._fork_server = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:

@@ -48,8 +48,8 @@ def run_ab(
         spec: What to compare.
         settings: How to compare the versions.
         log: Function that receives one line of progress at a time.
-        agree: Function that receives the longest duration, s, before anything is timed. It can
-            raise an exception to stop the comparison.
+        agree: Function that receives the longest duration, s, before anything is timed. An
+            exception from the function stops the comparison.
 
     Raises:
         BadInput: A revision does not exist or cannot be imported, both versions have no case in

@@ -3,7 +3,7 @@
 A block of A and a block of B form a pair, so drift of the machine affects both equally. The blocks
 are measured in many pairs of processes, because a process's position in memory and on the cores
 changes its speed. Each pair of processes counts as one sample. `nano ab` judges all samples once,
-when the ratio is precise enough or the time is up. It never stops because a result is significant.
+when the ratio is precise enough or the time is up, and never because the result is significant.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Any
 import numpy as np
 
 from nanolib.ab.children import VersionDied, VersionProcess
-from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
+from nanolib.ab.pairs import Pairs, Request, Settings, Task, TaskResult
 from nanolib.ab.processes import Processes
 from nanolib.ab.versions import Version
 from nanolib.measurement import Direction, Status
 from nanolib.stats.compare import Verdict, compare_paired, compare_processes, judge_together
-from nanolib.stats.intervals import TooFewSamples
+from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # pairs of blocks in one pair of processes
-PROCESS_PAIRS = 36  # the planned number of pairs of processes, which sets the time of each
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # numbers of block pairs per pair of processes
+PROCESS_PAIRS = 36  # the budget is planned for this number of pairs of processes
 FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # with fewer pairs, an interval may be narrow by chance
-TIMED = 0.55  # fraction of the budget for timing; process start-up takes the rest
-# A block is long compared with a message between processes. It is short compared with the load
-# changes of a shared machine (about 0.3 s). A call that takes longer is a block of its own.
+TIMED = 0.55  # timing takes this fraction of the budget, and process start-up takes the rest
+# A block is long compared with a message between processes, and short compared with the load
+# changes of a shared machine (about 0.3 s). A call that takes longer than a block is its own block.
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
@@ -126,8 +126,8 @@ def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
     """Return whether another pair of processes would exceed the budget.
 
     Args:
-        number: Number of pairs of processes so far. At least two are run.
-        spent_s: Time that these pairs took, s.
+        number: Number of pairs of processes so far. `nano ab` runs at least two pairs.
+        spent_s: Time spent on the pairs so far, s.
         budget_s: Time limit for all pairs, s.
     """
     return number >= FEWEST_PROCESS_PAIRS and spent_s * (1 + 1 / number) > budget_s
@@ -147,10 +147,9 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
     )
 
 
-def _half_width(logs: tuple[float, float, float]) -> float:
+def _half_width(logs: Interval) -> float:
     """Return the half-width of a ratio's interval as a fraction, from the logarithms."""
-    low, _, high = logs
-    return (high - low) / 2
+    return (logs.high - logs.low) / 2
 
 
 def _run_task(
@@ -203,9 +202,7 @@ def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
     return answers[0].get("timing") == answers[1].get("timing")
 
 
-def _ask_both(
-    sides: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _ask_both(sides: Sequence[VersionProcess], requests: Sequence[Request]) -> list[dict[str, Any]]:
     """Return the answers of both versions.
 
     New interpreters import at the same time to save time. Forked processes answer one after the
@@ -254,7 +251,9 @@ def _interleave(
         count += 1
         if count >= next_check:
             next_check = next_look(count)
-            last = (np.asarray(side)[:, -1] for side in medians)  # the total of several phases
+            last = (
+                np.asarray(side)[:, -1] for side in medians
+            )  # the total is last if there are several phases
             if precise_enough(*last, settings.rel_ci):
                 break
     a, b = (np.asarray(side) for side in medians)
@@ -278,7 +277,7 @@ def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:
 def next_look(pairs: int) -> int:
     """Return the number of pairs at which to compute the interval again.
 
-    The computation takes time, so the number grows by a tenth.
+    An interval takes time to compute, so the number grows by a tenth each time.
     """
     return math.ceil(pairs * 1.1)
 

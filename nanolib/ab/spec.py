@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.ab.children import VersionDied, VersionProcess
-from nanolib.ab.pairs import CALL, Task
+from nanolib.ab.pairs import CALL, Request, Task
 from nanolib.ab.versions import Interpreter, Version, differences, titles
 from nanolib.compare.findings import MISSING, NEW, Line
 from nanolib.compare.history import TIMED
@@ -22,18 +22,18 @@ Cases = dict[str, Mapping[str, Any]]  # id → factors
 
 @dataclass(frozen=True)
 class Spec:
-    """What `nano ab` compares.
+    """The subject of a comparison: versions, cases or functions, and a metric.
 
     Attributes:
         names: Git revisions of A and B, or `.` for the working tree.
         start: A folder of the repository.
         jobs: Name of each experiment, with the parameters for A and for B.
         functions: Functions to time, each as `package.module:function`.
-        setup: Function that creates the argument of each timed function. Empty if a timed function
-            takes no argument.
+        setup: Function that creates the argument of each timed function. An empty text means that
+            timed functions take no argument.
         metric: Name of the metric to compare.
         titles: Titles of A and B. An empty title means the title of the version.
-        interpreters: Interpreters of A and B. None means this interpreter for both.
+        interpreters: Interpreters of A and B. None means that this interpreter runs both.
     """
 
     names: tuple[str, str]
@@ -119,9 +119,7 @@ class Spec:
         return Task(CALL, digest, {"name": name}, (request, request))
 
 
-def _listed_cases(
-    processes: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]
-) -> list[Cases]:
+def _listed_cases(processes: Sequence[VersionProcess], requests: Sequence[Request]) -> list[Cases]:
     """Return the cases that A and B can time.
 
     Both processes receive their requests first, so they import at the same time.
@@ -152,7 +150,7 @@ def _only_in(
 def _case_task(
     experiment: str,
     pair: Sequence[tuple[str, Mapping[str, Any]]],
-    requests: Sequence[Mapping[str, Any]],
+    requests: Sequence[Request],
 ) -> Task:
     """Return the task of a case. A factor that differs between A and B shows both values."""
     (a_id, a), (b_id, b) = pair

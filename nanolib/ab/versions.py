@@ -28,16 +28,16 @@ WORKING_TREE = "."
 
 @dataclass(frozen=True)
 class Version:
-    """One state of the code.
+    """A git revision or a working tree, with the interpreter that runs the code.
 
     Attributes:
         name: Name of the revision as the user gave it.
-        revision: Hash of the commit. A `+` at the end marks a working tree with other files.
+        revision: Hash of the commit. A `+` at the end marks a working tree that differs from it.
         root: Folder of the version's files.
         folder: Folder in which the user started the command, relative to the repository.
         python: Path of the interpreter that runs the version.
-        environment: Packages that differ from the other version's. Empty if one interpreter runs
-            both versions.
+        environment: Packages that differ from the other version's. An empty text means that one
+            interpreter runs both versions.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Version:
             tracked_and_new = ("--cached", "--others", "--exclude-standard", "--", "*.py")
             listed = _git(self.root, "ls-files", "-z", *tracked_and_new).split("\0")
             files = [self.root / name for name in listed if name]
-        else:  # outside a git repository
+        else:  # a folder outside a git repository
             files = [*self.root.glob("*.py"), *self.root.glob("*/*.py")]
         return {file: file.stat().st_mtime_ns for file in files if file.is_file()}
 
@@ -111,8 +111,7 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         start: A folder inside the repository.
 
     Raises:
-        BadInput: A name is not a commit, or `start` is not in a git repository. Nothing is checked
-            out then.
+        BadInput: A name is not a commit, or `start` is not in a git repository.
     """
     try:
         top = Path(_git(start, "rev-parse", "--show-toplevel"))
@@ -170,7 +169,7 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
     Args:
         folder: Folder in which git runs.
         arguments: Arguments of git.
-        complaint: Message if git fails. By default, the last line that git prints.
+        complaint: Message if git fails. By default, the message is the last line that git prints.
 
     Raises:
         BadInput: Git is not installed, or it fails.
@@ -207,7 +206,7 @@ def _ended_by_signal() -> Iterator[None]:
 
 
 OLDEST = (3, 11)  # the oldest Python that can run `worker.py`
-_MOST_NAMED = 3  # differing packages in a version's title
+_MOST_NAMED = 3  # maximum number of packages in a version's title
 _TIMEOUT_S = 60
 # Python imports a package from the first folder that contains it, so the first version counts.
 _LIST_PACKAGES = """

@@ -4,7 +4,7 @@ This file runs as a script and imports the nanolib of the version, so each side 
 Requests and answers are JSON over a socket. The output of the code goes to a log.
 
 `worker.py PARENT SOCKET FOLDER...` serves the version whose code is in the folders.
-`worker.py PARENT SOCKET --forks` runs the server of `forks.py`, which forks such processes.
+`worker.py PARENT SOCKET --forks` runs the server of `forks.py`, which forks versions.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def _answer(**values: Any) -> None:
     _connection.send_bytes(json.dumps(values).encode())
 
 
-def _requests() -> Iterator[dict[str, Any]]:
+def requests(connection: Connection) -> Iterator[dict[str, Any]]:
+    """Yield requests until `nano ab` closes the connection."""
     while True:
         try:
-            request = _connection.recv_bytes()
-        except EOFError:  # `nano ab` has closed the connection
+            yield json.loads(connection.recv_bytes())
+        except EOFError:
             return
-        yield json.loads(request)
 
 
 def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: bool) -> list[Any]:
@@ -49,7 +49,7 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
 
     Args:
         scopes: Names of the phases.
-        time_block: Function from a number of calls to the ms of each call and phase.
+        time_block: Function that times a number of calls and returns ms per call and phase.
         last: Whether the case times nothing after these blocks.
 
     Returns:
@@ -57,7 +57,7 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
     """
     kept = []
     _answer(timing=scopes, last=last)
-    for request in _requests():
+    for request in requests(_connection):
         if request["do"] != "block":
             break
         block = time_block(request["calls"])
@@ -131,7 +131,7 @@ def _check_ours(module: ModuleType, root: Path) -> None:
 
 
 def _is_ours(module: ModuleType, root: Path) -> bool:
-    """Return whether a module is the version's own. A package of an environment is not."""
+    """Return whether a module is the version's own, and not a package of an environment."""
     file = Path(_file(module) or "/").resolve()
     return file.is_relative_to(root) and not file.is_relative_to(Path(sys.prefix).resolve())
 
@@ -169,19 +169,10 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
 
     from nanolib.run.group import measure_group
 
-    def collect(clock: Any, phases: dict[str, Any], rel_ci: float, budget_s: float) -> Any:
-        calls, start = list(phases.values()), time.perf_counter()
+    def collect(clock: Any, phases: dict[str, Any], *_limits: float) -> Any:
+        calls = list(phases.values())
         blocks = _serve_blocks(list(phases), lambda n: clock.time_block(calls, n, 1), last=False)
-        shape = {
-            "calls_per_block": len(blocks[0]),
-            "inner": 1,
-            "first_calls": [],
-            "stop": "interleaved",
-            "precision": rel_ci,
-            "budget_s": budget_s,
-            "elapsed_s": time.perf_counter() - start,
-        }
-        return np.asarray(blocks), shape
+        return np.asarray(blocks), {"calls_per_block": len(blocks[0])}
 
     case = cases[request["case_id"]]
     collected = params.replace(case_timeout_s=request["timeout_s"]).collected_by(collect)
@@ -197,7 +188,7 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 
 
 def _list_imports(_request: dict[str, Any], root: Path) -> None:
-    """Answer which modules come from elsewhere, in order, and which variables the code set."""
+    """Send the modules from elsewhere, in import order, and the variables that the code set."""
     elsewhere = [
         name
         for name, module in list(sys.modules.items())
@@ -271,7 +262,7 @@ def serve(connection: Connection, folders: list[str]) -> None:
     _connection = connection
     sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
     root = Path(folders[0]).resolve()
-    for request in _requests():
+    for request in requests(_connection):
         try:
             if act := _SERVES.get(request["do"]):  # a late `next` needs no answer
                 act(request, root)

@@ -16,6 +16,7 @@ from nanolib.cli.common import (
     SECONDS,
     command,
     echo,
+    option,
     output_option,
     pairs_option,
 )
@@ -24,11 +25,7 @@ from nanolib.measurement import METRICS, BadInput, shown
 
 ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
-
-
-def _time_limit(name: str, text: str, default: str | None = None) -> Any:
-    options = {"type": SECONDS, "metavar": "SECONDS", "help": text}
-    return click.option(name, default=default, show_default=True, **options)
+_TIME = {"type": SECONDS, "metavar": "SECONDS"}
 
 
 @command(
@@ -52,17 +49,14 @@ def _time_limit(name: str, text: str, default: str | None = None) -> Any:
     "pythons",
     multiple=True,
     metavar="FILE",
-    help="Interpreter, given twice: for A, then for B. Default: this interpreter.",
+    help="Interpreter of a version. Pass it twice, for A and for B. Default: this interpreter.",
 )
-@click.option(
-    "--metric",
-    default="latency",
-    show_default=True,
-    help="Metric to compare: latency, tokens_per_second, peak_memory, flops, ...",
+@option(
+    "--metric", "latency", "Metric to compare: latency, tokens_per_second, peak_memory, flops, ..."
 )
-@_time_limit("--budget", "Time limit per case, including process start-up.", "50s")
-@_time_limit("--total", "Time limit for all cases, in equal shares. Default: no limit.")
-@_time_limit("--timeout", "Time limit for a single response from one version.", "300s")
+@option("--budget", "50s", "Time limit per case, including process start-up.", **_TIME)
+@option("--total", None, "Time limit for all cases, in equal shares. Default: no limit.", **_TIME)
+@option("--timeout", "300s", "Time limit for a single response from one version.", **_TIME)
 @click.option("--label", default="", help="Name of this comparison in the database. Default: none.")
 @findings
 @output_option
@@ -96,7 +90,7 @@ def ab(
     from nanolib.compare.history import TIMED
     from nanolib.run.params import Params
 
-    Params(label=label)  # refuses a bad label
+    Params(label=label)  # raises BadInput for a bad label
     spec = _spec(names, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,
@@ -110,7 +104,7 @@ def ab(
     if settings.timed:
         from nanolib.store import Store
 
-        with Store() as store:  # before the findings, because the user's file may not be writable
+        with Store() as store:  # store first, because the user's file may not be writable
             store.add(to_run(result, spec, label))
     show_comparison(result.comparison, True, json_file, markdown_file)
     if any(one.verdicts for one in result.results):
@@ -174,8 +168,7 @@ def _spec(
             "--python: two params files need one environment; give revisions, or leave out --python"
         )
     if len(pythons) not in (0, 2):
-        given = "once" if len(pythons) == 1 else f"{len(pythons)} times"
-        raise BadInput(f"--python: the option is given {given}; give it twice, for A and for B")
+        raise BadInput(f"--python: {len(pythons)} is given; give two, for A and for B")
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
     rest = {"metric": metric, "interpreters": interpreters}
     if functions:

@@ -21,8 +21,8 @@ from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folde
 if TYPE_CHECKING:
     import pandas as pd
 
-_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than any file name
-_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # a cell of a column that is aligned to the right
+_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # a word that is longer than any file name
+_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # a cell that is aligned to the right
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_CLOSED = 141  # the shell's code for SIGPIPE, because 1 would report a regression
 
@@ -42,9 +42,7 @@ class Amount(click.ParamType):
     def __init__(self, unit: str, limit: float, hint: str, *, zero: bool = False) -> None:
         self.unit, self.limit, self.hint, self.zero = unit, limit, hint, zero
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
         """See `click.ParamType.convert`."""
         text = str(value)
         try:
@@ -64,7 +62,7 @@ class NewFile(click.ParamType):
 
     name = "file"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         """See `click.ParamType.convert`."""
         path = Path(value)
         if not path.absolute().parent.is_dir():
@@ -118,9 +116,7 @@ def echo_table(table: pd.DataFrame) -> None:
     echo(*(line.rstrip() for line in text.split("\n")))
 
 
-def _parse_pairs(
-    _context: click.Context, _option: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, str]:
+def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[str, str]:
     """Return the parameters of `-p NAME=VALUE` as name → text."""
     values = {}
     for pair in pairs:
@@ -135,7 +131,7 @@ def _parse_pairs(
     return values
 
 
-def _set_output(_context: click.Context, _option: click.Parameter, folder: str | None) -> None:
+def _set_output(_context: Any, _option: Any, folder: str | None) -> None:
     """Set the output folder of this process and of its child processes."""
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
@@ -161,6 +157,15 @@ pairs_option = click.option(
     callback=_parse_pairs,
     help="Set a parameter of a notebook, or a field of a model's config. Repeatable.",
 )
+
+
+def option(
+    name: str, default: Any, text: str, metavar: str | None = None, **more: Any
+) -> Callable[[Any], Any]:
+    """Return an option whose help shows its default."""
+    return click.option(
+        name, default=default, show_default=True, metavar=metavar, help=text, **more
+    )
 
 
 def file_option(name: str, text: str) -> Callable[[Any], Any]:
@@ -196,7 +201,7 @@ class Commands(click.Group):
 
             complain(unusable(database_path(), error))
         except BrokenPipeError:  # the reading program has ended
-            # Python flushes standard output when it exits, which must not fail again.
+            # Python flushes standard output at exit, and this second write must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Compare stored results: `nano compare` for two runs, `nano history` for all runs of each case."""
+"""Compare two stored runs with `nano compare`, and all stored runs with `nano history`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from nanolib.cli.common import (
     echo_table,
     file_option,
     json_option,
+    option,
     output_option,
     terminal_width,
 )
@@ -35,14 +36,8 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that `nano compare` and `nano ab` share."""
     command = file_option("markdown", "Write the findings as Markdown.")(command)
     command = file_option("json", "Write the findings as JSON.")(command)
-    return click.option(
-        "--threshold",
-        type=SHARE,
-        default="5%",
-        show_default=True,
-        metavar="SHARE",
-        help="Smallest change that counts as a regression or an improvement.",
-    )(command)
+    text = "Smallest change that counts as a regression or an improvement."
+    return option("--threshold", "5%", text, "SHARE", type=SHARE)(command)
 
 
 @command(
@@ -163,7 +158,7 @@ def _echo_findings(table: Any) -> None:
     "nano history attention --all",
 )
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-@click.option("--metric", default="latency", show_default=True, help="Metric to show.")
+@option("--metric", "latency", "Metric to show.")
 @_everything
 @json_option
 @output_option
@@ -205,7 +200,10 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
         summary = f"{changed} of {len(found)} {metric} levels changed over up to {most_runs} runs"
     echo(summary, err=as_json)
     if newest := sum(one.newest is not None for one in found):
-        echo(f"{newest} differ in the last one or two runs, by a change or a spike", err=as_json)
+        echo(
+            f"{newest} level(s) differ in the last one or two runs, by a change or a spike",
+            err=as_json,
+        )
     if found and most_runs < LEAST_HISTORY:
         echo(
             f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare",

@@ -19,12 +19,11 @@ from nanolib.cli.common import (
     echo,
     echo_table,
     file_option,
+    option,
     pairs_option,
 )
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import checkout, expanded, find_checkout, installed_workbook
-
-_FOLDERS = ("notebooks", "params", "docs")
 
 
 @command("nano init benchmarks")
@@ -38,11 +37,11 @@ def init(folder: str) -> None:
     is_empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty:
         raise BadInput(f"init: {shown(folder)} is not an empty folder; name a new one")
-    for name in _FOLDERS:
-        unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")
+    unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")
+    for name in ("notebooks", "params", "docs"):
         shutil.copytree(source / name, target / name, ignore=unwanted)
     echo(
-        f"copied {', '.join(f'{name}/' for name in _FOLDERS)} to {target}",
+        f"copied notebooks/, params/ and docs/ to {target}",
         f"next: cd {target} && nano run quick",
     )
 
@@ -51,7 +50,7 @@ def init(folder: str) -> None:
 def list_names() -> None:
     """List the names that a command line can contain.
 
-    These are notebooks, suites, scenarios, attention kinds, patterns and presets.
+    The list contains notebooks, suites, scenarios, attention kinds, patterns and presets.
     """
     for title, lines in _names().items():
         width = max(map(len, lines))
@@ -127,7 +126,7 @@ def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, 
     """Return the parameters of a notebook, and its settings.
 
     Returns:
-        Pairs of a declaration and its comment, from the notebook's parameters cell.
+        Two lists, whose items are a declaration and its comment.
     """
     cells = json.loads(notebook.read_text())["cells"]
     source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
@@ -150,10 +149,6 @@ def _notebook(name: str) -> Path | None:
     return path if path and path.is_file() else None
 
 
-def _option(name: str, default: int | str | None, text: str, metavar: str | None = None) -> Any:
-    return click.option(name, default=default, show_default=True, metavar=metavar, help=text)
-
-
 @command(
     "nano plan gpt_6.7B --memory 80GiB --seq-len 8192 --dtype bfloat16",
     "nano plan hf:LlamaForCausalLM --memory 24GB -p num_hidden_layers=16",
@@ -162,14 +157,14 @@ def _option(name: str, default: int | str | None, text: str, metavar: str | None
 @click.option(
     "--memory", required=True, metavar="SIZE", help="Memory of one rank, such as 80GiB or 24GB."
 )
-@_option("--seq-len", 1024, "Sequence length, in tokens.", "N")
-@_option("--batch-size", 1, "Global batch size, in sequences.", "N")
-@_option("--dtype", None, "Dtype of weights and activations. Default: float32.")
-@_option("--precision", None, "Training precision: mixed or pure. Default: mixed without --dtype.")
-@_option("--kv-dtype", None, "Dtype of cached keys and values. Default: as --dtype.")
-@_option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
-@_option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")
-@_option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
+@option("--seq-len", 1024, "Sequence length, in tokens.", "N")
+@option("--batch-size", 1, "Global batch size, in sequences.", "N")
+@option("--dtype", None, "Dtype of weights and activations. Default: float32.")
+@option("--precision", None, "Training precision: mixed or pure. Default: mixed without --dtype.")
+@option("--kv-dtype", None, "Dtype of cached keys and values. Default: as --dtype.")
+@option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
+@option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")
+@option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
 @pairs_option
 @file_option("json", "Write the plan as JSON.")
 def plan(

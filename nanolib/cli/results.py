@@ -12,7 +12,7 @@ from nanolib.cli.common import DAYS, NewFile, command, echo, echo_table, json_op
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, expanded, output_folder
 
-NEWEST = ["newest"]  # the newest run of each experiment
+NEWEST = ["newest"]  # `newest` means the newest run of each experiment
 _RUN = ["run", "experiment", "suite", "label", "started"]
 
 
@@ -57,20 +57,30 @@ def _for_people(frame: Any) -> Any:
 def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     """Write the report: index.html, Markdown, images and tables.
 
-    RUN is an id, a label, an experiment, a suite, latest, latest~1 or all. Default: the newest run
-    of each experiment.
+    RUN is an id, a label, an experiment, a suite, latest, latest~1 or all. By default, the report
+    shows the newest run of each experiment.
+    """
+    target = expanded(folder) if folder else output_folder() / "report"
+    page = write_report([*names] or NEWEST, target)
+    echo(page)
+    if show:
+        webbrowser.open(page.absolute().as_uri())
+
+
+def write_report(names: list[str], folder: Path) -> Path:
+    """Write the report of some runs, and return the path of its page.
+
+    Args:
+        names: Names of the runs, such as ids or labels.
+        folder: Folder of the report.
     """
     from nanolib.experiments import sections
     from nanolib.experiments.summary import select_runs
     from nanolib.report.page import build
     from nanolib.store import Store
 
-    target = expanded(folder) if folder else output_folder() / "report"
     with Store(create=False) as store:
-        page = build(store, select_runs(store, [*names] or NEWEST), target, sections())
-    echo(str(page))
-    if show:
-        webbrowser.open(page.absolute().as_uri())
+        return build(store, select_runs(store, names), folder, sections())
 
 
 @command(

@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,10 +19,12 @@ from nanolib.cli.common import (
     echo_json,
     echo_table,
     json_option,
+    option,
     output_option,
     pairs_option,
 )
 from nanolib.cli.prepare import NotebookCommand
+from nanolib.cli.results import write_report
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, output_folder
@@ -71,10 +72,10 @@ def run(
     no_report: bool,
     place: str,
 ) -> None:
-    """Run a suite, notebooks or scenarios, then write the report. Default: the quick suite.
+    """Run a suite, notebooks or scenarios, then write the report.
 
-    `nano list` shows the names of suites, notebooks and scenarios. If you name a notebook, --help
-    shows its parameters too.
+    By default, nano runs the quick suite. `nano list` shows the names of suites, notebooks and
+    scenarios. If you name a notebook, --help shows its parameters too.
     """
     _check_packages(reports=not (dry_run or no_report))
     from nanolib.experiments import ALL
@@ -106,7 +107,7 @@ def run(
     echo("", f"notebooks  {folder}", f"database   {database_path()}")
     echo(f"logs       {shared.logs}")
     if run_ids and not no_report:
-        echo(f"report     {_write_report(run_ids, folder / 'report')}")
+        echo(f"report     {write_report(run_ids, folder / 'report')}")
     statuses = {result.status for result in results}
     if "interrupted" in statuses:
         sys.exit(EXIT_INTERRUPTED)
@@ -168,9 +169,9 @@ def _show_plan(jobs: list[Any]) -> None:
     known = [interval for interval in expected if interval]
     unknown = len(expected) - len(known)
     if known:
-        without = f", without {unknown} of them" if unknown else ""
+        scope = "notebooks with an estimate" if unknown else "all notebooks"
         total = [sum(ends) for ends in zip(*known, strict=True)]
-        echo("", f"all notebooks{without}{_duration(total)}")
+        echo("", f"{scope}{_duration(total)}")
     if unknown:
         echo("", "nanolib knows how long a notebook takes after its first run here.")
     if not ceilings:
@@ -216,30 +217,10 @@ def _show_failures(run_ids: list[str]) -> None:
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}: {message}")
 
 
-def _write_report(run_ids: list[str], folder: Path) -> Path:
-    from nanolib.experiments import sections
-    from nanolib.report.page import build
-    from nanolib.store import Store
-
-    with Store(create=False) as store:
-        return build(store, run_ids, folder, sections())
-
-
 @command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")
 @json_option
-@click.option(
-    "--budget",
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time limit per peak rate, in seconds.",
-)
-@click.option(
-    "--sustained",
-    default=0.0,
-    metavar="SECONDS",
-    help="Also time each matrix product for this long, in seconds. Default: 0.",
-)
+@option("--budget", 2.0, "Time limit per peak rate, in seconds.", "SECONDS")
+@option("--sustained", 0.0, "Also time each matrix product for this long, in seconds.", "SECONDS")
 @output_option
 def doctor(as_json: bool, budget: float, sustained: float) -> None:
     """Show what this machine can measure, and measure its peak rates."""
