@@ -1,4 +1,4 @@
-"""The config of a model, its presets, and the names of attention kinds and patterns."""
+"""Define the config of a model, its presets, and the names of attention kinds and patterns."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """What uses memory, in the order of charts and tables. Only FSDP has `GATHERED`."""
+    """What uses memory, in the order of charts and tables. Only FSDP has gathered weights."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -183,7 +183,7 @@ class BadInput(ValueError):
 
 
 class Unsupported(RuntimeError):
-    """This machine or build cannot run a case. The message gives the reason and the remedy."""
+    """This machine or build cannot run a case, for the reason in the message."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class StrictModel(pydantic.BaseModel):
         NAME: Prefix of field names in errors. The database stores an experiment's parameters under
             this name.
         MAIN: Fields that a notebook's parameters cell declares one by one. All other fields are in
-            the mapping `settings` of that cell. Empty if the cell declares all fields.
+            the mapping `settings` of that cell. An empty tuple means that the cell declares all of
+            the fields.
     """
 
     NAME: ClassVar[str] = ""
@@ -150,7 +151,7 @@ def _complaint(error: Values, known: list[str]) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """Return the types of a field and of the items in its list. A literal counts as text."""
+    """Return the types of a field and of the items in its list. A literal type counts as text."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return {str}

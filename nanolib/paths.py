@@ -33,7 +33,7 @@ def checkout() -> Path:
     """Return the folder with `notebooks/` and `params/`.
 
     Raises:
-        BadInput: Neither the working folder, its parents nor the package's folder contains both.
+        BadInput: No folder with notebooks and params files was found.
     """
     found = find_checkout()
     if found is None:

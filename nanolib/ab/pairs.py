@@ -22,7 +22,7 @@ ENOUGH_PROCESS_PAIRS = 6
 
 @dataclass(frozen=True)
 class Settings:
-    """How to compare two versions.
+    """The settings of a comparison.
 
     Attributes:
         threshold: The smallest change that counts as a regression, as a fraction.
@@ -121,10 +121,10 @@ class TaskResult:
 
     Attributes:
         task: The task that was compared.
-        blocks: Scope → its pairs of blocks.
+        blocks: Pairs of blocks of each scope.
         rows: Rows of A and rows of B, from the last pair of processes.
         endings: Status and message of A and of B, from the last pair of processes.
-        verdicts: Scope → verdict. A scope with too few pairs has no verdict.
+        verdicts: Verdict of each scope. A scope with too few pairs has no verdict.
     """
 
     task: Task

@@ -137,7 +137,7 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
     """Return whether every ratio has a narrow interval, from enough pairs of processes.
 
     Args:
-        blocks: Scope → its pairs of blocks.
+        blocks: Pairs of blocks of each scope.
         rel_ci: Largest half-width of an interval, as a fraction.
     """
     return bool(blocks) and all(
@@ -227,7 +227,7 @@ def _interleave(
         window_s: Time limit, s.
 
     Returns:
-        Scope → block medians of A and of B, ms. Several phases also have a sum, named `total`.
+        Block medians of A and B for each scope, ms. Several phases also have a sum, named `total`.
     """
     if not settings.timed:
         for side in sides:

@@ -74,7 +74,7 @@ class Version:
             tracked_and_new = ("--cached", "--others", "--exclude-standard", "--", "*.py")
             listed = _git(self.root, "ls-files", "-z", *tracked_and_new).split("\0")
             files = [self.root / name for name in listed if name]
-        else:  # a folder outside a git repository
+        else:  # the folder is outside a git repository
             files = [*self.root.glob("*.py"), *self.root.glob("*/*.py")]
         return {file: file.stat().st_mtime_ns for file in files if file.is_file()}
 

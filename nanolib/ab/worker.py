@@ -28,7 +28,7 @@ _connection: Connection  # to `nano ab`
 
 
 class Refused(Exception):
-    """This version cannot serve a request. The message gives the reason."""
+    """This version cannot serve a request, for the reason in the message."""
 
 
 def _answer(**values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Exit codes, output, options and error messages that all commands share."""
+"""Define exit codes, output, options and error messages for all commands."""
 
 from __future__ import annotations
 

@@ -186,12 +186,9 @@ BAD = [
     ("base . --call work:walk", "): work:walk: work has no callable 'walk'"),
     ("base . --call json:dumps", "outside this version"),
     ("base . --call work", "--call: 'work' is not a function; write package.module:function"),
-    ("base . --call work:run --metric speed", "--metric: 'speed' cannot be compared"),
-    ("base . --call work:run --threshold much", "--threshold: 'much' is not valid"),
     ("base . attention --call work:run", "--call: a function takes no notebook"),
     ("base . --setup work:run", "--setup: 'work:run' needs --call"),
     ("a.yml b.yml", "params: whose are a.yml and b.yml? name the notebook"),
-    ("a.yml b.yml attention", "a.yml"),
 ]
 
 
