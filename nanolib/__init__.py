@@ -1,6 +1,6 @@
-"""nanolib: measure transformers on this machine; every number says how it was made and how sure it is.
+"""Measure transformers on this machine, with a method and an interval for every number.
 
-Names below are loaded when they are first used, so that `import nanolib` costs next to nothing.
+Public names are loaded on first use, so that `import nanolib` is fast.
 """
 
 import atexit
@@ -9,8 +9,7 @@ from typing import Any
 
 __version__ = "0.3.0"
 
-# A process that ends has no use for a last search through all that torch imported: it took a second of each
-# kernel and rank.
+# At exit, Python would search all objects of torch for garbage, which takes a second per process.
 atexit.register(gc.freeze)
 
 __all__ = [
@@ -25,7 +24,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its home on first use."""
+    """Load a public name on first use."""
     match name:
         case "NanoConfig" | "PRESETS":
             from nanolib import config as home
@@ -45,5 +44,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Return the public names."""
     return sorted(__all__)

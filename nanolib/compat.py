@@ -1,6 +1,6 @@
-"""Names that users of other suites know, thin over the one path; no measuring happens here.
+"""Offer nanolib's measurements under names that users of other suites know.
 
-Intervals, labels and every sample are in the `Measurement` that `nanolib.measure` returns.
+For intervals, flags and all samples, use `nanolib.measure`, which returns a `Measurement`.
 """
 
 from __future__ import annotations
@@ -57,17 +57,18 @@ def create_model(
     seed: int | None = None,
     **fields: Any,
 ) -> Transformer:
-    """Build a transformer with random weights, of a config or of `MODEL_CONFIGS`.
+    """Build a transformer with random weights.
 
     Args:
-        config: What to build; sizes only give a model like the preset `small`.
-        context_length: The longest sequence, tokens; the config's by default.
-        device: Where; `meta` builds shapes only.
-        seed: As in `nanolib.create_model`.
+        config: Config, or sizes such as a value of `MODEL_CONFIGS`. Missing fields are those of the
+            preset `small`.
+        context_length: Length of the longest sequence, in tokens. By default, the config's own.
+        device: Device of the weights. The device `meta` allocates no memory.
+        seed: Seed of the weights, as in `nanolib.create_model`.
         fields: More fields of `NanoConfig`, such as `vocab_size`.
 
     Raises:
-        BadInput: An unknown field, or a value that does not fit.
+        BadInput: A field is unknown, or a value is not valid.
     """
     if context_length is not None:
         fields["context_length"] = context_length
@@ -76,12 +77,12 @@ def create_model(
 
 
 def _series(step: Callable[[], object], device: torch.device | str, **counts: int) -> list[float]:
-    """Time calls one by one, ms.
+    """Return the times of single calls, ms.
 
     Args:
-        step: What to call.
-        device: Where it computes.
-        counts: The calls before timing and the timed calls, by the names of the caller.
+        step: Function to call.
+        device: Device on which the function computes.
+        counts: Number of warm-up calls and number of timed calls, each with its name in errors.
     """
     for (name, value), least in zip(counts.items(), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -96,25 +97,28 @@ def _series(step: Callable[[], object], device: torch.device | str, **counts: in
     return [clock.time_block([next(steps)], 1, 1)[0][0] for _ in range(measure_steps)]
 
 
-def _mean_and_sd_s(samples_ms: list[float]) -> tuple[float, float]:
-    sd = statistics.stdev(samples_ms) if len(samples_ms) > 1 else 0.0
-    return statistics.fmean(samples_ms) / 1e3, sd / 1e3
+def _mean_and_sd_s(
+    step: Callable[[], object], device: torch.device, warmup_steps: int, measure_steps: int
+) -> tuple[float, float]:
+    samples = _series(step, device, warmup_steps=warmup_steps, measure_steps=measure_steps)
+    sd = statistics.stdev(samples) if len(samples) > 1 else 0.0
+    return statistics.fmean(samples) / 1e3, sd / 1e3
 
 
 def benchmark_with_statistics(
     func: Callable[[], object], trials: int = 20, warmup: int = 5, *, remove_outliers: bool = False
 ) -> Measurement:
-    """Time `func` in `trials` single calls.
+    """Return the latency of a function, from single calls.
 
     Args:
-        func: What to call; it takes no arguments.
-        trials: Timed calls.
-        warmup: Calls before them.
-        remove_outliers: Drop those beyond Tukey's inner fences, and say so; by default they are
-            labeled and kept.
+        func: Function to call without arguments.
+        trials: Number of timed calls.
+        warmup: Number of calls before the timed calls.
+        remove_outliers: Whether to remove samples beyond Tukey's inner fences, which `method` then
+            reports. By default, outliers are labeled and kept.
 
     Returns:
-        A `latency`, ms; mean, sd and percentiles are in its details.
+        Latency in ms. The mean, the standard deviation and percentiles are in its details.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     samples = _series(func, device, warmup=warmup, trials=trials)
@@ -124,34 +128,45 @@ def benchmark_with_statistics(
 def benchmark_forward(
     model: torch.nn.Module, ids: torch.Tensor, warmup_steps: int = 5, measure_steps: int = 10
 ) -> tuple[float, float]:
-    """Time a forward pass without gradients: mean and standard deviation (ddof = 1), s.
+    """Return the mean time and standard deviation of forward passes without gradients, s.
 
     Args:
-        model: Takes `ids`.
-        ids: int64, shape [batch, length].
-        warmup_steps: Calls before timing starts.
-        measure_steps: Timed calls.
+        model: Model that takes `ids`.
+        ids: Token ids, int64, shape [batch, length].
+        warmup_steps: Number of calls before the timed calls.
+        measure_steps: Number of timed calls.
+
+    Returns:
+        Mean and standard deviation (ddof = 1), s.
     """
 
     def forward() -> None:
         with torch.no_grad():
             model(ids)
 
-    counts = {"warmup_steps": warmup_steps, "measure_steps": measure_steps}
-    return _mean_and_sd_s(_series(forward, ids.device, **counts))
+    return _mean_and_sd_s(forward, ids.device, warmup_steps, measure_steps)
 
 
 def benchmark_forward_backward(
     model: torch.nn.Module, ids: torch.Tensor, warmup_steps: int = 5, measure_steps: int = 10
 ) -> tuple[float, float]:
-    """Time a forward and backward pass; arguments and result as of `benchmark_forward`."""
+    """Return the mean time and standard deviation of forward and backward passes, s.
+
+    Args:
+        model: Model that takes `ids`.
+        ids: Token ids, int64, shape [batch, length].
+        warmup_steps: Number of calls before the timed calls.
+        measure_steps: Number of timed calls.
+
+    Returns:
+        Mean and standard deviation (ddof = 1), s.
+    """
 
     def forward_backward() -> None:
         model(ids).float().mean().backward()
         model.zero_grad()
 
-    counts = {"warmup_steps": warmup_steps, "measure_steps": measure_steps}
-    return _mean_and_sd_s(_series(forward_backward, ids.device, **counts))
+    return _mean_and_sd_s(forward_backward, ids.device, warmup_steps, measure_steps)
 
 
 def profiled_tree_attn_decode(
@@ -162,23 +177,23 @@ def profiled_tree_attn_decode(
     shard_kv_seq: bool = True,
     group: Any = None,
 ) -> torch.Tensor:
-    """Decode by tree attention in its three all-reduces, each part timed.
+    """Decode with tree attention in three all-reduces, and time each part.
 
     The parts are `comp_shard_kv`, `comp_local_attention`, `comm_max_lse`, `comp_num_den`,
     `comm_sum_den`, `comm_sum_num`, `comp_final_output`, and `wait` before each communication.
 
     Args:
-        q: Queries of the newest tokens, the same on every rank, shape
-            [batch, heads, q_len, head_dim].
-        k: Keys of the whole sequence, the same on every rank, shape
+        q: Queries of the newest tokens, equal on all ranks, shape [batch, heads, q_len, head_dim].
+        k: Keys of the whole sequence, equal on all ranks, shape
             [batch, kv_heads, kv_len, head_dim].
-        v: Shape as `k`.
-        timer: Where the times go; `timer.print_stats()` shows them.
-        shard_kv_seq: False if k and v are this rank's part already.
-        group: The process group; None means all ranks.
+        v: Values of the whole sequence, with the shape of `k`.
+        timer: Timer that records each part. `timer.print_stats()` prints the times.
+        shard_kv_seq: Whether to split `k` and `v` between the ranks. False means that each rank
+            passes its own part.
+        group: Process group. None means all ranks.
 
     Returns:
-        Shape and dtype of `q`.
+        Output of the attention, with the shape and dtype of `q`.
     """
     with timer.time_block("comp_shard_kv"):
         if shard_kv_seq:
@@ -189,11 +204,11 @@ def profiled_tree_attn_decode(
 
 
 class MemoryProfiler:
-    """Context that records peak memory; read it after the block.
+    """A context manager that records peak memory, which you read after the block.
 
     Args:
-        device: `cpu` or a CUDA device; by default the GPU if there is one.
-        existing: On a CPU, earlier tensors that count too (weights, inputs).
+        device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
+        existing: Earlier tensors that count on a CPU too, such as weights and inputs.
     """
 
     def __init__(
@@ -201,8 +216,7 @@ class MemoryProfiler:
     ) -> None:
         self._device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._existing = existing
-        self._peak: Peak | None = None
-        self._resident: Peak | None = None
+        self._peak, self._resident = Peak(), Peak()
 
     def __enter__(self) -> MemoryProfiler:
         self._open = contextlib.ExitStack()
@@ -214,30 +228,33 @@ class MemoryProfiler:
         self._open.__exit__(*error)
 
     def _live(self) -> int:
-        if self._peak is None or self._peak.live is None:
+        if self._peak.live is None:
             raise BadInput(
                 "MemoryProfiler: nothing is recorded yet; read it after the `with` block"
             )
         return self._peak.live
 
     def peak_memory_gpu(self) -> float:
-        """Return the peak allocated on the GPU, GiB; 0 on the CPU."""
+        """Return the peak memory allocated on the GPU, GiB. On a CPU, the result is 0."""
         return self._live() / _GIB if self._device.startswith("cuda") else 0.0
 
     def peak_memory_cpu(self) -> float:
-        """Return the peak of live tensors on the CPU, GiB.
+        """Return the peak memory of live tensors on the CPU, GiB.
 
-        For a block that ran on the GPU it is the rise of the resident set.
+        If the block ran on a GPU, return the increase of the resident set instead.
         """
         if not self._device.startswith("cuda"):
             return self._live() / _GIB
-        return (self._resident.resident or 0) / _GIB if self._resident else 0.0
+        return (self._resident.resident or 0) / _GIB
 
     def efficiency_score(self) -> float:
-        """Return peak live / peak reserved, in [0, 1].
+        """Return peak live memory divided by peak reserved memory, in [0, 1].
 
-        Reserved is what CUDA's allocator reserved; on a CPU the resident rise plus the earlier
-        tensors.
+        On a GPU, CUDA's allocator reports the reserved memory. On a CPU, the reserved memory is the
+        increase of the resident set plus the earlier tensors.
+
+        Raises:
+            BadInput: This system does not report the peak of the resident set.
         """
         live = self._live()
         reserved = self._peak.reserved

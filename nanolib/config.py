@@ -1,4 +1,4 @@
-"""The config of a model, the presets, and the names of attention kinds and patterns."""
+"""Define the config of a model, its presets, and the names of attention kinds and patterns."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from nanolib.measurement import BadInput
 from nanolib.params import StrictModel
 
 ATTENTION_KINDS = {
-    "dense": "scaled_dot_product_attention; backends math, flash, efficient, cudnn",
+    "dense": "scaled_dot_product_attention with the backends math, flash, efficient and cudnn",
     "flash_attn": "the flash-attn package, if it is installed (CUDA)",
     "flex": "compiled FlexAttention over a pattern",
     "sparse": "computes only the tiles that a pattern keeps",
     "own": "a function of yours: call: package.module:function",
 }
-ATTENTION_PATTERNS = {  # what a query sees, before causality
-    "window": "the nearest keys",
-    "local_global": "the nearest keys and the first global_tokens",
-    "strided": "its own tile and every n-th tile from it",
-    "block": "its own chunk of window tokens",
-    "random": "its own tile and random tiles",
-    "bigbird": "the nearest keys, the first global_tokens, and random tiles",
-    "document": "the keys of its own packed document",
-    "prefix_lm": "the keys before it, and all of the prefix",
+# If attention is causal, each pattern leaves out later keys.
+ATTENTION_PATTERNS = {
+    "window": "attends to the nearest keys",
+    "local_global": "attends to the nearest keys and the first global_tokens",
+    "strided": "attends to the query's tile and every n-th tile from there",
+    "block": "attends to the query's chunk of window tokens",
+    "random": "attends to the query's tile and random tiles",
+    "bigbird": "attends to the nearest keys, the first global_tokens, and random tiles",
+    "document": "attends to the keys of the query's packed document",
+    "prefix_lm": "attends to all earlier keys, and to the whole prefix",
     "own": "a mask_mod of yours: mask_mod: package.module:function",
-    "top_k": "the tiles with the highest estimated scores",
-    "threshold": "the tiles that hold a share (mass) of the estimated attention",
-    "dca": "the nearest keys, globals chosen by a learned score, and random keys",
+    "top_k": "attends to the tiles with the highest estimated scores",
+    "threshold": "attends to the tiles with a share (mass) of the estimated attention",
+    "dca": "attends to the nearest keys, keys with a high learned score, and random keys",
 }
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -36,26 +37,27 @@ Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]
 
 
 class NanoConfig(StrictModel):
-    """A transformer.
+    """The shape of a transformer.
 
-    Assignment is validated: `config.attention_type = "sparse"` works, a bad value raises `BadInput`
-    and changes nothing.
+    Assignments are checked. `config.attention_type = "sparse"` works, and a bad value raises
+    `BadInput` without a change.
 
     Attributes:
-        vocab_size: Rows of the embedding.
-        context_length: The longest sequence, tokens.
+        vocab_size: Number of tokens in the vocabulary.
+        context_length: Length of the longest sequence, in tokens.
         d_model: Width of the residual stream.
-        num_layers: Blocks.
-        num_heads: Query heads; `d_model / num_heads` must be whole and even (RoPE turns pairs).
-        num_kv_heads: Key and value heads; divides `num_heads`; None means as many.
-        d_ff: Inner width of the MLP; None means 4 · d_model.
-        norm: Kind of normalization.
-        mlp: `swiglu` (three matrices) or `gelu` (two).
-        positional: `rope`, or `none`.
-        tie_embeddings: Whether the output head shares the embedding's weights.
-        attention_type: One of `ATTENTION_KINDS`.
-        attention_options: The options of that kind; see its module.
-        dtype: Type of the weights.
+        num_layers: Number of transformer blocks.
+        num_heads: Number of query heads, a divisor of `d_model`. RoPE needs an even `head_dim`.
+        num_kv_heads: Number of key and value heads, a divisor of `num_heads`. None means
+            `num_heads`.
+        d_ff: Inner width of the MLP. None means a width of 4 · d_model.
+        norm: Normalization, always `rmsnorm`.
+        mlp: Kind of MLP, `swiglu` with three matrices or `gelu` with two.
+        positional: Positional encoding, `rope` or `none`.
+        tie_embeddings: Whether the output head uses the weights of the embedding.
+        attention_type: Name of an attention in `ATTENTION_KINDS`.
+        attention_options: Options of the attention, as its module defines them.
+        dtype: Dtype of the weights.
 
     Example:
         >>> config = NanoConfig.from_preset("decoder_tiny", num_layers=2, attention_type="sparse")
@@ -113,22 +115,22 @@ class NanoConfig(StrictModel):
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Return the width of one head."""
         return self.d_model // self.num_heads
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads: `num_kv_heads`, or as many as there are query heads."""
+        """Return the number of key and value heads, which is `num_heads` by default."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def mlp_width(self) -> int:
-        """Inner width of the MLP: `d_ff`, or 4 · d_model."""
+        """Return the inner width of the MLP, which is 4 · d_model by default."""
         return self.d_ff or 4 * self.d_model
 
     @property
     def parameter_count(self) -> int:
-        """The number of weights that `create_model` makes, from the shapes."""
+        """Return the number of weights of the model that `create_model` builds."""
         d, kv = self.d_model, self.kv_heads * self.head_dim
         embeddings = self.vocab_size * d * (1 if self.tie_embeddings else 2)
         mlp = (3 if self.mlp == "swiglu" else 2) * d * self.mlp_width
@@ -138,40 +140,41 @@ class NanoConfig(StrictModel):
         return embeddings + self.num_layers * block + d
 
     def decoded_parameters(self, batch_size: int) -> int:
-        """Count the weights that are read for one token of each sequence, after the prompt.
+        """Return the number of weights that the decoding of one token per sequence reads.
 
-        Of an untied embedding only the rows of the tokens are read.
+        For an untied embedding, only one row per token is read.
+
+        Args:
+            batch_size: Number of sequences.
         """
         unread = 0 if self.tie_embeddings else max(0, self.vocab_size - batch_size) * self.d_model
         return self.parameter_count - unread
 
     @classmethod
     def from_preset(cls, name: str, /, **changes: Any) -> NanoConfig:
-        """Take the preset `name` with `changes`.
+        """Return the config of a preset, with some fields changed.
+
+        Args:
+            name: Name of a preset in `PRESETS`.
+            changes: New values of some fields.
 
         Raises:
-            BadInput: No such preset, or a change that does not fit.
+            BadInput: The preset does not exist, or a value is not valid.
         """
         if name not in PRESETS:
             raise BadInput(f"preset: {name!r} is not known; use one of {', '.join(PRESETS)}")
         return cls(**PRESETS[name] | changes)
 
 
-def _preset(
-    d_model: int, num_layers: int, num_heads: int, context: int, vocab_size: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        "d_model": d_model,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "context_length": context,
-        "vocab_size": vocab_size,
-        **more,
-    }
+_SIZES = ("d_model", "num_layers", "num_heads", "context_length", "vocab_size")
+
+
+def _preset(*sizes: int, **more: Any) -> dict[str, Any]:
+    return dict(zip(_SIZES, sizes, strict=True)) | more
 
 
 def _sparse(window: int, global_tokens: int, random_tokens: int) -> dict[str, Any]:
-    """Return the sizes of a preset's patterns, of which each pattern takes those that it has."""
+    """Return options for all patterns of a preset. Each pattern uses only its own options."""
     options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
     return {"attention_options": options}
 
@@ -180,13 +183,13 @@ _UNTIED = {"tie_embeddings": False}
 _GELU = {"mlp": "gelu"}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # 4.2 million weights: two CPU cores train a step in a tenth of a second.
+    # With 4.2 million weights, two CPU cores train a step in a tenth of a second.
     "decoder_nano": _preset(256, 4, 4, 1024, 4096, **_sparse(128, 16, 8)),
     "decoder_tiny": _preset(512, 6, 8, 1024, 50257, **_sparse(256, 32, 16)),
     "decoder_small": _preset(768, 12, 12, 2048, 50257, **_sparse(512, 64, 32)),
     "decoder_medium": _preset(1024, 24, 16, 4096, 50257, **_sparse(1024, 128, 64)),
-    # The next five are the sizes of assignment 2 of Stanford's CS336 in 2025. Its later handout
-    # gives the name `xl` to 2.7B's size.
+    # The next five sizes are from assignment 2 of Stanford's CS336 in 2025. A later handout gives
+    # the name `xl` to the size of 2.7B.
     "small": _preset(768, 12, 12, 512, 10000, d_ff=3072, **_UNTIED),
     "medium": _preset(1024, 24, 16, 512, 10000, d_ff=4096, **_UNTIED),
     "large": _preset(1280, 36, 20, 512, 10000, d_ff=5120, **_UNTIED),

@@ -1,6 +1,6 @@
 """Find the packages that nanolib needs and that are not installed.
 
-This module imports only the standard library, so that a command can call it first.
+This module imports only the standard library, so that a command can import it first.
 """
 
 from __future__ import annotations
@@ -8,37 +8,44 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"
-# Package, by its name in an import → the part that needs it.
+# Part of nanolib → packages that the part imports.
 NEEDED_BY = {
-    **dict.fromkeys(("torch", "numpy", "pandas", "scipy", "ruptures", "pydantic"), EVERYTHING),
-    **dict.fromkeys(("yaml", "psutil", "filelock", "tqdm", "click"), EVERYTHING),
-    **dict.fromkeys(
-        ("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"), NOTEBOOKS
+    EVERYTHING: (
+        "torch",
+        "numpy",
+        "pandas",
+        "scipy",
+        "ruptures",
+        "pydantic",
+        "yaml",
+        "psutil",
+        "filelock",
+        "tqdm",
+        "click",
     ),
-    **dict.fromkeys(("altair", "vl_convert", "PIL", "jinja2"), REPORTS),
-    "torchao": "FP8",
-    "pynvml": NVIDIA,
+    NOTEBOOKS: ("papermill", "nbclient", "nbformat", "ipykernel", "ipywidgets", "anywidget"),
+    REPORTS: ("altair", "vl_convert", "PIL", "jinja2"),
+    "FP8": ("torchao",),
+    NVIDIA: ("pynvml",),
 }
 
 
 def missing() -> dict[str, list[str]]:
-    """Return each part of nanolib that cannot run → the packages that it needs."""
-    found: dict[str, list[str]] = {}
-    for package, part in NEEDED_BY.items():
-        if find_spec(package) is None:
-            found.setdefault(part, []).append(package)
+    """Return the packages that are not installed, for each part of nanolib that needs one."""
+    found = {}
+    for part, packages in NEEDED_BY.items():
+        if gone := [package for package in packages if find_spec(package) is None]:
+            found[part] = gone
     return found
 
 
 def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
-    """Return a line about missing packages and what to do; empty if none is missing.
+    """Return an error about missing packages, in one line.
 
     Args:
-        found: As `missing` gives it.
-        stops: Whether the command cannot go on.
+        found: Missing packages of each part, from `missing`.
+        stops: Whether the command cannot continue.
     """
-    if not found:
-        return ""
     parts = "; ".join(
         f"{', '.join(packages)} (needed for {part})" for part, packages in found.items()
     )

@@ -1,4 +1,4 @@
-"""The vocabulary: metrics, statuses, flags and provenance, and the row that all code exchanges."""
+"""Declare metrics, statuses, flags and provenance, and the `Measurement` that contains a result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanolib.numbers import format_with_interval
 
 
 class Direction(enum.StrEnum):
-    """Which way a metric is better; a deterministic one must stay `EQUAL`."""
+    """Which values of a metric are better. `EQUAL` means that the value must not change."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -21,7 +21,7 @@ class Direction(enum.StrEnum):
 
 
 class Status(enum.StrEnum):
-    """How a case ended. `STARTED` is a case in flight, or one whose process died."""
+    """How a case ended. `STARTED` means that the case is running, or that its process died."""
 
     STARTED = "started"
     OK = "ok"
@@ -33,7 +33,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """The use of memory, in the order of charts and tables; `GATHERED` is of FSDP."""
+    """What uses memory, in the order of charts and tables. Only FSDP has gathered weights."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -47,11 +47,11 @@ class MemoryKind(enum.StrEnum):
 
 
 RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
-MOST_LABEL = 200  # characters of a run's label
+MOST_LABEL = 200  # maximum length of a run's label, in characters
 
 
 class RunStatus(enum.StrEnum):
-    """How far a run is. `DONE` is written last, so only `DONE` means that everything is stored."""
+    """How far a run is. `DONE` is written last, and means that all results are stored."""
 
     RUNNING = "running"
     DONE = "done"
@@ -60,7 +60,7 @@ class RunStatus(enum.StrEnum):
 
 
 class Provenance(enum.StrEnum):
-    """The source of a number; charts and sums never mix numbers of different provenance."""
+    """Where a number comes from. Charts and sums never mix numbers of different provenance."""
 
     MEASURED = "measured"
     EMULATED = "emulated"
@@ -70,10 +70,10 @@ class Provenance(enum.StrEnum):
 
 
 class Flag(enum.StrEnum):
-    """A label that is shown next to a number, with its explanation; it never changes the number."""
+    """A label with an explanation, shown next to a number. A flag never changes the number."""
 
     def __new__(cls, name: str, text: str) -> Flag:
-        """Make a flag that `text` explains."""
+        """Create a flag with its explanation."""
         flag = str.__new__(cls, name)
         flag._value_, flag.text = name, text
         return flag
@@ -98,23 +98,23 @@ class Flag(enum.StrEnum):
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}
-OVER = " over "  # in the scope of a speed-up, between what was timed and its baseline
-LEARNING_STEPS = 200  # of training: a shorter run shows only that it runs
+OVER = " over "  # this word separates a case from its baseline in the scope of a speed-up
+LEARNING_STEPS = 200  # a training run with fewer steps shows only that the code runs
 SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One thing that can be measured."""
+    """A quantity that nanolib can measure, with the unit of its numbers."""
 
-    name: str  # in the database
-    unit: str  # of `estimate`, `low`, `high`, `samples` and `predicted`
-    title: str  # of a chart's axis, without the unit
-    direction: Direction = Direction.LOWER  # the better one
+    name: str
+    unit: str
+    title: str  # without the unit
+    direction: Direction = Direction.LOWER
 
     @property
     def is_timed(self) -> bool:
-        """Whether other processes on the machine change it."""
+        """Whether other processes on the machine affect this metric."""
         return self.unit in _TIMED_UNITS or self.name in _TIMED
 
 
@@ -171,41 +171,41 @@ METRICS: dict[str, Metric] = {
 
 
 class BadInput(ValueError):
-    """Input that is not valid; each line names a field, its value and what to do."""
+    """Input is not valid. Each line names a field and its value, and shows what to do."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = tuple(" ".join(line.split()) for line in lines)
         super().__init__("\n".join(self.lines))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows instead of a traceback."""
+        """Return the lines that a notebook shows instead of a traceback."""
         return [f"BadInput: {line}" for line in self.lines]
 
 
 class Unsupported(RuntimeError):
-    """This machine or build cannot run the case; the message says why and what it needs."""
+    """This machine or build cannot run a case, for the reason in the message."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One number: how it was made, how sure it is, and what was predicted.
+    """One result, with its interval, its method and its prediction.
 
     Attributes:
-        metric: A name in `METRICS`, which gives the unit.
-        estimate: The estimate in the metric's unit; None when the case gave no number.
-        low: Lower end of the interval; equal to `estimate` for a deterministic metric.
+        metric: Name of a metric in `METRICS`, which defines the unit.
+        estimate: The estimate in the metric's unit, or None if the case has no result.
+        low: Lower end of the interval. A deterministic metric has `low` equal to `estimate`.
         high: Upper end of the interval.
-        confidence: Coverage of the interval in (0, 1); 1 for a deterministic metric.
-        n: Number of independent samples of the interval; for latency, blocks.
-        samples: Every sample, in the order taken and in the metric's unit.
-        predicted: The prediction of a formula.
+        confidence: Coverage of the interval in (0, 1), or 1 for a deterministic metric.
+        n: Number of independent samples for the interval, which are blocks for latency.
+        samples: All samples in the metric's unit, in the order of measurement.
+        predicted: The value that a formula predicts, in the metric's unit.
         provenance: Where the number comes from.
-        method: How it was measured: `perf_counter`, `cuda_event`, `formula`, ...
-        scope: Of what: `forward`, `backward`, `optimizer_step`, ...
-        status: How it ended.
-        message: Why, in one line.
-        flags: Labels that a reader should see.
-        details: Of this metric only (mean, percentiles, stop reason, ...); JSON types.
+        method: Method of measurement, such as `perf_counter`, `cuda_event` or `formula`.
+        scope: Part of the case that was measured, such as `forward` or `optimizer_step`.
+        status: How the case ended.
+        message: Reason for the status, in one line.
+        flags: Labels to show next to the number.
+        details: More values of this metric, such as the mean or the stop reason, as JSON types.
     """
 
     metric: str
@@ -231,11 +231,11 @@ class Measurement:
 
     @property
     def unit(self) -> str:
-        """The unit of the number."""
+        """Return the unit of the estimate."""
         return METRICS[self.metric].unit
 
     def __str__(self) -> str:
-        """The number with its interval, in as many digits as the interval supports."""
+        """Return the estimate with its interval, with as many digits as the interval supports."""
         name = f"{self.metric} {self.scope}".strip()
         if self.estimate is None:
             return f"{name}: {self.status} {self.message}".rstrip()
@@ -246,7 +246,7 @@ class Measurement:
         return f"{name}: {' '.join(words)} (n={self.n}, {self.method}){notes}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row as JSON types."""
+        """Return the measurement as JSON types."""
         lists = {"samples": list(self.samples), "flags": list(self.flags)}
         return vars(self) | lists | {"details": dict(self.details)}
 
@@ -254,39 +254,39 @@ class Measurement:
 def exact(
     metric: str, value: float, *, scope: str = "", method: str = "formula", **rest: Any
 ) -> Measurement:
-    """Return a measurement of something deterministic: its interval is the value itself."""
+    """Return a measurement of a deterministic value, whose interval is the value itself."""
     rest = {"confidence": 1.0, "n": 1, "low": value, "high": value} | rest
     return Measurement(metric, value, scope=scope, method=method, **rest)
 
 
 def printable(text: str) -> str:
-    """Escape characters that act on a terminal or are invisible, as `repr` does."""
+    """Escape control characters and invisible characters, as `repr` does."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
-    """Ask whether the nearest known word was meant; `otherwise` if no word is near."""
+    """Return `did you mean …?` with a similar known word, or `otherwise` without such a word."""
     near = difflib.get_close_matches(str(word), [*known], 1)
     return f"did you mean {near[0]}?" if near else otherwise
 
 
 def shown(value: Any) -> str:
-    """Return the value on one line, for an error message; a long one is shortened in the middle."""
+    """Return a value as one line for an error message, shortened to 60 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
+    except ValueError:  # Python refuses to print more than 4,300 digits
+        return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 
-# The factors in the name of a case, in their order.
+# Factors that appear in the name of a case, in this order.
 _NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
 _NAMING += ("precision", "recipe", "variant")
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 
 
 def case_name(factors: Mapping[str, Any]) -> str:
-    """Return the name of a case."""
+    """Return the name of a case, from the factors that define it."""
     named = [str(factors[name]) for name in _NAMING if name in factors]
     if {"m", "k", "n"} <= factors.keys():
         named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")

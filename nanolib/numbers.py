@@ -1,4 +1,4 @@
-"""Format numbers for people: as many digits as an interval supports, and scaled units."""
+"""Format numbers with as many digits as their interval supports, and with scaled units."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
-    """Format `value` with the 3 to 6 significant digits that its interval supports.
+    """Format a number with as many significant digits as its interval supports, 3 to 6.
 
     Args:
-        value: The number.
-        low: Lower end of its interval, if it has one.
-        high: Upper end.
+        value: Number to format.
+        low: Lower end of the interval, or None for an exact number.
+        high: Upper end of the interval, or None for an exact number.
     """
     if not math.isfinite(value):
         return str(value)
@@ -27,7 +27,7 @@ def format_number(value: float, low: float | None = None, high: float | None = N
 
 
 def scaled(value: float, unit: str) -> str:
-    """Format a rate or a size with the prefix that leaves one to three digits before the point.
+    """Format a rate or a size with a unit prefix, and with three significant digits.
 
     Example:
         >>> scaled(2.04e11, "FLOP/s"), scaled(999.0, "B/s")
@@ -38,7 +38,10 @@ def scaled(value: float, unit: str) -> str:
 
 
 def format_with_interval(value: float, low: float | None, high: float | None) -> str:
-    """Format `12.3 [12.1 … 12.5]`; only the value if it is exact, or if an end is missing (None or NaN)."""
+    """Format a number with its interval, such as `12.3 [12.1 … 12.5]`.
+
+    An exact number, or a number with an end that is None or NaN, has no brackets.
+    """
     if low is None or high is None or low == high or math.isnan(low) or math.isnan(high):
         return format_number(value)
     ends = " … ".join(format_number(end, low, high) for end in (low, high))

@@ -1,4 +1,4 @@
-"""Checked parameters: pydantic models and YAML, with one line per bad field."""
+"""Check parameters with pydantic and read YAML, with one line per bad field."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ import yaml
 
 from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 
-_MOST_LINES = 20  # of complaints
-_MOST_INT = 2**63 - 1  # of a database
-# Unicode's control characters, those that turn text around, half characters, and line ends.
+_MOST_LINES = 20  # maximum number of errors in a message
+_MOST_INT = 2**63 - 1  # the largest integer that SQLite can store
+Values = Mapping[str, Any]  # name of a field → value
+# These Unicode categories contain control characters, half characters and line ends.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class StrictModel(pydantic.BaseModel):
-    """A pydantic model that refuses unknown names, NaN and booleans in place of numbers.
+    """A pydantic model that refuses unknown names, NaN, and booleans instead of numbers.
 
-    Every way of building one raises `BadInput`, one line per bad field. Assignment validates the
-    whole object, and a refused assignment changes nothing.
+    A bad value raises `BadInput` with one line per field. An assignment checks the whole object,
+    and a refused assignment changes nothing.
 
     Attributes:
-        NAME: The prefix of a field's name in a complaint; an experiment's parameters are stored
-            under theirs.
-        MAIN: The fields that a notebook's parameters cell declares each by itself. The others are
-            in its `settings`, a mapping, and each is accepted by its own name too. Empty for a
-            notebook without `settings`, whose cell declares all.
+        NAME: Prefix of field names in errors. The database stores an experiment's parameters under
+            this name.
+        MAIN: Fields that a notebook's parameters cell declares one by one. All other fields are in
+            the mapping `settings` of that cell. An empty tuple means that the cell declares all of
+            the fields.
     """
 
     NAME: ClassVar[str] = ""
@@ -49,7 +50,7 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
         prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        first: dict[Any, Any] = {}  # of each field: a list of wrong values is one mistake
+        first: dict[Any, Any] = {}  # many bad values in a list are one error
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
         complaints = [_complaint(one, known) for one in first.values()][:_MOST_LINES]
@@ -57,13 +58,17 @@ class StrictModel(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _read_texts(cls, values: Mapping[str, Any]) -> Any:
-        """Parse values that papermill's -p, -y and YAML 1.1 pass as text: `1e-3`, `[3, 4]`."""
+    def _read_texts(cls, values: Values) -> Any:
+        """Parse values such as `1e-3` and `[3, 4]`, which papermill and YAML 1.1 pass as text."""
         return {name: cls._read(name, value) for name, value in cls.flat(values).items()}
 
     @classmethod
-    def flat(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` with each of its `settings` by its own name; the own name wins.
+    def flat(cls, values: Values) -> dict[str, Any]:
+        """Return values with each of the `settings` as a value of its own.
+
+        Args:
+            values: Values of fields, and optionally of `settings`. A field has priority over a
+                setting of the same name.
 
         Raises:
             BadInput: `settings` is not a mapping.
@@ -72,18 +77,16 @@ class StrictModel(pydantic.BaseModel):
         if not cls.MAIN or "settings" not in rest:
             return rest
         settings = rest.pop("settings")
-        if isinstance(settings, str):  # from papermill's -p
+        if isinstance(settings, str):  # papermill's -p passes text
             settings = _load(f"settings: {shown(settings)}", settings)
         if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
-            raise BadInput(
-                f"settings: must be a mapping of names, got {shown(settings)}; "
-                "write {name: value}"
-            )
+            wrong = f"must be a mapping of names, got {shown(settings)}; write {{name: value}}"
+            raise BadInput(f"settings: {wrong}")
         return {**settings, **rest}
 
     @classmethod
-    def nested(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` as a notebook's cell declares them: those not in `MAIN` in `settings`."""
+    def nested(cls, values: Values) -> dict[str, Any]:
+        """Return values as a notebook's parameters cell declares them, with `settings`."""
         if not cls.MAIN:
             return dict(values)
         settings = {name: value for name, value in values.items() if name not in cls.MAIN}
@@ -101,37 +104,38 @@ class StrictModel(pydantic.BaseModel):
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
-            raise ValueError(
-                f"{name}: {shown(value)} is true or false where something else belongs; "
-                "give a value"
-            )
+            wrong = "is true or false where something else belongs; give a value"
+            raise ValueError(f"{name}: {shown(value)} {wrong}")
         if complaint := _not_plain(value):
             raise ValueError(f"{name}: {shown(value)} is not valid; {complaint}")
         return value
 
     @classmethod
-    def collect(cls, namespace: Mapping[str, Any]) -> Self:
-        """Make one from a notebook's `globals()`.
+    def collect(cls, namespace: Values) -> Self:
+        """Return the parameters that a notebook has declared.
+
+        Args:
+            namespace: The notebook's `globals()`.
 
         Raises:
-            BadInput: One line per field that is not valid.
+            BadInput: A field is not valid.
         """
         names = [*cls.model_fields, *(["settings"] if cls.MAIN else [])]
         return cls(**{name: namespace[name] for name in names if name in namespace})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Validate the whole object with the new value, then take it."""
+        """Check the whole object with the new value, then assign the value."""
         if name not in type(self).__private_attributes__:
             value = getattr(self.replace(**{name: value}), name)
         super().__setattr__(name, value)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with `changes`, validated."""
+        """Return a checked copy with other values for some fields."""
         return type(self)(**self.model_dump() | self.flat(changes))
 
 
-def _complaint(error: Mapping[str, Any], known: list[str]) -> str:
-    """Return pydantic's message with the field and the value; our validators name both."""
+def _complaint(error: Values, known: list[str]) -> str:
+    """Return pydantic's message with the field and the value, unless the message has both."""
     where = "".join(
         f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]
     ).lstrip(".")
@@ -147,13 +151,13 @@ def _complaint(error: Mapping[str, Any], known: list[str]) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """Return the types that a field takes, those within its list too; a literal is text."""
+    """Return the types of a field and of the items in its list. A literal type counts as text."""
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return {str}
     if origin is dict:
         return {dict}
-    if origin is list:  # what is text within it is no text by itself
+    if origin is list:  # a text for a list of texts is YAML, so it must be parsed
         return {list, *(_kinds(typing.get_args(annotation)[0]) - {str})}
     if origin in (types.UnionType, typing.Union, typing.Annotated):
         return set().union(*map(_kinds, typing.get_args(annotation)))
@@ -161,7 +165,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def _not_plain(value: Any) -> str:
-    """Return why JSON, a database or a line of text cannot hold a value; empty if they can."""
+    """Return why JSON, a database or a line of text cannot contain a value, or nothing."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -184,10 +188,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def free_label(text: str) -> str:
-    """Return `text` if it does not name runs already.
+    """Return a label if it cannot be confused with another name of runs.
 
     Raises:
-        ValueError: It does.
+        ValueError: The label is the name or the id of a run.
     """
     if text in ("all", "latest", "newest") or text.startswith("latest~") or RUN_ID.fullmatch(text):
         raise ValueError(f"{shown(text)} names runs already; choose another")
@@ -195,7 +199,7 @@ def free_label(text: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which refuses a repeated name."""
+    """YAML's safe loader, which also refuses a repeated name."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
@@ -205,19 +209,23 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_value(name: str, text: str) -> Any:
-    """Read a value of a command line as YAML: `16` is a number.
+    """Return the value of a command line's `-p NAME=TEXT`, read as YAML.
+
+    Args:
+        name: Name of the parameter, for the error message.
+        text: Text of the value. For example, `16` is a number.
 
     Raises:
-        BadInput: It is not YAML.
+        BadInput: The text is not valid YAML.
     """
     return _load(f"-p {name}: {shown(text)}", text)
 
 
 def read_yaml(path: Any) -> dict[str, Any]:
-    """Read the mapping in a YAML file, by the safe loader.
+    """Return the mapping in a YAML file.
 
     Raises:
-        BadInput: The file cannot be read, is not YAML, or has no mapping, or a name twice.
+        BadInput: The file cannot be read, is not valid YAML, has no mapping, or has a name twice.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -238,6 +246,6 @@ def read_yaml(path: Any) -> dict[str, Any]:
 
 def _load(what: str, text: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # noqa: S506  a safe loader
+        return yaml.load(text, _Loader)  # noqa: S506  the class is a safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadInput(f"{what} is not valid YAML ({' '.join(str(error).split())[:200]})") from None

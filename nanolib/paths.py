@@ -1,4 +1,4 @@
-"""Where files are: the notebooks and params files, and the results."""
+"""Find the folders of notebooks, params files and results, and write files safely."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `TOKEN/NAME`: `nano run` finds the run of a job by it
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` finds the run of a job by the value `TOKEN/NAME`
 DATABASE = "results.sqlite"
 
 
 def find_checkout() -> Path | None:
-    """Find the folder with `notebooks/` and `params/`: a checkout, or a folder of `nano init`.
+    """Find the folder with `notebooks/` and `params/`, which is a checkout or a copy of one.
 
     Returns:
-        The working folder or its nearest parent that contains both; otherwise the checkout of this
-        package; None if it is not in one.
+        The working folder, or its nearest parent with both folders. Otherwise, the
+        result is the checkout of this package, or None if there is no such checkout.
     """
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[1]):
@@ -33,7 +33,7 @@ def checkout() -> Path:
     """Return the folder with `notebooks/` and `params/`.
 
     Raises:
-        BadInput: There is none here, above, or around the package.
+        BadInput: No folder with notebooks and params files was found.
     """
     found = find_checkout()
     if found is None:
@@ -45,16 +45,17 @@ def checkout() -> Path:
 
 
 def installed_workbook() -> Path:
-    """Return the folder with the `notebooks/` and `params/` of this nanolib.
+    """Return the folder with the notebooks and params files of this nanolib.
 
-    A wheel contains them as `nanolib/workbook`. In a checkout they are next to the package.
+    A wheel contains these files in `nanolib/workbook`. In a checkout, the files are next to the
+    package.
     """
     inside = Path(__file__).resolve().with_name("workbook")
     return inside if inside.is_dir() else inside.parents[1]
 
 
 def expanded(path: str) -> Path:
-    """Return the path with `~` as the home folder, and unchanged if that user does not exist."""
+    """Return the path with `~` replaced by the home folder of an existing user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -64,8 +65,8 @@ def expanded(path: str) -> Path:
 def output_folder() -> Path:
     """Return the folder for results.
 
-    It is $NANOLIB_OUTPUT if that is set, otherwise `outputs/` next to `notebooks/`, otherwise
-    `outputs/` in the working folder.
+    The folder is $NANOLIB_OUTPUT if that variable is set. Without the variable, the folder is
+    `outputs/` next to `notebooks/`, or `outputs/` in the working folder if there are no notebooks.
     """
     if named := os.environ.get(OUTPUT_VARIABLE):
         return expanded(named).absolute()
@@ -81,7 +82,7 @@ def make_folder(folder: Path) -> Path:
     """Create a folder for results, and its parents.
 
     Raises:
-        BadInput: The folder cannot be made.
+        BadInput: The system cannot create the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,18 +95,18 @@ def make_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def put_in_place(target: Path) -> Iterator[Path]:
-    """Write a file completely or not at all, without replacing one.
+    """Write a new file completely or not at all.
 
     Args:
         target: The file to create.
 
     Yields:
-        A temporary path next to the target. The block writes it. It becomes the target when the
-        block ends, and is deleted if the block raises.
+        A temporary path for the block to write. The file becomes the target when the block ends,
+        and is deleted if the block raises an exception.
 
     Raises:
-        FileExistsError: The target exists.
-        OSError: The target cannot be written.
+        FileExistsError: The target already exists.
+        OSError: The system cannot write the target.
     """
     with tempfile.TemporaryDirectory(prefix=".nanolib-", dir=target.absolute().parent) as folder:
         file = Path(folder) / target.name
@@ -113,7 +114,7 @@ def put_in_place(target: Path) -> Iterator[Path]:
         try:
             # A rename would replace a file that appeared while the block was writing.
             os.link(file, target)
-        except OSError:  # the target exists, or the file system has no links
+        except OSError:  # the target exists, or the file system has no hard links
             if os.path.lexists(target):
                 raise FileExistsError(target) from None
             file.rename(target)

@@ -67,23 +67,23 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_three_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
+def test_two_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
     """As such users start it; each rank prints its own table, whole."""
     script = tmp_path / "decode.py"
     script.write_text(_DECODE)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launch, "--nproc-per-node=3", str(script)]
+    command = [*launch, "--nproc-per-node=2", str(script)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment |= {"PYTHONPATH": str(Path.cwd())}
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=200, env=environment, check=False
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    for rank in range(3):
-        assert f"rank {rank} of 3" in ended.stdout
+    for rank in range(2):
+        assert f"rank {rank} of 2" in ended.stdout
     parts = ["comp_shard_kv", "comp_local_attention", "comm_max_lse"]
     for part in [*parts, "compute", "communication", "total"]:
-        assert ended.stdout.count(f"\n{part} ") == 3, part
+        assert ended.stdout.count(f"\n{part} ") == 2, part
 
 
 def test_the_memory_profiler_counts_live_bytes():

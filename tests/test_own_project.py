@@ -145,18 +145,36 @@ def test_the_wheel_contains_the_notebooks_params_files_and_docs(wheel):
     assert inside == {f"nanolib/workbook/{file}" for file in files}
 
 
+IN_A_ROW = """
+import json, os, sys
+from nanolib.cli import main
+from nanolib.paths import output_folder
+for folder, *arguments in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    try:
+        main(arguments)
+    except SystemExit as end:
+        print("exit code", end.code)
+print(output_folder())
+"""
+
+
 def test_init_makes_a_folder_in_which_nano_runs_and_plans(project):
-    ended = project.nano("init", "bench")
-    assert ended.returncode == 0 and "bench" in ended.stdout, ended.stderr
-    again = project.nano("init", "bench")
-    assert again.returncode == 2 and "not an empty folder" in again.stderr
-    listed = project.nano("run", "quick", "attention", "--dry-run", inside="bench")
-    assert listed.returncode == 0 and "attention: 15 cases" in listed.stdout, listed.stderr
-    planned = project.nano("plan", "decoder_nano", "--memory", "64MiB", inside="bench/notebooks")
-    assert planned.returncode == 0 and "decoder_nano" in planned.stdout, planned.stderr
-    show = "from nanolib.paths import output_folder; print(output_folder())"
-    output = project.call(project.python, "-c", show, inside="bench/notebooks").stdout.strip()
-    assert Path(output) == project.folder / "bench" / "outputs"
+    bench = project.folder / "bench"
+    small = ["-pseq_lens=[64]", "-pattention_types=[dense]", "-pquality_patterns=[]"]
+    tiny = ["-pnum_layers=1", "-pd_model=64", "-pvocab_size=64", "-pcontext_length=32"]
+    commands = [
+        [".", "init", "bench"],
+        [".", "init", "bench"],
+        ["bench", "run", "quick", "attention", "--dry-run", *small],
+        ["notebooks", "plan", "decoder_nano", "--memory", "1MiB", "--seq-len", "16", *tiny],
+    ]
+    ended = project.call(project.python, "-c", IN_A_ROW, json.dumps(commands))
+    outputs = ended.stdout.split("exit code ")
+    assert [output[0] for output in outputs[1:]] == ["0", "2", "0", "0"], ended.stderr
+    assert "bench" in outputs[0] and "not an empty folder" in ended.stderr
+    assert "attention: 3 cases" in outputs[2] and "decoder_nano" in outputs[3]
+    assert Path(outputs[4].splitlines()[1]) == bench / "outputs"
 
 
 GH = """#!/bin/sh

@@ -1,6 +1,11 @@
-"""Two versions of the code, measured in turns.
+"""Measure two versions of the code in turns, for `nano ab`.
 
-`spec` says what to compare, `versions` checks it out, and `pairs` contains the block times. `run` compares and turns block times
-into findings, and `schedule` interleaves blocks in pairs of processes. `processes` starts a pair of processes, `children` is this
-end of one, and `worker` and `forks` are the other end.
+- `spec` describes the comparison and lists its tasks.
+- `versions` checks out revisions and inspects interpreters.
+- `pairs` contains the settings and the block times.
+- `schedule` interleaves blocks of both versions, in many pairs of processes.
+- `run` does a whole comparison and turns block times into findings and rows.
+- `processes` starts each pair of processes.
+- `children` sends requests to these processes.
+- `worker` and `forks` answer the requests inside these processes.
 """

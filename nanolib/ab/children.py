@@ -1,38 +1,42 @@
-"""The other end of `worker.py`: processes that answer requests. One kind is a version, the other forks versions."""
+"""Start processes that run `worker.py`, and send them requests.
+
+A `VersionProcess` runs one version. A `ForkServer` forks the processes of versions.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import Pipe, reduction
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from nanolib.ab.versions import Version, named_folders
 from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.process import describe_exit, kill_tree, start
 
-# OpenMP binds each of its threads to a core. Otherwise two of them may share one, and a process then takes 30 ms for what another
-# does in 18, for all of its life.
+# OpenMP must bind each of its threads to a core. Otherwise two threads may share a core for the
+# whole life of a process, and the same work then takes 30 ms instead of 18 ms.
 BOUND = {"OMP_PROC_BIND": "true"}
 _WORKER = ("-P", "-W", "ignore", str(Path(__file__).with_name("worker.py")))
 
 
 class VersionDied(RuntimeError):
-    """A process ended or did not answer, or the code that it timed raised.
+    """A process ended or did not answer, or the timed code raised an exception.
 
     Args:
-        process: The process.
-        message: How it ended.
-        status: The status of its case.
+        process: The process that failed.
+        message: How the process failed, in one line.
+        status: The status of the case that the process was running.
     """
 
     def __init__(self, process: Child, message: str, status: str = Status.ERROR) -> None:
@@ -40,23 +44,24 @@ class VersionDied(RuntimeError):
         super().__init__(message)
 
 
-class Child:
-    """A process that answers requests: JSON over a socket. What its code prints goes to a log.
+class Child(AbstractContextManager):
+    """A process that answers JSON requests over a socket, and whose output goes to a log.
 
     Args:
-        silence_s: How long one answer may take, s.
+        silence_s: Time limit for one answer, s.
     """
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
         self._connection, self._theirs = Pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        self._process: subprocess.Popen[bytes] | Forked
+        self._pid: int
+        self._wait: Callable[[], int]
 
     def _start(self, python: str, *arguments: str, **options: Any) -> None:
         with self._theirs:
             file = self._theirs.fileno()
-            self._process = start(
+            process = start(
                 [python, *_WORKER, str(os.getpid()), str(file), *arguments],
                 pass_fds=[file],
                 stdin=subprocess.DEVNULL,
@@ -64,6 +69,7 @@ class Child:
                 stderr=self._log,
                 **options,
             )
+        self._pid, self._wait = process.pid, process.wait
 
     def send(self, **request: Any) -> None:
         """Send a request, without waiting for the answer."""
@@ -84,12 +90,13 @@ class Child:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
+        """Turn a closed connection into `VersionDied`, with the end of the log."""
         try:
             yield
-        except (EOFError, ConnectionError):  # it has ended
+        except (EOFError, ConnectionError):
             self._log.seek(0)
             printed = self._log.read().decode(errors="replace")
-            raise VersionDied(self, describe_exit(self._process.wait(), printed)) from None
+            raise VersionDied(self, describe_exit(self._wait(), printed)) from None
 
     def ask(self, **request: Any) -> Any:
         """Send a request and return its answer."""
@@ -97,52 +104,56 @@ class Child:
         return self.receive()
 
     def close(self) -> None:
-        """End the process and all that it started."""
-        with contextlib.suppress(BadInput):  # the process that it was forked from is gone too
-            kill_tree(self._process.pid)
-            self._process.wait()
+        """End the process and all its children."""
+        with contextlib.suppress(BadInput):  # a fork server that died has no exit code to return
+            kill_tree(self._pid)
+            self._wait()
         self._connection.close()
         self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
 class ForkServer(Child):
-    """A process that has imported what versions import from elsewhere. A fork of it takes hundredths of a second.
+    """A process that imports the modules that all versions share, and forks versions.
 
-    Both versions of a pair come from one, so that its position in memory affects both equally.
+    A fork starts in hundredths of a second. Both versions of a pair are forked from the same
+    server, so its position in memory affects both equally.
 
     Args:
-        silence_s: How long an import may take, s.
+        silence_s: Time limit for the imports, s.
     """
 
     def __init__(self, silence_s: float) -> None:
         super().__init__(silence_s)
-        path = os.pathsep.join(named_folders(absolute=True))  # the others are in the versions
+        # A relative folder of PYTHONPATH is inside a version, and so are its modules.
+        path = os.pathsep.join(named_folders(absolute=True))
         self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": path})
 
     def imports(self, modules: Sequence[str], own: Sequence[str]) -> list[str]:
-        """Import modules for all processes that are forked from now on.
+        """Import modules for all processes that are forked after this call.
 
         Args:
-            modules: Their names. A module that cannot be imported is left to the version that needs it.
-            own: Modules that belong to the versions, which must not come from elsewhere.
+            modules: Names of the modules. A module that the server cannot import is skipped.
+            own: Names of the versions' own modules, which the server must not import.
 
         Returns:
             The environment variables that the imports set.
         """
-        return self._answer({"modules": list(modules), "own": list(own)})
+        return self._answer({"modules": modules, "own": own})
 
-    def fork(self, request: dict[str, Any], files: Sequence[int]) -> Forked:
-        """Fork a version, with the files of its connection and its log."""
-        return Forked(self, self._answer(request, files))
+    def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
+        """Fork a process for a version, and return its id.
+
+        Args:
+            request: The folders and environment variables of the version.
+            files: File descriptors of the version's connection and log.
+        """
+        return self._answer(request, files)
 
     def wait(self, pid: int) -> int:
-        """Return how a child ended, as `subprocess` does."""
+        """Wait for a forked process, and return its exit code as `subprocess` does."""
         return self._answer({"wait": pid})
 
     def _answer(self, request: dict[str, Any], files: Sequence[int] = ()) -> Any:
@@ -150,40 +161,26 @@ class ForkServer(Child):
             self.send(**request)
             with self._watched():
                 for file in files:
-                    reduction.send_handle(self._connection, file, self._process.pid)
+                    reduction.send_handle(self._connection, file, self._pid)
             return self.receive()
         except BaseException as error:
-            # Also after Ctrl-C, because the next answer would belong to this request.
-            self._process.kill()
+            # The server must end, because its next answer would belong to this request.
+            kill_tree(self._pid)
             if isinstance(error, VersionDied):
                 message = f"the process that both versions are forked from: {error}"
                 raise BadInput(message) from None
             raise
 
 
-@dataclass
-class Forked:
-    """A child of a `ForkServer`, with the part of `subprocess.Popen` that is used."""
-
-    fork_server: ForkServer
-    pid: int
-    _code: int | None = None
-
-    def wait(self) -> int:
-        """Return how it ended; a process can be waited for only once."""
-        if self._code is None:
-            self._code = self.fork_server.wait(self.pid)
-        return self._code
-
-
 class VersionProcess(Child):
-    """A version in a process of its own.
+    """A process that runs one version.
 
     Args:
-        version: The version.
-        silence_s: How long one answer may take, s.
-        fork_server: The process from which it is forked; None starts a new interpreter.
-        bound: Whether OpenMP's threads are bound to cores in a new interpreter, unless the user's environment says otherwise.
+        version: The version to run.
+        silence_s: Time limit for one answer, s.
+        fork_server: The server that forks this process. None means a new interpreter.
+        bound: Whether a new interpreter binds OpenMP's threads to cores. An OMP_PROC_BIND in the
+            user's environment has priority.
     """
 
     def __init__(
@@ -195,27 +192,28 @@ class VersionProcess(Child):
         bound: bool = False,
     ) -> None:
         super().__init__(silence_s)
-        self.version, self.is_forked, self._is_halted = version, fork_server is not None, False
-        # Its rows come to us, and its files are thrown away.
+        self.version, self.is_forked = version, fork_server is not None
+        # The version's code may write results, which must not reach the user's output folder.
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")
-        folder, variables = version.start_folder, {OUTPUT_VARIABLE: self._output.name}
+        folder, own = version.start_folder, {OUTPUT_VARIABLE: self._output.name}
         if fork_server is None:
-            variables = (BOUND if bound else {}) | os.environ | variables
+            variables = (BOUND if bound else {}) | os.environ | own
             self._start(version.python, *version.import_folders, cwd=folder, env=variables)
             return
-        variables["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
-        request = {"folder": str(folder), "environment": variables}
+        request = {
+            "folder": str(folder),
+            "environment": own | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+            "imports": version.import_folders,
+        }
         with self._theirs:
-            self._process = fork_server.fork(
-                request | {"imports": version.import_folders},
-                [self._theirs.fileno(), self._log.fileno()],
-            )
+            files = [self._theirs.fileno(), self._log.fileno()]
+            self._pid = fork_server.fork(request, files)
+        # The system reports an exit code only once, so the code is stored.
+        self._wait = functools.cache(functools.partial(fork_server.wait, self._pid))
 
     def send(self, **request: Any) -> None:
-        """Send a request, without waiting for the answer."""
-        if self._is_halted:
-            self._signal(signal.SIGCONT)
-        self._is_halted = False
+        """Resume the process and send it a request, without waiting for the answer."""
+        self._signal(signal.SIGCONT)
         super().send(**request)
 
     def receive(self) -> Any:
@@ -231,27 +229,33 @@ class VersionProcess(Child):
         return answer
 
     def time_block(self, calls: int, *, keep: bool) -> list[list[float]]:
-        """Time a block: ms of each call and phase.
+        """Time a block, then halt the process until its next request.
 
-        The process is halted until its next request, because OpenMP's threads look for more work for ten milliseconds. If this
-        process dies in the meantime, the system ends the halted one.
+        OpenMP's idle threads would use the cores for ten more milliseconds. If `nano ab` dies, the
+        system ends the halted process too.
+
+        Args:
+            calls: Number of calls in the block.
+            keep: Whether the block counts in the version's own rows.
+
+        Returns:
+            Time of each call and phase, ms, shape [calls][phases].
 
         Raises:
-            VersionDied: As `receive`, or the code that was timed raised.
+            VersionDied: The process ended or did not answer in time, or the timed code raised an
+                exception.
         """
         answer = self.ask(do="block", calls=calls, keep=keep)
         self._signal(signal.SIGSTOP)
-        self._is_halted = True
         if "ms" not in answer:
-            message = answer.get("message", "it ended in the middle of its timing")
-            raise VersionDied(self, message, answer["ended"])
+            raise VersionDied(self, answer["message"], answer["ended"])
         return answer["ms"]
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-            os.killpg(self._process.pid, number)
+        with contextlib.suppress(OSError):  # a process that ended receives no signal
+            os.killpg(self._pid, number)
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all its children, and delete its results."""
         super().close()
         self._output.cleanup()

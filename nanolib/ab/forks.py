@@ -1,4 +1,7 @@
-"""Import what versions import from elsewhere, and fork versions from this process, fresh ones without the time of the imports."""
+"""Import the modules that all versions share, and fork a process for each version.
+
+A fork starts in hundredths of a second, because it does not repeat the imports.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import sys
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 
@@ -21,14 +24,11 @@ def serve(connection: Connection, worker: ModuleType) -> None:
     """Import modules, fork versions and wait for them, on request.
 
     Args:
-        connection: To `nano ab`; the files of a version's connection and log follow the request to fork it.
-        worker: `worker.py`, which serves as a version in each fork.
+        connection: Connection to `nano ab`. After a request to fork, the connection carries the
+            file descriptors of the version's connection and log.
+        worker: The module `worker`, whose `serve` runs in each fork.
     """
-    while True:
-        try:
-            request = json.loads(connection.recv_bytes())
-        except EOFError:  # nobody asks any more
-            return
+    for request in worker.requests(connection):
         if "modules" in request:
             answer = _import_all(request["modules"], request["own"], worker)
         elif "wait" in request:
@@ -45,41 +45,31 @@ def serve(connection: Connection, worker: ModuleType) -> None:
         connection.send_bytes(json.dumps(answer).encode())
 
 
-class _Barrier:
-    """A finder that refuses modules that belong to the versions: a library that imports one must import the version's."""
-
-    def __init__(self, own: list[str], error: type[Exception]) -> None:
-        self._own, self._error = frozenset(own), error
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Find nothing, as finders do for modules of others.
-
-        Raises:
-            Refused: Not an `ImportError`, after which the library might do without the module.
-        """
-        if name in self._own:
-            raise self._error(f"{name} is the version's own")
-
-
 def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[str]:
-    """Import modules, and return the environment variables that this set."""
-    before = dict(os.environ)
-    barrier = _Barrier(own, worker.Refused)
+    """Import modules, and return the environment variables that the imports set."""
+
+    def refuse(name: str, *_: object) -> None:
+        # A library must import a version's own module inside the version. The error is not an
+        # `ImportError`, because a library may then continue without the module.
+        if name in own:
+            raise worker.Refused(f"{name} is the version's own")
+
+    before, barrier = dict(os.environ), SimpleNamespace(find_spec=refuse)
     sys.meta_path.insert(0, barrier)
     for name in modules:
-        # The version that needs the module will report why it cannot be imported.
+        # The version that needs the module reports later why the import fails.
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
     sys.meta_path.remove(barrier)
     gc.collect()
-    gc.freeze()  # otherwise the collector of each fork would visit all of it, and so copy it
+    gc.freeze()  # a fork's garbage collector would otherwise write to all shared memory
     return worker.set_since(before)
 
 
 def _become_version(
     request: dict[str, Any], files: list[int], parent: int, worker: ModuleType
 ) -> NoReturn:
-    """Serve as one version, to the end of this process."""
+    """Serve as a version until `nano ab` closes the connection, then end this process."""
     code, (socket, log) = 1, files
     try:
         worker.exit_with(parent)
@@ -88,16 +78,19 @@ def _become_version(
         os.dup2(log, 2)
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
-        shift = _random_memory()  # noqa: F841  kept while it serves
+        shift = _random_memory()  # noqa: F841  the memory must stay allocated
         worker.serve(Connection(socket), request["imports"])
         code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # never back to what the parent was doing
+        os._exit(code)  # a return would continue the server's loop in this process
 
 
 def _random_memory() -> list[Any]:
-    """Take memory of random size, so that later objects have other positions in each fork, as in new interpreters."""
+    """Allocate memory of random size.
+
+    Later objects then have other addresses in each fork, as in new interpreters.
+    """
     pages = mmap.mmap(-1, mmap.PAGESIZE * random.randint(1, 1024))
     return [pages, *(bytearray(random.randint(1, 4096)) for _ in range(random.randint(1, 64)))]

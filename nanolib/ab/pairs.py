@@ -1,4 +1,4 @@
-"""What is compared and how, and the block times that are measured."""
+"""Define the settings and tasks of a comparison, and store its block times."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from nanolib.measurement import Direction, Status, case_name
 from nanolib.stats.compare import THRESHOLD, Verdict
 
 CALL = "call"
-# The smallest number for which a median has a 95 % interval. From it on, a pair of processes is the datum.
+Request = Mapping[str, Any]  # to a process; `do` is the action
+# A median needs at least six samples for a 95 % interval. With at least six pairs of processes,
+# each pair counts as one sample.
 ENOUGH_PROCESS_PAIRS = 6
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How two versions are compared.
+    """The settings of a comparison.
 
     Attributes:
-        threshold: The smallest change that counts, as a share.
-        budget_s: Time limit for one case, process start-up included, s.
-        rel_ci: A case is done when the half-width of its ratio's interval is at most this share.
-        direction: Which way the metric is better.
-        timeout_s: Time limit for one response of a version, s.
-        timed: Whether blocks are timed. Otherwise each version runs a case once, and its rows count.
+        threshold: The smallest change that counts as a regression, as a fraction.
+        budget_s: Time limit for one case, including process start-up, s.
+        rel_ci: A case ends when the half-width of its ratio's interval is at most this fraction.
+        direction: Which direction of the metric is better.
+        timeout_s: Time limit for one answer of a version, s.
+        timed: Whether to time blocks. Without timing, each version runs every case once, and
+            `nano ab` compares the rows.
         total_s: Time limit for all cases together, s.
     """
 
@@ -46,37 +49,40 @@ class Task:
     """One case or function to compare.
 
     Attributes:
-        experiment: Its notebook; `CALL` for a function.
-        case_id: Its id.
-        factors: What defines it.
-        requests: What A and B are asked to do.
+        experiment: Name of the case's notebook, or `CALL` for a function.
+        case_id: Id of the case in the database.
+        factors: Factors that define the case.
+        requests: The requests that start the case in A and in B.
     """
 
     experiment: str
     case_id: str
     factors: Mapping[str, Any]
-    requests: tuple[Mapping[str, Any], Mapping[str, Any]]
+    requests: tuple[Request, Request]
 
     @property
     def case(self) -> str:
-        """The name of the case."""
+        """Return the name of the case."""
         return case_name(self.factors)
 
     @property
     def device(self) -> str:
-        """The device of the case, or the one that a function may use, found without the import of torch, which takes seconds."""
+        """Return the device of the case, or the device that a function may use.
+
+        A GPU is found by the device file of its driver, because an import of torch takes seconds.
+        """
         default = "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
         return str(self.factors.get("device", default))
 
 
 @dataclass
 class Pairs:
-    """Blocks of A and B in pairs.
+    """Times of blocks of A and B, in pairs.
 
     Attributes:
-        a: Block times of A, ms.
-        b: Block times of B, ms, in the same order.
-        generations: How many of them each pair of processes measured, in that order.
+        a: Median times of A's blocks, ms, shape [pairs].
+        b: Median times of B's blocks, ms, in the same order.
+        generations: Number of pairs that each pair of processes measured, in the same order.
     """
 
     a: list[float] = field(default_factory=list)
@@ -88,14 +94,15 @@ class Pairs:
 
     @property
     def by_process(self) -> bool:
-        """Whether there are enough pairs of processes for each to be one datum."""
+        """Whether there are enough pairs of processes to count each pair as one sample."""
         return len(self.generations) >= ENOUGH_PROCESS_PAIRS
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the data of A and B for a verdict.
+        """Return the samples of A and B for a verdict.
 
         Returns:
-            1 and the median ratio of each pair of processes. If there are too few pairs of processes, all block times.
+            For each pair of processes, 1 and the median ratio of B to A. With too few pairs of
+            processes, the result is the times of all blocks.
         """
         a, b = np.asarray(self.a), np.asarray(self.b)
         if not self.by_process:
@@ -104,20 +111,20 @@ class Pairs:
         return np.ones(len(parts)), np.array([np.median(part) for part in parts])
 
     def __str__(self) -> str:
-        """How many there are."""
+        """Return the numbers of block pairs and process pairs as text."""
         return f"{len(self.a)} pairs in {len(self.generations)} pairs of processes"
 
 
 @dataclass
 class TaskResult:
-    """What is known of a task; it grows with each pair of processes.
+    """The results of a task, which grow with each pair of processes.
 
     Attributes:
-        task: What is compared.
-        blocks: Scope → its pairs.
-        rows: The rows that A and B made in the last pair of processes.
-        endings: Status and message of A and B in the last pair of processes.
-        verdicts: Scope → verdict; a scope with too few pairs has none.
+        task: The task that was compared.
+        blocks: Pairs of blocks of each scope.
+        rows: Rows of A and rows of B, from the last pair of processes.
+        endings: Status and message of A and of B, from the last pair of processes.
+        verdicts: Verdict of each scope. A scope with too few pairs has no verdict.
     """
 
     task: Task
@@ -127,19 +134,19 @@ class TaskResult:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     def add(self, blocks: Mapping[str, Pairs]) -> None:
-        """Add the blocks of another pair of processes."""
+        """Add the blocks that another pair of processes measured."""
         for scope, pairs in blocks.items():
             self.blocks[scope] = self.blocks.get(scope, Pairs()) + pairs
 
     @property
     def failures(self) -> str:
-        """Why versions failed; empty if both completed without errors."""
+        """Return why versions failed, or an empty text if both completed without errors."""
         sides = zip("AB", self.endings, strict=True)
         failed = [f"{side}: {': '.join(end)}" for side, end in sides if end[0] != Status.OK]
         return "; ".join(failed)
 
     @property
     def notes(self) -> str:
-        """Messages of versions that completed without errors."""
+        """Return the messages of versions that completed without errors."""
         sides = zip("AB", self.endings, strict=True)
         return "; ".join(f"{side}: {message}" for side, (_, message) in sides if message)

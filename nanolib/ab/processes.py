@@ -1,31 +1,31 @@
-"""A pair of processes, one per version, and how fresh ones are made fast."""
+"""Start pairs of processes, one process per version, and fork later pairs to save time."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Self
+from contextlib import AbstractContextManager
 
 from nanolib.ab.children import ForkServer, VersionDied, VersionProcess
 from nanolib.ab.versions import Version
 
-# How many pairs of processes are forked from one. The position of that one in memory is an effect of its own on all of them, and
-# to start another one takes seconds.
+# Number of pairs of processes per server. The server's position in memory affects all its
+# forks, so several servers are needed. Starting a server takes seconds.
 CHILDREN = 9
 
 
-class Processes:
-    """A process per version; `renew` gives each a fresh one.
+class Processes(AbstractContextManager):
+    """A process for each version, which `renew` replaces.
 
-    The first ones are new interpreters, which takes seconds. Then a process imports once what all versions import from elsewhere,
-    and the next ones are forked from it, which takes hundredths of a second.
+    The first processes are new interpreters, which start in seconds. Then a server imports the
+    modules that all versions share, and forks the next processes in hundredths of a second.
 
     Args:
-        versions: The versions.
-        silence_s: As in `VersionProcess`.
+        versions: The versions to run.
+        silence_s: Time limit for one answer of a process, s.
         fork: Whether processes may be forked.
-        bound: As in `VersionProcess`.
-        log: Receives a line if the code does not allow forking.
+        bound: Whether new interpreters bind OpenMP's threads to cores.
+        log: Function that receives a message if the code does not allow forks.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class Processes:
         self._log = log
         self._own = sorted({name for version in versions for name in version.own_modules})
         self.processes: list[VersionProcess] = []
-        self._modules: list[str] = []  # that all import from elsewhere; empty until known
+        self._modules: list[str] = []  # the modules that all versions share
         self._fork_server: ForkServer | None = None
         self._forked = 0
 
     def renew(self) -> list[VersionProcess]:
-        """Start fresh processes.
+        """End the processes and start fresh ones.
 
         Raises:
-            BadInput: They cannot be forked.
+            BadInput: The server cannot fork.
         """
         if self._fork and not self._modules and self.processes:
             self._learn_modules()
@@ -65,14 +65,15 @@ class Processes:
         return self.processes
 
     def _learn_modules(self) -> None:
-        """Find what all versions imported from elsewhere, and whether it may be imported before them.
+        """Find the modules that all versions import from elsewhere, and import them in a server.
 
-        Code that sets environment variables does so before it imports what reads them, so it must import by itself. Variables that
+        Code that sets an environment variable does so before an import that reads the variable. A
+        fork has the import first, so nanolib does not fork code that sets variables. Variables that
         the imports themselves set do not matter.
         """
         try:
-            answers = [process.ask(do="tell") for process in self.processes]
-        except VersionDied:  # its task is done; the next pair is asked
+            answers = [process.ask(do="imports") for process in self.processes]
+        except VersionDied:  # the task is complete, so the next pair can answer instead
             return
         in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
         self._modules = [name for name in answers[0]["modules"] if name in in_all]
@@ -86,14 +87,16 @@ class Processes:
             self._fork, self._modules = False, []
 
     def _renew_fork_server(self) -> list[str]:
-        """Start another process to fork from; return the variables that its imports set."""
+        """Start another server, and return the environment variables that its imports set."""
         self._end_fork_server()
         self._fork_server, self._forked = ForkServer(self._silence_s), 0
         return self._fork_server.imports(self._modules, self._own)
 
     def end(self) -> None:
-        """End all versions."""
-        with contextlib.ExitStack() as stack:  # each, even if one cannot be ended
+        """End the process of each version."""
+        with (
+            contextlib.ExitStack() as stack
+        ):  # the second process must end even if the first one raises
             for process in self.processes:
                 stack.callback(process.close)
             self.processes = []
@@ -102,9 +105,6 @@ class Processes:
         if self._fork_server:
             self._fork_server.close()
         self._fork_server = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         try:

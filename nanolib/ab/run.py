@@ -1,14 +1,14 @@
-"""Compare two versions of the code from start to end: findings in the words of `nano compare`, and rows for the database."""
+"""Compare two versions of the code, and turn the block times into findings and database rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from nanolib.ab.pairs import Settings, TaskResult
+from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
 from nanolib.ab.versions import Version, checked_out
@@ -17,7 +17,7 @@ from nanolib.compare.history import TIMED
 from nanolib.compare.runs import exact_lines
 from nanolib.measurement import BadInput, Direction, Measurement, Status
 from nanolib.run.lock import device_lock
-from nanolib.stats.compare import Kind, paired_levels
+from nanolib.stats.compare import Kind, Verdict, paired_levels
 from nanolib.store.schema import Run
 
 
@@ -26,9 +26,9 @@ class AbResult:
     """The result of a comparison.
 
     Attributes:
-        comparison: The findings.
-        versions: A and B.
-        results: The block times behind the findings.
+        comparison: Findings of all tasks.
+        versions: The two versions, A and B.
+        results: Block times and verdicts of each task.
     """
 
     comparison: Comparison
@@ -42,17 +42,18 @@ def run_ab(
     log: Log = lambda _: None,
     agree: Callable[[float], None] = lambda _: None,
 ) -> AbResult:
-    """Compare two versions. Their worktrees and processes are removed when this returns or raises.
+    """Compare two versions, and remove their worktrees and processes in the end.
 
     Args:
         spec: What to compare.
-        settings: How to compare it.
-        log: Receives one line at a time about the progress.
-        agree: Receives the longest time that this may take, s, before anything is timed. It raises to stop.
+        settings: How to compare the versions.
+        log: Function that receives one line of progress at a time.
+        agree: Function that receives the longest duration, s, before anything is timed. An
+            exception from the function stops the comparison.
 
     Raises:
-        BadInput: Revisions that do not exist, cannot be imported or have nothing in common, or a working tree that was
-            edited during the run.
+        BadInput: A revision does not exist or cannot be imported, both versions have no case in
+            common, or somebody edited the working tree during the run.
     """
     with checked_out(spec.names, spec.start) as found:
         versions = spec.with_interpreters(found)
@@ -62,14 +63,15 @@ def run_ab(
         settings = replace(settings, budget_s=share_s)
         a, b = spec.titles_of(versions)
         seconds = len(tasks) * share_s
-        number = f"{len(tasks)} case{'s' if len(tasks) > 1 else ''}"
-        log(f"A is {a}, B is {b}; {number}, at most {duration(seconds)}")
+        duration = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        log(f"A is {a}, B is {b}; {len(tasks)} case(s), at most {duration}")
         agree(seconds)
         with device_lock(tasks[0].device, f"ab {spec.names[0]} {spec.names[1]}", log):
             results = compare_versions(versions, tasks, settings, log)
         if before != [version.written() for version in versions]:
             raise BadInput(
-                "revision: files of the working tree were edited during the measurement; run it again"
+                "revision: files of the working tree were edited during the measurement; "
+                "run it again"
             )
     for result in results:
         lines += lines_of(result, spec.metric, settings)
@@ -77,23 +79,13 @@ def run_ab(
     return AbResult(comparison, (versions[0], versions[1]), tuple(results))
 
 
-def duration(seconds: float) -> str:
-    """Return seconds as people say them.
-
-    Example:
-        >>> duration(50), duration(600)
-        ('50 s', '10 min')
-    """
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
 def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
     """Return the findings of one task.
 
     Args:
         result: The task with its block times and verdicts.
-        metric: What is compared.
-        settings: How it was compared.
+        metric: Name of the metric to compare.
+        settings: How the versions were compared.
     """
     task = result.task
 
@@ -104,44 +96,50 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
         a_ok, b_ok = (status == Status.OK for status, _ in result.endings)
         finding = FAILED if a_ok else NEW if b_ok else Kind.INCONCLUSIVE
         return [line(finding, message=result.failures)]
-    shared = {"experiment": task.experiment, "factors": task.factors}
-    of_a, of_b = (
-        {
-            (row["metric"], row["scope"], row["method"]): row | shared
-            for row in rows
-            if row["estimate"] is not None
-        }
-        for rows in result.rows
-    )
+    of_a, of_b = (_figures(task, rows) for rows in result.rows)
     lines = [
         each
         for each in exact_lines(of_a, of_b, settings.threshold)
         if each.finding == CHANGED or each.metric.split()[0] == metric
     ]
     if metric not in TIMED:
-        return lines or [line(Kind.INCONCLUSIVE, metric, "the case does not measure this")]
+        return lines or [line(Kind.INCONCLUSIVE, metric, "the case does not measure this metric")]
     for scope, pairs in result.blocks.items():
         verdict = result.verdicts.get(scope)
-        levels = {}
-        if metric == "latency":  # the rate of a version depends on its work, which only it knows
-            ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
-            base, current = paired_levels(pairs.a, pairs.b, ratio)
-            levels = {"base": base, "current": current}
         kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
         if verdict:
             kind = verdict.kind
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs)]))
+        # A rate has no levels, because only the version itself knows the work of a call.
+        levels = _levels(pairs, verdict) if metric == "latency" else {}
         lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
     return lines or [line(Kind.INCONCLUSIVE, message="the case times nothing")]
 
 
+def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
+    """Return the rows of one version by metric, scope and method, as `exact_lines` needs them."""
+    shared = {"experiment": task.experiment, "factors": task.factors}
+    return {
+        (row["metric"], row["scope"], row["method"]): row | shared
+        for row in rows
+        if row["estimate"] is not None
+    }
+
+
+def _levels(pairs: Pairs, verdict: Verdict | None) -> dict[str, float]:
+    """Return the times of A and B that have the ratio of the verdict, ms."""
+    ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
+    base, current = paired_levels(pairs.a, pairs.b, ratio)
+    return {"base": base, "current": current}
+
+
 def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
-    """Return a run with one `ratio` row per case and timing, for the database and the report.
+    """Return a run for the database, with one `ratio` row per case and scope.
 
     Args:
-        result: What was measured.
+        result: Result of the comparison.
         spec: What was compared.
-        label: The user's name for it.
+        label: The user's name for the run.
     """
     from nanolib.meters.machine import this_machine, versions
 
@@ -169,11 +167,11 @@ def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
 def _ratio_rows(
     result: TaskResult, metric: str, titles: Mapping[str, str]
 ) -> Iterator[Measurement]:
-    """Yield time of B over time of A, for each scope that has a verdict."""
+    """Yield the ratio of B's time to A's time, for each scope that has a verdict."""
     for scope, verdict in result.verdicts.items():
         pairs = result.blocks[scope]
         low, ratio, high = verdict.interval
-        if verdict.direction is Direction.HIGHER:  # the ratio of a rate is the other way round
+        if verdict.direction is Direction.HIGHER:  # a ratio of rates is the inverse
             low, ratio, high = 1 / high, 1 / ratio, 1 / low
         details = {
             "metric": metric,

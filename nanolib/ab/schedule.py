@@ -1,8 +1,9 @@
 """Run blocks of A and B alternately, in random order, each version in its own process.
 
-Blocks are compared in pairs, so that drift of the machine affects both equally. They are measured in many pairs of processes,
-because the position of a process in memory and on the cores is an effect of its own. Each pair of processes is one datum. All of
-them are judged once, when they are precise enough or the time is up, and never because the result looks significant.
+A block of A and a block of B form a pair, so drift of the machine affects both equally. The blocks
+are measured in many pairs of processes, because a process's position in memory and on the cores
+changes its speed. Each pair of processes counts as one sample. `nano ab` judges all samples once,
+when the ratio is precise enough or the time is up, and never because the result is significant.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from typing import Any
 import numpy as np
 
 from nanolib.ab.children import VersionDied, VersionProcess
-from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
+from nanolib.ab.pairs import Pairs, Request, Settings, Task, TaskResult
 from nanolib.ab.processes import Processes
 from nanolib.ab.versions import Version
 from nanolib.measurement import Direction, Status
 from nanolib.stats.compare import Verdict, compare_paired, compare_processes, judge_together
-from nanolib.stats.intervals import TooFewSamples
+from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # of blocks, in one pair of processes
-PROCESS_PAIRS = 36  # that the budget is divided by; of short ones there are more
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # numbers of block pairs per pair of processes
+PROCESS_PAIRS = 36  # the budget is planned for this number of pairs of processes
 FEWEST_PROCESS_PAIRS = 2
-SURE_PROCESS_PAIRS = 20  # with fewer, an interval may be narrow by chance
-TIMED = 0.55  # of the budget; starting processes takes the rest
-# Long compared with a message between processes. Short compared with the load changes of a shared machine (about 0.3 s). A call
-# that takes longer is a block of its own.
+SURE_PROCESS_PAIRS = 20  # with fewer pairs, an interval may be narrow by chance
+TIMED = 0.55  # timing takes this fraction of the budget, and process start-up takes the rest
+# A block is long compared with a message between processes, and short compared with the load
+# changes of a shared machine (about 0.3 s). A call that takes longer than a block is its own block.
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
@@ -46,19 +47,20 @@ def compare_versions(
     settings: Settings,
     log: Log = lambda _: None,
 ) -> list[TaskResult]:
-    """Compare two versions.
+    """Measure all tasks in both versions, and judge the results.
 
     Args:
-        versions: A and B.
-        tasks: What to compare.
-        settings: How to compare it.
-        log: Receives a line when something is known.
+        versions: The two versions, A and B.
+        tasks: Cases or functions to compare.
+        settings: How to compare the versions.
+        log: Function that receives one line of progress at a time.
 
     Raises:
         BadInput: A version cannot run a task at all.
     """
     on_cores = settings.timed and tasks[0].device == "cpu" and sys.platform == "linux"
-    # Two interpreters import different files. Their position in memory would count as an effect of the packages.
+    # Two interpreters cannot share a server to fork from. The positions of two servers in memory
+    # would count as an effect of the packages, so each process is a new interpreter.
     two_interpreters = any(version.environment for version in versions)
     if two_interpreters:
         log("two interpreters: each process imports everything again")
@@ -71,7 +73,7 @@ def compare_versions(
 
 
 def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
-    """Give each scope its verdict, p adjusted over all of them; a scope with too few pairs gets none."""
+    """Judge all scopes together, except those with too few pairs."""
     places, verdicts = [], []
     for result in results:
         for scope, pairs in result.blocks.items():
@@ -85,13 +87,16 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
     how = {"threshold": settings.threshold, "direction": settings.direction}
     a, b = pairs.data()
-    if settings.direction is Direction.HIGHER:  # a rate: the same work over the time
+    if settings.direction is Direction.HIGHER:  # a rate is the same work divided by the time
         a, b = 1 / a, 1 / b
     return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
 
 
 def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settings) -> None:
-    """Run all tasks in one pair of processes after the other, until all ratios are precise enough or the time is up."""
+    """Run the tasks in one pair of processes after another.
+
+    The loop ends when each ratio is precise enough or the time is up.
+    """
     begun, budget_s = time.monotonic(), len(results) * settings.budget_s
     window_s = least_s = settings.budget_s * TIMED / PROCESS_PAIRS
     starting_s, unfinished = math.inf, list(results)
@@ -105,7 +110,7 @@ def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settin
         now = time.monotonic()
         if not settings.timed or ends_after(number, now - begun, budget_s):
             return
-        # Processes that take long to start are timed for longer.
+        # After a long start-up, more blocks cost little in comparison.
         starting_s = min(starting_s, (now - pair_begun) / len(unfinished) - window_s)
         window_s = max(least_s, starting_s / 2)
         unfinished = [
@@ -118,12 +123,23 @@ def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settin
 
 
 def ends_after(number: int, spent_s: float, budget_s: float) -> bool:
-    """Whether the n-th pair of processes is the last: another one would exceed the budget."""
+    """Return whether another pair of processes would exceed the budget.
+
+    Args:
+        number: Number of pairs of processes so far. `nano ab` runs at least two pairs.
+        spent_s: Time spent on the pairs so far, s.
+        budget_s: Time limit for all pairs, s.
+    """
     return number >= FEWEST_PROCESS_PAIRS and spent_s * (1 + 1 / number) > budget_s
 
 
 def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
-    """Whether the interval of every ratio is narrow enough, over enough pairs of processes."""
+    """Return whether every ratio has a narrow interval, from enough pairs of processes.
+
+    Args:
+        blocks: Pairs of blocks of each scope.
+        rel_ci: Largest half-width of an interval, as a fraction.
+    """
     return bool(blocks) and all(
         len(pairs.generations) >= SURE_PROCESS_PAIRS
         and _half_width(capped_centre(np.log(pairs.data()[1]))) <= rel_ci
@@ -131,19 +147,24 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
     )
 
 
-def _half_width(logs: tuple[float, float, float]) -> float:
-    """Return half the width of a ratio's interval as a share."""
-    low, _, high = logs
-    return (high - low) / 2
+def _half_width(logs: Interval) -> float:
+    """Return the half-width of a ratio's interval as a fraction, from the logarithms."""
+    return (logs.high - logs.low) / 2
 
 
 def _run_task(
     sides: Sequence[VersionProcess], result: TaskResult, settings: Settings, window_s: float
 ) -> bool:
-    """Run a task on both sides to its end, with its timings interleaved for `window_s` in all.
+    """Run a task in both processes to its end, with interleaved timings.
+
+    Args:
+        sides: The processes of A and B.
+        result: The task, whose results this function extends.
+        settings: How to compare the versions.
+        window_s: Time limit for all timings of the task, s.
 
     Returns:
-        Whether both processes can take another task.
+        Whether both processes can run another task.
     """
     rest = {"timeout_s": settings.timeout_s, "rows": not settings.timed}
     timing = False
@@ -171,20 +192,22 @@ def _run_task(
         return False
     result.endings = [(one.get("ended", Status.OK), one.get("message", "")) for one in answers]
     if not result.failures and not _same_phases(answers):
-        result.endings[1] = (Status.ERROR, "it times other phases than A does")
+        result.endings[1] = (Status.ERROR, "its phases differ from the phases of A")
     result.rows = [one.get("rows", []) for one in answers]
     return all("ended" in one for one in answers)
 
 
 def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether both versions are about to time the same, or nothing."""
+    """Return whether both versions want to time the same phases, or none."""
     return answers[0].get("timing") == answers[1].get("timing")
 
 
-def _ask_both(
-    sides: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Ask both versions one after the other, because they would compete for the cores; only imports run at the same time."""
+def _ask_both(sides: Sequence[VersionProcess], requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """Return the answers of both versions.
+
+    New interpreters import at the same time to save time. Forked processes answer one after the
+    other, because they would compete for the cores.
+    """
     if all(side.is_forked for side in sides):
         return [side.ask(**request) for side, request in zip(sides, requests, strict=True)]
     for side, request in zip(sides, requests, strict=True):
@@ -197,15 +220,21 @@ def _interleave(
 ) -> dict[str, Pairs]:
     """Time pairs of blocks until the ratio is precise enough or the time is up.
 
+    Args:
+        sides: The processes of A and B.
+        scopes: Names of the phases.
+        settings: How to compare the versions.
+        window_s: Time limit, s.
+
     Returns:
-        Scope → block medians of A and of B, ms; with several phases also their sum, `total`.
+        Block medians of A and B for each scope, ms. Several phases also have a sum, named `total`.
     """
     if not settings.timed:
         for side in sides:
             side.time_block(1, keep=True)
         return {}
     warm, order = time.monotonic() + WARM_UP_S, random.Random()
-    # The second of two calls shows how long a warm one takes.
+    # The first call of a process is slow, so the second call decides the size of a block.
     call_ms = max(sum(side.time_block(2, keep=False)[-1]) for side in sides)
     calls = block_calls(max(call_ms, 1e-6))
     while time.monotonic() < warm:
@@ -222,7 +251,9 @@ def _interleave(
         count += 1
         if count >= next_check:
             next_check = next_look(count)
-            last = (np.asarray(side)[:, -1] for side in medians)  # the total, if there is one
+            last = (
+                np.asarray(side)[:, -1] for side in medians
+            )  # the total is last if there are several phases
             if precise_enough(*last, settings.rel_ci):
                 break
     a, b = (np.asarray(side) for side in medians)
@@ -232,15 +263,25 @@ def _interleave(
 
 
 def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:
-    """Whether one pair of processes has contributed enough for the ratio of all of them to be known to ± `rel_ci`."""
+    """Return whether one pair of processes has measured enough blocks.
+
+    Args:
+        a: Block medians of A, shape [pairs].
+        b: Block medians of B, in the same unit and order.
+        rel_ci: Wanted half-width of the ratio's interval over all pairs of processes, as a
+            fraction.
+    """
     return _half_width(hodges_lehmann(np.log(b / a))) <= rel_ci * math.sqrt(SURE_PROCESS_PAIRS)
 
 
 def next_look(pairs: int) -> int:
-    """Return at how many pairs the interval is computed again: rarely, because it takes time, and never at significance."""
+    """Return the number of pairs at which to compute the interval again.
+
+    An interval takes time to compute, so the number grows by a tenth each time.
+    """
     return math.ceil(pairs * 1.1)
 
 
 def block_calls(call_ms: float) -> int:
-    """Return how many calls make a block."""
+    """Return the number of calls in a block, from the time of one call in ms."""
     return min(10_000, max(1, round(_BLOCK_MS / call_ms)))

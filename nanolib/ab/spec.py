@@ -1,7 +1,8 @@
-"""What `nano ab` compares, and the tasks that both versions have."""
+"""Describe what `nano ab` compares, and list the tasks that both versions have."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.ab.children import VersionDied, VersionProcess
-from nanolib.ab.pairs import CALL, Task
+from nanolib.ab.pairs import CALL, Request, Task
 from nanolib.ab.versions import Interpreter, Version, differences, titles
 from nanolib.compare.findings import MISSING, NEW, Line
 from nanolib.compare.history import TIMED
@@ -21,17 +22,18 @@ Cases = dict[str, Mapping[str, Any]]  # id → factors
 
 @dataclass(frozen=True)
 class Spec:
-    """What `nano ab` compares.
+    """The subject of a comparison: versions, cases or functions, and a metric.
 
     Attributes:
         names: Git revisions of A and B, or `.` for the working tree.
         start: A folder of the repository.
-        jobs: Experiments, each with the parameters for A and for B.
-        functions: Functions `package.module:function`, called without arguments.
-        setup: A function whose result they are called with instead; empty for none.
-        metric: What is compared.
-        titles: What A and B are called if `names` are the same.
-        interpreters: The interpreters of A and B; None if one runs both.
+        jobs: Name of each experiment, with the parameters for A and for B.
+        functions: Functions to time, each as `package.module:function`.
+        setup: Function that creates the argument of each timed function. An empty text means that
+            timed functions take no argument.
+        metric: Name of the metric to compare.
+        titles: Titles of A and B. An empty title means the title of the version.
+        interpreters: Interpreters of A and B. None means that this interpreter runs both.
     """
 
     names: tuple[str, str]
@@ -53,19 +55,19 @@ class Spec:
                 raise BadInput(f"--call: {name!r} is not a function; write package.module:function")
 
     def titles_of(self, versions: Sequence[Version]) -> list[str]:
-        """Return A and B as people read them."""
+        """Return the titles of A and B for messages."""
         pairs = zip(self.titles, versions, strict=True)
         return [title or version.title for title, version in pairs]
 
     @property
     def differences(self) -> list[str]:
-        """The packages that differ between the interpreters, each with both versions."""
+        """Return the packages that differ between the interpreters, each with both versions."""
         if self.interpreters is None:
             return []
         return [f"{name} {a} → {b}" for name, a, b in differences(*self.interpreters)]
 
     def with_interpreters(self, versions: Sequence[Version]) -> list[Version]:
-        """Return the versions, each with its interpreter."""
+        """Return copies of the versions with the interpreters of this spec."""
         if self.interpreters is None:
             return list(versions)
         each = zip(versions, self.interpreters, titles(*self.interpreters), strict=True)
@@ -74,41 +76,40 @@ class Spec:
         ]
 
     def tasks(self, versions: Sequence[Version], timeout_s: float) -> tuple[list[Task], list[Line]]:
-        """List what both versions have, and a finding for each case that only one of them has.
+        """Return the tasks that both versions have, and a finding for every other case.
 
         Args:
-            versions: A and B, with their files.
-            timeout_s: Time limit for one response of a version, s.
+            versions: The two versions, A and B, with their files.
+            timeout_s: Time limit for one answer of a version, s.
 
         Raises:
-            BadInput: A version cannot list its cases, or both have none in common.
+            BadInput: A version cannot list its cases, or both versions have no case in common.
         """
         tasks, lines = [self._call_task(name) for name in self.functions], []
-        if self.jobs:
-            with (
-                VersionProcess(versions[0], timeout_s) as a,
-                VersionProcess(versions[1], timeout_s) as b,
-            ):
-                for experiment, *params in self.jobs:
-                    requests = [
-                        {"experiment": experiment, "params": dict(values)} for values in params
-                    ]
-                    of_a, of_b = _listed_cases((a, b), requests)
-                    if params[0] == params[1]:
-                        lines += _only_in(experiment, of_a, of_b, MISSING, "B")
-                        lines += _only_in(experiment, of_b, of_a, NEW, "A")
-                        of_a = {case: of_a[case] for case in of_a if case in of_b}
-                        of_b = {case: of_b[case] for case in of_a}
-                    elif len(of_a) != len(of_b):
-                        raise BadInput(
-                            f"params: the two files give {len(of_a)} and {len(of_b)} cases; "
-                            "give files that differ in values and have the same number of cases"
-                        )
-                    pairs = zip(of_a.items(), of_b.items(), strict=True)
-                    tasks += [_case_task(experiment, pair, requests) for pair in pairs]
+        with contextlib.ExitStack() as stack:
+            if self.jobs:
+                processes = [
+                    stack.enter_context(VersionProcess(version, timeout_s)) for version in versions
+                ]
+            for experiment, *params in self.jobs:
+                requests = [{"experiment": experiment, "params": dict(values)} for values in params]
+                of_a, of_b = _listed_cases(processes, requests)
+                if params[0] == params[1]:
+                    lines += _only_in(experiment, of_a, of_b, MISSING, "B")
+                    lines += _only_in(experiment, of_b, of_a, NEW, "A")
+                    of_a = {case: of_a[case] for case in of_a if case in of_b}
+                    of_b = {case: of_b[case] for case in of_a}
+                elif len(of_a) != len(of_b):
+                    raise BadInput(
+                        f"params: the two files give {len(of_a)} and {len(of_b)} cases; "
+                        "give files that differ in values and have the same number of cases"
+                    )
+                pairs = zip(of_a.items(), of_b.items(), strict=True)
+                tasks += [_case_task(experiment, pair, requests) for pair in pairs]
         if not tasks:
             raise BadInput(
-                "ab: both versions have no timed case in common; name another notebook or other parameters"
+                "ab: both versions have no timed case in common; "
+                "name another notebook or other parameters"
             )
         return tasks, lines
 
@@ -118,10 +119,11 @@ class Spec:
         return Task(CALL, digest, {"name": name}, (request, request))
 
 
-def _listed_cases(
-    processes: Sequence[VersionProcess], requests: Sequence[Mapping[str, Any]]
-) -> list[Cases]:
-    """Ask A and B for the cases that they can time; both import at the same time."""
+def _listed_cases(processes: Sequence[VersionProcess], requests: Sequence[Request]) -> list[Cases]:
+    """Return the cases that A and B can time.
+
+    Both processes receive their requests first, so they import at the same time.
+    """
     for process, request in zip(processes, requests, strict=True):
         process.send(do="cases", **request)
     listed = []
@@ -148,9 +150,9 @@ def _only_in(
 def _case_task(
     experiment: str,
     pair: Sequence[tuple[str, Mapping[str, Any]]],
-    requests: Sequence[Mapping[str, Any]],
+    requests: Sequence[Request],
 ) -> Task:
-    """Return the task of a case; a factor in which A and B differ shows both values."""
+    """Return the task of a case. A factor that differs between A and B shows both values."""
     (a_id, a), (b_id, b) = pair
     factors = {
         name: a.get(name) if a.get(name) == b.get(name) else f"{a.get(name)} → {b.get(name)}"

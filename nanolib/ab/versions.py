@@ -1,6 +1,6 @@
-"""Versions of the code, and the interpreters that run them.
+"""Check out versions of the code, and inspect the interpreters that run them.
 
-Each revision has a worktree of its own, which is removed when the block ends, however it ends.
+Each git revision has a temporary worktree, which is removed at the end of the comparison.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ WORKING_TREE = "."
 
 @dataclass(frozen=True)
 class Version:
-    """One state of the code.
+    """A git revision or a working tree, with the interpreter that runs the code.
 
     Attributes:
-        name: What the user called it.
-        revision: The commit; with `+` at the end if it is a working tree that differs from it.
-        root: Where its files are.
-        folder: Inside the repository, the folder from which the command was given.
-        python: The interpreter that runs it.
-        environment: How its packages differ from the other version's; empty if one interpreter runs both.
+        name: Name of the revision as the user gave it.
+        revision: Hash of the commit. A `+` at the end marks a working tree that differs from it.
+        root: Folder of the version's files.
+        folder: Folder in which the user started the command, relative to the repository.
+        python: Path of the interpreter that runs the version.
+        environment: Packages that differ from the other version's. An empty text means that one
+            interpreter runs both versions.
     """
 
     name: str
@@ -48,60 +49,69 @@ class Version:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """Return the version's name for messages."""
         revision = f" ({self.revision})" if self.revision else ""
         environment = f" with {self.environment}" if self.environment else ""
         return f"{self.name}{revision}{environment}"
 
     @property
     def start_folder(self) -> Path:
-        """Where its processes start: the user's folder, or the root if this revision does not have that folder."""
+        """Return the folder in which the version's processes start.
+
+        The folder is the user's, or the root if this revision does not have the user's folder.
+        """
         folder = self.root / self.folder
         return folder if folder.is_dir() else self.root
 
     def written(self) -> dict[Path, int]:
-        """Return when each Python file of a working tree was written, ns; nobody edits the files of a revision."""
+        """Return when each Python file of a working tree was last written, ns.
+
+        A revision's files do not change, so the result for a revision is empty.
+        """
         if self.name != WORKING_TREE:
             return {}
         if self.revision:
             tracked_and_new = ("--cached", "--others", "--exclude-standard", "--", "*.py")
             listed = _git(self.root, "ls-files", "-z", *tracked_and_new).split("\0")
             files = [self.root / name for name in listed if name]
-        else:  # a folder without a repository
+        else:  # the folder is outside a git repository
             files = [*self.root.glob("*.py"), *self.root.glob("*/*.py")]
         return {file: file.stat().st_mtime_ns for file in files if file.is_file()}
 
     @property
     def import_folders(self) -> list[str]:
-        """The folders that its own code is imported from, the root of the repository first."""
+        """Return the folders with the version's own modules, the root of the repository first."""
         relative = [self.root / self.folder / name for name in named_folders(absolute=False)]
         folders = [self.root, self.root / "src", self.root / self.folder, *relative]
         return list(dict.fromkeys(str(folder) for folder in folders))
 
     @property
     def own_modules(self) -> list[str]:
-        """The top-level modules that can be imported from there."""
+        """Return the names of the version's own top-level modules."""
         folders = [Path(folder) for folder in self.import_folders]
         packages = [file.parent.name for folder in folders for file in folder.glob("*/__init__.py")]
         return packages + [file.stem for folder in folders for file in folder.glob("*.py")]
 
 
 def named_folders(*, absolute: bool) -> list[str]:
-    """Return the folders in `PYTHONPATH`: those of the machine, or those relative to the folder in which a process starts."""
+    """Return the absolute or the relative folders in `PYTHONPATH`.
+
+    A relative folder is inside the folder in which a process starts.
+    """
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return [name for name in named if Path(name).is_absolute() == absolute]
 
 
 @contextmanager
 def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
-    """Check out versions of the code.
+    """Check out versions of the code for the duration of the block.
 
     Args:
         names: Git revisions, or `.` for the working tree.
         start: A folder inside the repository.
 
     Raises:
-        BadInput: No repository for a name other than `.`, or a name that is not a commit; nothing was made then.
+        BadInput: A name is not a commit, or `start` is not in a git repository.
     """
     try:
         top = Path(_git(start, "rev-parse", "--show-toplevel"))
@@ -117,7 +127,8 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         for name, commit in commits.items():
             place = Path(made) / commit[:12]
             versions[name] = Version(name, commit[:12], place, folder)
-            if not place.exists():  # no hook of the repository may run
+            if not place.exists():  # two names may be the same commit
+                # The repository's own hooks must not run.
                 quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
                 _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
         yield [versions[name] for name in names]
@@ -125,17 +136,20 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
 
 @contextmanager
 def _pruned(top: Path) -> Iterator[None]:
-    """Have git forget worktrees whose files are gone, before the block and after it."""
+    """Remove git's records of deleted worktrees, before the block and after it."""
     _git(top, "worktree", "prune")
     try:
         yield
     finally:
-        with contextlib.suppress(BadInput):  # git forgets them later by itself
+        with contextlib.suppress(BadInput):  # a later command of git removes the records too
             _git(top, "worktree", "prune")
 
 
 def _commit(top: Path, name: str) -> str:
-    wrong = f"revision: {name!r} is not a commit of {top.name}; give a commit, a branch, a tag or . for the working tree"
+    wrong = (
+        f"revision: {name!r} is not a commit of {top.name}; "
+        "give a commit, a branch, a tag or . for the working tree"
+    )
     if name.startswith("-"):
         raise BadInput(wrong)
     find = ("rev-parse", "--verify", "--quiet", "--end-of-options")
@@ -145,22 +159,27 @@ def _commit(top: Path, name: str) -> str:
 def _revision(top: Path) -> str:
     try:
         return _git(top, "describe", "--always", "--dirty=+", "--exclude=*")
-    except BadInput:  # a repository without a commit
+    except BadInput:  # a new repository has no commit
         return "+"
 
 
 def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
-    """Return what git prints.
+    """Run git and return its output.
+
+    Args:
+        folder: Folder in which git runs.
+        arguments: Arguments of git.
+        complaint: Message if git fails. By default, the message is the last line that git prints.
 
     Raises:
-        BadInput: Git is missing or fails; `complaint`, or its own last line.
+        BadInput: Git is not installed, or it fails.
     """
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        raise BadInput("git: it is not installed; nano ab needs it") from None
+        raise BadInput("git: is not installed; install git to use nano ab") from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise BadInput(complaint or f"git {arguments[0]}: {last}")
@@ -169,13 +188,13 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
 
 @contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """Let a termination or a hang-up end the command like Ctrl-C, so that everything is cleared away."""
+    """Treat a termination or a hang-up like Ctrl-C, so that the cleanup of this process runs."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     before = {}
-    if threading.current_thread() is threading.main_thread():  # Python sets no handlers in others
+    if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, end)
@@ -186,10 +205,10 @@ def _ended_by_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-OLDEST = (3, 11)  # that runs `worker.py`
-_MOST_NAMED = 3  # differences in a version's title
+OLDEST = (3, 11)  # the oldest Python that can run `worker.py`
+_MOST_NAMED = 3  # maximum number of packages in a version's title
 _TIMEOUT_S = 60
-# If a package is in two folders, the first one is imported.
+# Python imports a package from the first folder that contains it, so the first version counts.
 _LIST_PACKAGES = """
 import importlib.metadata as m, json, sys
 found = {}
@@ -202,11 +221,12 @@ print(json.dumps({'python': list(sys.version_info[:3]), 'packages': found}))
 
 @dataclass(frozen=True)
 class Interpreter:
-    """An interpreter and what it can import.
+    """An interpreter and its packages.
 
     Attributes:
-        python: The interpreter.
-        packages: Name, in lower case → version; `python` is one of them.
+        python: Path of the interpreter.
+        packages: Name of each package, in lower case → its version. The name `python` is the
+            interpreter itself.
     """
 
     python: str
@@ -217,17 +237,19 @@ def inspect_interpreter(python: str) -> Interpreter:
     """List the packages of an interpreter.
 
     Args:
-        python: Its path, or a name to be found on the path.
+        python: Path of the interpreter, or the name of a program in PATH.
 
     Raises:
-        BadInput: It is not an interpreter, or too old.
+        BadInput: The program is not a Python interpreter, or its version is too old.
     """
     found = shutil.which(expanded(python))
     if not found:
         raise BadInput(
-            f"--python: {shown(python)} is not a program; name an interpreter, such as .venv/bin/python"
+            f"--python: {shown(python)} is not a program; "
+            "name an interpreter, such as .venv/bin/python"
         )
-    found = str(Path(found).absolute())  # not resolved: its own path leads to its environment
+    # A link in an environment must stay a link, because Python finds the environment from it.
+    found = str(Path(found).absolute())
     try:
         done = subprocess.run(
             [found, "-c", _LIST_PACKAGES],
@@ -236,7 +258,7 @@ def inspect_interpreter(python: str) -> Interpreter:
             timeout=_TIMEOUT_S,
             check=True,
             stdin=subprocess.DEVNULL,
-            # a json.py of the working folder must not be imported
+            # Python must not import a json.py of the working folder.
             env=os.environ | {"PYTHONSAFEPATH": "1"},
         )
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -252,14 +274,21 @@ def inspect_interpreter(python: str) -> Interpreter:
 
 
 def differences(a: Interpreter, b: Interpreter) -> list[tuple[str, str, str]]:
-    """List what differs: name, version in A and version in B; `none` if one lacks it."""
+    """Return the packages that differ between two interpreters.
+
+    Returns:
+        Name, version in A and version in B. The version is `none` if a package is not installed.
+    """
     names = sorted({**a.packages, **b.packages}, key=lambda name: (name != "python", name))
     pairs = [(name, a.packages.get(name, "none"), b.packages.get(name, "none")) for name in names]
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def titles(a: Interpreter, b: Interpreter) -> tuple[str, str]:
-    """Name each by how it differs from the other, briefly: `numpy 1.26.4`."""
+    """Return a short title for each interpreter, such as `numpy 1.26.4`.
+
+    The title contains the packages that differ between both interpreters.
+    """
     differ = differences(a, b)
     if not differ:
         return "the first interpreter", "the second interpreter"

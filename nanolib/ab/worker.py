@@ -1,10 +1,10 @@
-"""One version of the code in a process of its own, which times blocks of calls on request.
+"""Run one version of the code in a process of its own, and time blocks of calls on request.
 
-It runs as a file and imports only the nanolib that the version itself brings, so that each side of a comparison uses its own code.
-Requests and answers are JSON over a socket; what the code prints goes to a log.
+This file runs as a script and imports the nanolib of the version, so each side uses its own code.
+Requests and answers are JSON over a socket. The output of the code goes to a log.
 
-`worker.py PARENT SOCKET FOLDER...` serves a version whose code is in the folders. `worker.py PARENT SOCKET --forks` forks
-versions: fresh ones without the time that imports take (see `forks.py`).
+`worker.py PARENT SOCKET FOLDER...` serves the version whose code is in the folders.
+`worker.py PARENT SOCKET --forks` runs the server of `forks.py`, which forks versions.
 """
 
 from __future__ import annotations
@@ -23,44 +23,41 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-Call = Callable[[], object]
-TimeBlock = Callable[[int], list[list[float]]]  # how many calls → ms of each call and phase
-
 _OURS = Path(__file__).parents[1]
 _connection: Connection  # to `nano ab`
 
 
 class Refused(Exception):
-    """A request that this version cannot serve; the message says why."""
+    """This version cannot serve a request, for the reason in the message."""
 
 
 def _answer(**values: Any) -> None:
     _connection.send_bytes(json.dumps(values).encode())
 
 
-def _requests() -> Iterator[dict[str, Any]]:
+def requests(connection: Connection) -> Iterator[dict[str, Any]]:
+    """Yield requests until `nano ab` closes the connection."""
     while True:
         try:
-            request = _connection.recv_bytes()
-        except EOFError:  # nobody asks any more
+            yield json.loads(connection.recv_bytes())
+        except EOFError:
             return
-        yield json.loads(request)
 
 
-def _serve_blocks(scopes: list[str], time_block: TimeBlock, last: bool) -> list[list[list[float]]]:
-    """Time blocks until another request comes.
+def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: bool) -> list[Any]:
+    """Time blocks until another kind of request arrives.
 
     Args:
-        scopes: The names of the phases.
-        time_block: Times this number of calls.
-        last: Whether nothing else will be timed after this.
+        scopes: Names of the phases.
+        time_block: Function that times a number of calls and returns ms per call and phase.
+        last: Whether the case times nothing after these blocks.
 
     Returns:
-        All blocks that were kept, ms, shape [blocks][calls][phases].
+        Times in all blocks that count, ms, shape [blocks][calls][phases].
     """
-    kept: list[list[list[float]]] = []
+    kept = []
     _answer(timing=scopes, last=last)
-    for request in _requests():
+    for request in requests(_connection):
         if request["do"] != "block":
             break
         block = time_block(request["calls"])
@@ -80,13 +77,14 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
     _time_calls(check)
     rows = []
     if request["rows"]:
-        rows = importlib.import_module("nanolib.meters.memory").measure_memory(call, device="cpu")
-    message = checks.CACHED if check.is_cached else ""
-    _answer(ended="ok", message=message, rows=[row.to_dict() for row in rows])
+        from nanolib.meters.memory import measure_memory
+
+        rows = [row.to_dict() for row in measure_memory(call, device="cpu")]
+    _answer(ended="ok", message=checks.CACHED if check.is_cached else "", rows=rows)
 
 
 def _time_calls(check: Any) -> None:
-    """Time blocks of a `CallCheck` until another request comes, without garbage collection in them."""
+    """Time blocks of a `CallCheck`, without garbage collection inside a block."""
     checked = [check, check]
 
     def time_block(calls: int) -> list[list[float]]:
@@ -127,23 +125,24 @@ def _imported(name: str, root: Path) -> Any:
 def _check_ours(module: ModuleType, root: Path) -> None:
     if not _is_ours(module, root):
         raise Refused(
-            f"{module.__name__} was imported from {_file(module)}, outside this version; it is not part of the repository"
+            f"{module.__name__} was imported from {_file(module)}, outside this version; "
+            "name a module of the repository"
         )
 
 
 def _is_ours(module: ModuleType, root: Path) -> bool:
-    """Whether it is in the version's folder, and not in an environment inside that folder."""
+    """Return whether a module is the version's own, and not a package of an environment."""
     file = Path(_file(module) or "/").resolve()
     return file.is_relative_to(root) and not file.is_relative_to(Path(sys.prefix).resolve())
 
 
 def _file(module: Any) -> str | None:
-    """Return where it comes from, without waking modules that load lazily."""
+    """Return the file of a module. An attribute access would start the import of a lazy module."""
     return module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
 
 
 def _synchronize() -> None:
-    """Wait for the accelerator, if the function uses one."""
+    """Wait for the GPU, if the function uses one."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -164,24 +163,17 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any
 
 
 def _serve_case(request: dict[str, Any], root: Path) -> None:
-    """Measure a case as `nano run` does, with its timings interleaved with the other version's."""
+    """Measure a case as `nano run` does, but interleave its blocks with the other version's."""
     params, cases = _experiment(request, root)
+    import numpy as np
 
-    def collect(clock: Any, phases: dict[str, Call], rel_ci: float, budget_s: float) -> Any:
-        calls, start = list(phases.values()), time.perf_counter()
+    from nanolib.run.group import measure_group
+
+    def collect(clock: Any, phases: dict[str, Any], *_limits: float) -> Any:
+        calls = list(phases.values())
         blocks = _serve_blocks(list(phases), lambda n: clock.time_block(calls, n, 1), last=False)
-        shape = {
-            "calls_per_block": len(blocks[0]),
-            "inner": 1,
-            "first_calls": [],
-            "stop": "interleaved",
-            "precision": rel_ci,
-            "budget_s": budget_s,
-            "elapsed_s": time.perf_counter() - start,
-        }
-        return importlib.import_module("numpy").asarray(blocks), shape
+        return np.asarray(blocks), {"calls_per_block": len(blocks[0])}
 
-    measure_group = importlib.import_module("nanolib.run.group").measure_group
     case = cases[request["case_id"]]
     collected = params.replace(case_timeout_s=request["timeout_s"]).collected_by(collect)
     outcome = measure_group([case], collected, {})[case.case_id]
@@ -195,12 +187,11 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
     _answer(cases=[{"case_id": case.case_id, "factors": case.factors} for case in chosen])
 
 
-def _tell_imports(request: dict[str, Any], root: Path) -> None:
-    """Answer which modules are not the version's own, in the order of their import, and which variables the code has set."""
-    modules = list(sys.modules.items())
+def _list_imports(_request: dict[str, Any], root: Path) -> None:
+    """Send the modules from elsewhere, in import order, and the variables that the code set."""
     elsewhere = [
         name
-        for name, module in modules
+        for name, module in list(sys.modules.items())
         if _file(module) and name != "__main__" and not _is_ours(module, root)
     ]
     _answer(modules=elsewhere, variables=set_since(_VARIABLES))
@@ -211,12 +202,12 @@ _SERVES = {
     "cases": _list_cases,
     "case": _serve_case,
     "function": _serve_function,
-    "tell": _tell_imports,
+    "imports": _list_imports,
 }
 
 
 def set_since(before: dict[str, str]) -> list[str]:
-    """Return the environment variables that differ from `before`."""
+    """Return the names of the environment variables that differ from `before`."""
     return sorted(name for name, _ in before.items() ^ dict(os.environ).items())
 
 
@@ -230,7 +221,7 @@ def _one_line(error: BaseException) -> str:
 
 @functools.cache
 def _loaded(file: Path) -> ModuleType:
-    """Load a file of this nanolib, without its package, which is the version's."""
+    """Load a file of this nanolib, although the package `nanolib` is the version's own."""
     spec = importlib.util.spec_from_file_location(f"_{file.stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -238,17 +229,20 @@ def _loaded(file: Path) -> ModuleType:
 
 
 def exit_with(parent: int) -> None:
-    """End this process when its parent ends."""
+    """End this process when the process with the id `parent` ends."""
     _loaded(_OURS / "run" / "process.py").exit_with_parent(parent)
 
 
 def _free_threads() -> None:
-    """Let threads that Python starts run on all cores; otherwise they run on the core to which OpenMP binds their parent."""
+    """Let threads that Python starts run on all cores.
+
+    A new thread inherits the cores of its parent thread, which OpenMP binds to a single core.
+    """
     cores, start = os.sched_getaffinity(0), threading.Thread.start
 
     def start_free(thread: threading.Thread) -> None:
         bound = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores)  # which the new thread inherits
+        os.sched_setaffinity(0, cores)
         try:
             start(thread)
         finally:
@@ -258,19 +252,19 @@ def _free_threads() -> None:
 
 
 def serve(connection: Connection, folders: list[str]) -> None:
-    """Serve requests to one version until nobody asks any more.
+    """Serve requests to one version until `nano ab` closes the connection.
 
     Args:
-        connection: To `nano ab`.
-        folders: Where its code is imported from, the root of the version first.
+        connection: Connection to `nano ab`.
+        folders: Folders with the version's own modules, the root of the version first.
     """
     global _connection
     _connection = connection
     sys.path[:0] = [folder for folder in reversed(folders) if Path(folder).is_dir()]
     root = Path(folders[0]).resolve()
-    for request in _requests():
+    for request in requests(_connection):
         try:
-            if act := _SERVES.get(request["do"]):  # a `next` that comes too late has no answer
+            if act := _SERVES.get(request["do"]):  # a late `next` needs no answer
                 act(request, root)
         except Refused as refusal:
             _answer(refused=str(refusal))

@@ -1,6 +1,6 @@
 """The `nano` command: run, inspect, compare, share and delete measurements.
 
-A command imports what it needs when it is called, so that `nano --help` is fast. No other folder
+Each command imports its modules when it is called, so that `nano --help` is fast. No other folder
 imports from here.
 """
 
@@ -12,16 +12,28 @@ import nanolib
 from nanolib.cli import ab, compare, prepare, results, run
 from nanolib.cli.common import Commands
 
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=Commands, context_settings=_HELP)
 @click.version_option(nanolib.__version__, prog_name="nano")
 def main() -> None:
     """Measure transformers on this machine. Every number shows its method and its interval."""
 
 
 for command in (
-    *(prepare.init, run.run, prepare.list_names, run.doctor, prepare.plan),
-    *(compare.compare, ab.ab, compare.history),
-    *(results.runs, results.report, results.export, results.merge, results.clean),
+    prepare.init,
+    run.run,
+    prepare.list_names,
+    run.doctor,
+    prepare.plan,
+    compare.compare,
+    ab.ab,
+    compare.history,
+    results.runs,
+    results.report,
+    results.export,
+    results.merge,
+    results.clean,
 ):
     main.add_command(command)

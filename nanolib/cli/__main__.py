@@ -1,4 +1,4 @@
-"""`python -m nanolib.cli` is `nano`."""
+"""Run the `nano` command, for `python -m nanolib.cli`."""
 
 from nanolib.cli import main
 

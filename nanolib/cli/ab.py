@@ -1,4 +1,4 @@
-"""The command that compares two versions of code, parameters or environment in turns."""
+"""Compare two versions of code, parameters or environment in turns, for `nano ab`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,16 @@ from nanolib.cli.common import (
     SECONDS,
     command,
     echo,
+    option,
     output_option,
     pairs_option,
 )
 from nanolib.cli.compare import findings, show_comparison
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import METRICS, BadInput, shown
 
 ASK_FROM_S = 300
 _CALLABLE = "PACKAGE.MODULE:FUNCTION"
-
-
-def _time_limit(name: str, text: str, default: str | None = None) -> Any:
-    options = {"type": SECONDS, "metavar": "SECONDS", "help": text}
-    return click.option(name, default=default, show_default=True, **options)
+_TIME = {"type": SECONDS, "metavar": "SECONDS"}
 
 
 @command(
@@ -39,7 +36,7 @@ def _time_limit(name: str, text: str, default: str | None = None) -> Any:
 @click.argument("names", nargs=-1, metavar="[REV_A REV_B] [NOTEBOOK]...")
 @pairs_option
 @click.option(
-    "--call", "functions", multiple=True, metavar=_CALLABLE, help="Function to time; repeatable."
+    "--call", "functions", multiple=True, metavar=_CALLABLE, help="Function to time. Repeatable."
 )
 @click.option(
     "--setup",
@@ -52,18 +49,15 @@ def _time_limit(name: str, text: str, default: str | None = None) -> Any:
     "pythons",
     multiple=True,
     metavar="FILE",
-    help="Interpreter. Pass it twice: first for A, then for B.",
+    help="Interpreter of a version. Pass it twice, for A and for B. Default: this interpreter.",
 )
-@click.option(
-    "--metric",
-    default="latency",
-    show_default=True,
-    help="Metric to compare: latency, tokens_per_second, peak_memory, flops, ...",
+@option(
+    "--metric", "latency", "Metric to compare: latency, tokens_per_second, peak_memory, flops, ..."
 )
-@_time_limit("--budget", "Time limit per case, including process start-up.", "50s")
-@_time_limit("--total", "Time limit for all cases together, in equal shares.")
-@_time_limit("--timeout", "Time limit for a single response from one version.", "300s")
-@click.option("--label", default="", help="Name of this comparison.")
+@option("--budget", "50s", "Time limit per case, including process start-up.", **_TIME)
+@option("--total", None, "Time limit for all cases, in equal shares. Default: no limit.", **_TIME)
+@option("--timeout", "300s", "Time limit for a single response from one version.", **_TIME)
+@click.option("--label", default="", help="Name of this comparison in the database. Default: none.")
 @findings
 @output_option
 def ab(
@@ -84,20 +78,19 @@ def ab(
     """Compare two versions, measured in turns. Exit code 1 reports a regression or a new failure.
 
     REV_A and REV_B are git revisions, `.` for the working tree, or two params files. Without a
-    notebook or --call, nano compares the timed cases of the quick suite. With --python the code is
-    that of the working tree, unless you name a revision.
+    notebook or --call, nano compares the timed cases of the quick suite. With --python, both
+    interpreters run the working tree, unless you name a revision.
 
-    Blocks of both versions alternate in random order, in many pairs of fresh processes, and are
-    judged once. At the default threshold of 5 %, a change of exactly 5 % is reported as a
-    regression half of the time. With --threshold 2.5% it is reported almost always.
+    nano alternates blocks of both versions in random order, in many pairs of fresh processes, and
+    judges all of them once. At the default threshold of 5%, a change of exactly 5% is reported as a
+    regression half of the time. With --threshold 2.5%, the same change is almost always reported.
     """
     from nanolib.ab.pairs import Settings
     from nanolib.ab.run import run_ab, to_run
     from nanolib.compare.history import TIMED
-    from nanolib.measurement import METRICS
     from nanolib.run.params import Params
 
-    Params(label=label)
+    Params(label=label)  # raises BadInput for a bad label
     spec = _spec(names, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,
@@ -111,7 +104,7 @@ def ab(
     if settings.timed:
         from nanolib.store import Store
 
-        with Store() as store:  # before a file that the user named may refuse the findings
+        with Store() as store:  # store first, because the user's file may not be writable
             store.add(to_run(result, spec, label))
     show_comparison(result.comparison, True, json_file, markdown_file)
     if any(one.verdicts for one in result.results):
@@ -123,17 +116,17 @@ def ab(
 
 
 def _agree(seconds: float) -> None:
-    """In a terminal, ask before a comparison that may take more than five minutes."""
+    """In a terminal, ask the user before a comparison that may take more than five minutes."""
     if seconds > ASK_FROM_S and sys.stdin.isatty() and sys.stderr.isatty():
         click.confirm("Go on?", default=True, abort=True, err=True)
 
 
-def _versions(
+def _split_names(
     names: Sequence[str], pythons: Sequence[str]
 ) -> tuple[tuple[str, str], tuple[str, ...]]:
     """Return the two revisions, and the notebooks.
 
-    With two interpreters one revision is enough, or none for the working tree.
+    With two interpreters, the user may give one revision, or none for the working tree.
     """
     from nanolib.experiments import ALL
 
@@ -164,7 +157,7 @@ def _spec(
     from nanolib.paths import checkout
     from nanolib.run.jobs import plan, read_job
 
-    revisions, notebooks = _versions(names, pythons)
+    revisions, notebooks = _split_names(names, pythons)
     if functions and (notebooks or overrides):
         raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
     if setup and not functions:
@@ -172,11 +165,10 @@ def _spec(
     files = all(name.endswith((".yml", ".yaml")) for name in revisions)
     if files and pythons:
         raise BadInput(
-            "--python: two params files are compared in one environment; give revisions, or neither"
+            "--python: two params files need one environment; give revisions, or leave out --python"
         )
     if len(pythons) not in (0, 2):
-        given = "once" if len(pythons) == 1 else f"{len(pythons)} times"
-        raise BadInput(f"--python: it is given {given}; give it twice, for A and for B")
+        raise BadInput(f"--python: {len(pythons)} is given; give two, for A and for B")
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
     rest = {"metric": metric, "interpreters": interpreters}
     if functions:

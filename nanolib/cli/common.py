@@ -1,4 +1,4 @@
-"""Shared code of the commands: exit codes, output, options and error messages."""
+"""Define exit codes, output, options and error messages for all commands."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folde
 if TYPE_CHECKING:
     import pandas as pd
 
-_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # longer than the name of a file
-_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # a cell of a column that is aligned to the right
+_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # a word that is longer than any file name
+_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # a cell that is aligned to the right
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
-EXIT_CLOSED = 141  # as after SIGPIPE, because 1 would report a regression
+EXIT_CLOSED = 141  # the shell's code for SIGPIPE, because 1 would report a regression
 
 
 class Amount(click.ParamType):
-    """A number that may carry its unit: `60s`, `5%`, `30d`.
+    """A number that may end with its unit, such as `60s`, `5%` or `30d`.
 
     Args:
-        unit: The unit.
-        limit: The number must be below this.
-        hint: What a valid value looks like.
-        zero: Whether 0 is valid; otherwise it must be above.
+        unit: Symbol of the unit.
+        limit: Exclusive upper limit of the number.
+        hint: Description of a valid value, for the error message.
+        zero: Whether 0 is valid too.
     """
 
     name = "amount"
@@ -42,9 +42,7 @@ class Amount(click.ParamType):
     def __init__(self, unit: str, limit: float, hint: str, *, zero: bool = False) -> None:
         self.unit, self.limit, self.hint, self.zero = unit, limit, hint, zero
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: Any) -> float:
         """See `click.ParamType.convert`."""
         text = str(value)
         try:
@@ -60,11 +58,11 @@ class Amount(click.ParamType):
 
 
 class NewFile(click.ParamType):
-    """A file to write in a folder that exists, checked before anything is measured for it."""
+    """A path of a file to write, which is checked before any measurement starts."""
 
     name = "file"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         """See `click.ParamType.convert`."""
         path = Path(value)
         if not path.absolute().parent.is_dir():
@@ -80,11 +78,11 @@ DAYS = Amount("d", 1e6, "days, such as 30d", zero=True)
 
 
 def echo(*lines: Any, err: bool = False) -> None:
-    """Print lines; all commands use this, so that no text acts on the terminal.
+    """Print lines without control characters, which could change the terminal.
 
     Args:
-        lines: What to print.
-        err: Whether to print to the standard error.
+        lines: Values to print, one per line.
+        err: Whether to print to standard error.
     """
     for line in lines:
         click.echo(printable(str(line)), err=err)
@@ -96,17 +94,17 @@ def echo_json(value: Any) -> None:
 
 
 def complain(*lines: str) -> None:
-    """Print to the standard error what is wrong, one line each; an endless word is abbreviated."""
+    """Print errors to standard error, one line each. A very long word is shortened."""
     echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal, or COLUMNS; 120 if neither is known."""
+    """Return the width of the terminal in columns, or 120 if the width is not known."""
     return shutil.get_terminal_size((120, 0)).columns
 
 
 def echo_table(table: pd.DataFrame) -> None:
-    """Print a table, words to the left and numbers to the right; no cell breaks its line."""
+    """Print a table with one line per row, words to the left and numbers to the right."""
     columns = {}
     for name, column in table.items():
         cells = [printable(str(name)), *(printable(str(cell)) for cell in column)]
@@ -118,10 +116,8 @@ def echo_table(table: pd.DataFrame) -> None:
     echo(*(line.rstrip() for line in text.split("\n")))
 
 
-def _pairs_of(
-    _context: click.Context, _option: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, str]:
-    """Return parameters given as `-p name=value`: name → text."""
+def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return the parameters of `-p NAME=VALUE` as name → text."""
     values = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -135,8 +131,8 @@ def _pairs_of(
     return values
 
 
-def _use_output(_context: click.Context, _option: click.Parameter, folder: str | None) -> None:
-    """Make `--output` the output folder of this process and of those that it starts."""
+def _set_output(_context: Any, _option: Any, folder: str | None) -> None:
+    """Set the output folder of this process and of its child processes."""
     if folder:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
@@ -147,8 +143,8 @@ def _use_output(_context: click.Context, _option: click.Parameter, folder: str |
 output_option = click.option(
     "--output",
     metavar="DIR",
-    help="Output folder. Default: $NANOLIB_OUTPUT, or outputs/.",
-    callback=_use_output,
+    help="Output folder. Default: $NANOLIB_OUTPUT, or outputs/ next to notebooks/.",
+    callback=_set_output,
     expose_value=False,
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -158,26 +154,41 @@ pairs_option = click.option(
     "pairs",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=_pairs_of,
-    help="Parameter of the notebook, or field of the model's config; repeatable.",
+    callback=_parse_pairs,
+    help="Set a parameter of a notebook, or a field of a model's config. Repeatable.",
 )
 
 
+def option(
+    name: str, default: Any, text: str, metavar: str | None = None, **more: Any
+) -> Callable[[Any], Any]:
+    """Return an option whose help shows its default."""
+    return click.option(
+        name, default=default, show_default=True, metavar=metavar, help=text, **more
+    )
+
+
 def file_option(name: str, text: str) -> Callable[[Any], Any]:
-    """Declare an option that names a file to write; the parameter is `NAME_file`."""
+    """Return an option for a file to write, whose parameter is `NAME_file`."""
     return click.option(f"--{name}", f"{name}_file", type=NewFile(), metavar="FILE", help=text)
 
 
 def command(
     *examples: str, cls: type[click.Command] = click.Command, **attributes: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Declare a command, with examples below its help, each on a line that can be copied."""
+    """Return a decorator for a command, whose help ends with examples.
+
+    Args:
+        examples: Command lines that a user can copy.
+        cls: Class of the command.
+        attributes: More arguments of `click.command`.
+    """
     lines = "\n".join(f"  {example}" for example in examples)
     return click.command(cls=cls, epilog=f"\b\nExamples:\n{lines}", **attributes)
 
 
 class Commands(click.Group):
-    """Commands that report bad input, wrong use and unusable files in one line."""
+    """A group of commands that reports bad input, wrong use and unusable files in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command of the command line."""
@@ -189,7 +200,8 @@ class Commands(click.Group):
             from nanolib.store.connection import unusable
 
             complain(unusable(database_path(), error))
-        except BrokenPipeError:  # the reader has ended, so the rest is discarded
+        except BrokenPipeError:  # the reading program has ended
+            # Python flushes standard output at exit, and this second write must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:
@@ -198,7 +210,7 @@ class Commands(click.Group):
         sys.exit(EXIT_BAD_INPUT)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the command line, run its command, and end."""
+        """Run the command line, and end the process with the command's exit code."""
         try:
             sys.exit(super().main(*args, **kwargs | {"standalone_mode": False}) or EXIT_OK)
         except click.exceptions.NoArgsIsHelpError as error:

@@ -1,4 +1,4 @@
-"""Commands that compare stored results: two runs, and each case over its runs."""
+"""Compare two stored runs with `nano compare`, and all stored runs with `nano history`."""
 
 from __future__ import annotations
 
@@ -20,27 +20,24 @@ from nanolib.cli.common import (
     echo_table,
     file_option,
     json_option,
+    option,
     output_option,
     terminal_width,
 )
 from nanolib.measurement import BadInput
 from nanolib.paths import DATABASE
 
-_everything = click.option("--all", "everything", is_flag=True, help="Show unchanged cases too.")
+_everything = click.option(
+    "--all", "everything", is_flag=True, help="Show unchanged cases too. Default: only changes."
+)
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a command that compares."""
+    """Add the options that `nano compare` and `nano ab` share."""
     command = file_option("markdown", "Write the findings as Markdown.")(command)
     command = file_option("json", "Write the findings as JSON.")(command)
-    return click.option(
-        "--threshold",
-        type=SHARE,
-        default="5%",
-        show_default=True,
-        metavar="SHARE",
-        help="Smallest change that counts as a regression or improvement.",
-    )(command)
+    text = "Smallest change that counts as a regression or an improvement."
+    return option("--threshold", "5%", text, "SHARE", type=SHARE)(command)
 
 
 @command(
@@ -54,12 +51,12 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--strict",
     is_flag=True,
-    help="Also exit with 1 if a notebook, case or metric is missing or failed.",
+    help="Also exit with code 1 if a notebook, case or metric is missing or failed.",
 )
 @click.option(
     "--across-machines",
     is_flag=True,
-    help="Scale the times of BASE by the measured peak rates of both machines.",
+    help="Scale the times of BASE by the peak rates of both machines.",
 )
 @findings
 @file_option("chart", "Write a chart of the findings: .html, .png or .svg.")
@@ -77,11 +74,11 @@ def compare(
 ) -> None:
     """Compare two stored runs. Exit code 1 reports a regression.
 
-    BASE and CURRENT are an id, a label, a suite, latest~1, or a database.
+    BASE and CURRENT are each an id, a label, a suite, latest, latest~1, or a database file.
 
-    The runs were measured at different times. A slower timing is a regression only if it is beyond
-    the spread between three or more other runs of one committed revision on this machine. With
-    fewer runs it is suspect at most, and nano ab decides.
+    The runs were measured at different times. A slower time is a regression only if the change is
+    larger than the spread between three or more other runs of one committed revision on this
+    machine. With fewer runs, a slower time is suspect at most. To decide, run nano ab.
     """
     from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
     from nanolib.compare.spread import repeats
@@ -112,7 +109,7 @@ def compare(
         echo(overall_shift(found.lines))
     if unscaled:
         echo(f"left out: {unscaled} latencies without a prediction from measured peak rates")
-    echo("note: measured at different times, so the difference may include machine drift;")
+    echo("note: the runs were measured at different times, so changes may include machine drift;")
     echo("      for a reliable answer, run: nano ab REV_A REV_B")
     if not found.same_machine:
         echo("note: the machines differ, so the exit code is 0 for any result")
@@ -123,7 +120,7 @@ def compare(
 def show_comparison(
     found: Any, everything: bool, json_file: Path | None, markdown_file: Path | None
 ) -> None:
-    """Print a comparison, and write it to the files that the user named."""
+    """Print a comparison, and write the findings to the files that the user named."""
     from nanolib.report.export import markdown_table
 
     summary = ", ".join(f"{n} {finding}" for finding, n in found.counts.items())
@@ -141,7 +138,7 @@ def show_comparison(
 
 
 def _echo_findings(table: Any) -> None:
-    """Print findings by experiment; a note that is too wide for its line is printed below."""
+    """Print one table per experiment. A note that is too wide for its line follows the tables."""
     from nanolib.report.tables import compact
 
     notes: dict[str, str] = {}
@@ -161,16 +158,16 @@ def _echo_findings(table: Any) -> None:
     "nano history attention --all",
 )
 @click.argument("experiments", nargs=-1, metavar="[EXPERIMENT]...")
-@click.option("--metric", default="latency", show_default=True, help="Metric to show.")
+@option("--metric", "latency", "Metric to show.")
 @_everything
 @json_option
 @output_option
 def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
     """Show when and by how much the results of each case changed.
 
-    A change must be visible in at least three runs. One or two runs that stick out are listed, but
-    they are not a change yet. The nano ab command below the table measures both revisions of each
-    latest step in turns.
+    A change must be visible in at least three runs. One or two runs that differ are listed, but
+    they are not a change yet. Below the table, a nano ab command per case measures the revisions
+    before and after its latest change in turns.
     """
     from nanolib.compare.history import histories, table
     from nanolib.report.tables import compact
@@ -197,31 +194,39 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
             echo(f"all: {shared}")
         echo_table(lines)
     most_runs = max((len(one.points) for one in found), default=0)
-    summary = f"no {metric} has two runs on one machine yet; run the same again after a change"
+    summary = f"no {metric} has two runs on one machine yet; repeat a notebook after a change"
     if found:
         changed = sum(bool(one.changes) for one in found)
         summary = f"{changed} of {len(found)} {metric} levels changed over up to {most_runs} runs"
     echo(summary, err=as_json)
     if newest := sum(one.newest is not None for one in found):
-        echo(f"{newest} stuck out in the last run or two: a change, or a spike", err=as_json)
+        echo(
+            f"{newest} level(s) differ in the last one or two runs, by a change or a spike",
+            err=as_json,
+        )
     if found and most_runs < LEAST_HISTORY:
         echo(
-            f"a change of level needs {LEAST_HISTORY} runs; to compare two runs, use nano compare",
+            f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare",
             err=as_json,
         )
     commands = dict.fromkeys(f"  {one.command}" for one in stepped if one.command)
     if commands:
-        echo("to measure both revisions of a step in turns:", *commands, err=as_json)
+        echo("to measure the revisions before and after a change in turns:", *commands, err=as_json)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
-    """Return the rows of a run or a database, its interference, and the timings of its machines."""
+    """Return the rows of runs, their interference, and all latencies of their machines.
+
+    Args:
+        side: Name of the command's argument, for the error message.
+        name: Name of the runs, or path of a database.
+    """
     from nanolib.compare.history import noise_of
     from nanolib.compare.spread import RECENT_RUNS
     from nanolib.store import Store
 
     path = Path(name)
-    has_folder = name != path.name  # a label may be the name of a file, but not a path
+    has_folder = name != path.name  # a label may contain a dot, but no folder
     if has_folder and (path / DATABASE).is_file():
         path = path / DATABASE
     is_file = path.suffix in (".sqlite", ".db") or (has_folder and path.is_file())

@@ -1,4 +1,4 @@
-"""Commands before a run: copy the workbook, list the names of a command line, and plan the memory of a model."""
+"""Prepare a run: copy the workbook, list names, and plan the memory of a model."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from nanolib.cli.common import (
     echo,
     echo_table,
     file_option,
+    option,
     pairs_option,
 )
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import checkout, expanded, find_checkout, installed_workbook
-
-_FOLDERS = ("notebooks", "params", "docs")
 
 
 @command("nano init benchmarks")
@@ -32,31 +31,34 @@ _FOLDERS = ("notebooks", "params", "docs")
 def init(folder: str) -> None:
     """Copy the notebooks, params files and docs to DIR.
 
-    DIR must be empty or new. Start nano, papermill or JupyterLab there; results go to DIR/outputs.
+    DIR must be empty or new. Start nano, papermill or JupyterLab in DIR. Results go to DIR/outputs.
     """
     target, source = expanded(folder), installed_workbook()
     is_empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty:
         raise BadInput(f"init: {shown(folder)} is not an empty folder; name a new one")
-    for name in _FOLDERS:
-        unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")  # checkpoints, build scripts
+    unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")
+    for name in ("notebooks", "params", "docs"):
         shutil.copytree(source / name, target / name, ignore=unwanted)
     echo(
-        f"copied {', '.join(f'{name}/' for name in _FOLDERS)} to {target}",
+        f"copied notebooks/, params/ and docs/ to {target}",
         f"next: cd {target} && nano run quick",
     )
 
 
 @command("nano list", name="list")
 def list_names() -> None:
-    """List notebooks, suites, scenarios, attention kinds, patterns and presets."""
+    """List the names that a command line can contain.
+
+    The list contains notebooks, suites, scenarios, attention kinds, patterns and presets.
+    """
     for title, lines in _names().items():
         width = max(map(len, lines))
         echo(title, *(f"  {name:{width}}  {text}".rstrip() for name, text in lines.items()), "")
 
 
 def _names() -> dict[str, dict[str, str]]:
-    """Return title → name → description."""
+    """Return the names of each list, as title → name → description."""
     from nanolib.config import ATTENTION_KINDS, ATTENTION_PATTERNS, PRESETS
     from nanolib.run.jobs import SCENARIOS, notebooks, scenarios, suites
 
@@ -82,7 +84,7 @@ def _names() -> dict[str, dict[str, str]]:
 
 
 def _title(notebook: Path) -> str:
-    """Return the question in the notebook's title."""
+    """Return the title of a notebook, which is a question."""
     first = json.loads(notebook.read_text())["cells"][0]["source"]
     return "".join(first).splitlines()[0].lstrip("# ")
 
@@ -103,12 +105,12 @@ class NotebookCommand(click.Command):
     """A command whose help shows the parameters of the first notebook on its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remember the notebook: `--help` ends the command before its arguments are read."""
+        """Store the notebook, because `--help` ends the command before its arguments are read."""
         ctx.obj = next((path for name in args if (path := _notebook(name))), None)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, then the parameters that the notebook's cell declares."""
+        """Write the options, then the parameters in the notebook's parameters cell."""
         super().format_options(ctx, formatter)
         if not ctx.obj:
             return
@@ -121,7 +123,11 @@ class NotebookCommand(click.Command):
 
 
 def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The parameters of a notebook's cell, and its settings: name and default, and the comment."""
+    """Return the parameters of a notebook, and its settings.
+
+    Returns:
+        Two lists, whose items are a declaration and its comment.
+    """
     cells = json.loads(notebook.read_text())["cells"]
     source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
     text = "".join(source["source"])
@@ -137,14 +143,10 @@ def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
 
 def _notebook(name: str) -> Path | None:
-    """Return the notebook of that name, if there is one."""
+    """Return the path of a notebook, or None if no notebook has that name."""
     root = find_checkout()
     path = root / "notebooks" / f"{name}.ipynb" if root else None
     return path if path and path.is_file() else None
-
-
-def _option(name: str, default: int | str | None, text: str, metavar: str | None = None) -> Any:
-    return click.option(name, default=default, show_default=True, metavar=metavar, help=text)
 
 
 @command(
@@ -155,14 +157,14 @@ def _option(name: str, default: int | str | None, text: str, metavar: str | None
 @click.option(
     "--memory", required=True, metavar="SIZE", help="Memory of one rank, such as 80GiB or 24GB."
 )
-@_option("--seq-len", 1024, "Sequence length, tokens.", "N")
-@_option("--batch-size", 1, "Global batch size, in sequences.", "N")
-@_option("--dtype", None, "Dtype of weights and activations (float32).")
-@_option("--precision", None, "Training precision: mixed (the default without --dtype) or pure.")
-@_option("--kv-dtype", None, "Dtype of cached keys and values, such as float8_e4m3fn.")
-@_option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
-@_option("--attention-type", "dense", "Attention of a preset: dense, sparse, ...")
-@_option("--ranks", 1, "Number of FSDP ranks. Memory per rank is modelled, not counted.", "N")
+@option("--seq-len", 1024, "Sequence length, in tokens.", "N")
+@option("--batch-size", 1, "Global batch size, in sequences.", "N")
+@option("--dtype", None, "Dtype of weights and activations. Default: float32.")
+@option("--precision", None, "Training precision: mixed or pure. Default: mixed without --dtype.")
+@option("--kv-dtype", None, "Dtype of cached keys and values. Default: as --dtype.")
+@option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
+@option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")
+@option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
 @pairs_option
 @file_option("json", "Write the plan as JSON.")
 def plan(
@@ -176,9 +178,9 @@ def plan(
 
     MODEL is a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
 
-    Peaks are of live tensors, to the byte. The process and its allocator need more.
-    Mixed precision computes in bfloat16, with weights and optimizer states in float32.
-    Exit code 1 if nothing fits.
+    The peaks are exact for live tensors. The process and its allocator need more memory. Mixed
+    precision computes in bfloat16, and keeps weights and optimizer states in float32. Exit code 1
+    reports that nothing fits.
     """
     from nanolib.experiments.model import planning
     from nanolib.params import read_value

@@ -1,4 +1,4 @@
-"""Commands for results: list, report, export, import and delete them."""
+"""List, report, export, import and delete stored runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanolib.cli.common import DAYS, NewFile, command, echo, echo_table, json_op
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, expanded, output_folder
 
-NEWEST = ["newest"]  # run of each experiment
+NEWEST = ["newest"]  # `newest` means the newest run of each experiment
 _RUN = ["run", "experiment", "suite", "label", "started"]
 
 
@@ -35,7 +35,7 @@ def runs(as_json: bool) -> None:
 
 
 def _for_people(frame: Any) -> Any:
-    """Return runs with a short id, and their start and duration as people write them."""
+    """Return runs with a short id, and with their start and duration as text."""
     took = frame.duration_s.astype(float).map("{:.0f} s".format).replace("nan s", "—")
     started = frame.started.str[:19].str.replace("T", " ")
     return frame.assign(run=frame.run_id.str[:8], started=started, took=took)
@@ -50,27 +50,37 @@ def _for_people(frame: Any) -> Any:
     "--to",
     "folder",
     metavar="DIR",
-    help="Folder to write to. Default: report/ in the output folder.",
+    help="Folder of the report. Default: report/ in the output folder.",
 )
-@click.option("--open", "show", is_flag=True, help="Open the page in a browser.")
+@click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
 @output_option
 def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     """Write the report: index.html, Markdown, images and tables.
 
-    RUN is an id, a label, an experiment, latest, latest~1 or all. Default: the newest run of each
-    experiment.
+    RUN is an id, a label, an experiment, a suite, latest, latest~1 or all. By default, the report
+    shows the newest run of each experiment.
+    """
+    target = expanded(folder) if folder else output_folder() / "report"
+    page = write_report([*names] or NEWEST, target)
+    echo(page)
+    if show:
+        webbrowser.open(page.absolute().as_uri())
+
+
+def write_report(names: list[str], folder: Path) -> Path:
+    """Write the report of some runs, and return the path of its page.
+
+    Args:
+        names: Names of the runs, such as ids or labels.
+        folder: Folder of the report.
     """
     from nanolib.experiments import sections
     from nanolib.experiments.summary import select_runs
     from nanolib.report.page import build
     from nanolib.store import Store
 
-    target = expanded(folder) if folder else output_folder() / "report"
     with Store(create=False) as store:
-        page = build(store, select_runs(store, [*names] or NEWEST), target, sections())
-    echo(str(page))
-    if show:
-        webbrowser.open(page.absolute().as_uri())
+        return build(store, select_runs(store, names), folder, sections())
 
 
 @command(
@@ -83,11 +93,14 @@ def report(names: tuple[str, ...], folder: str | None, show: bool) -> None:
     "names",
     multiple=True,
     metavar="RUN",
-    help="Run to write; repeatable. Default: the newest of each experiment.",
+    help="Run to export. Repeatable. Default: the newest run of each experiment.",
 )
 @output_option
 def export(target: Path, names: tuple[str, ...]) -> None:
-    """Write runs to FILE (.sqlite, .json, .csv or .md) without user, host and folder names."""
+    """Export runs to FILE, without user, host and folder names.
+
+    The ending of FILE decides the format: .sqlite, .json, .csv or .md.
+    """
     from nanolib.experiments.summary import select_runs
     from nanolib.report.export import write
     from nanolib.store import Store
@@ -101,10 +114,10 @@ def export(target: Path, names: tuple[str, ...]) -> None:
 @click.argument("databases", nargs=-1, required=True, metavar="DATABASE...")
 @output_option
 def merge(databases: tuple[str, ...]) -> None:
-    """Import the runs of other databases. Safe to repeat."""
+    """Import the runs of other databases. A repeated import changes nothing."""
     from nanolib.store import Store, check_mergeable
 
-    for path in databases:  # all are checked before any is imported
+    for path in databases:  # one bad database must not leave half an import
         check_mergeable(Path(path), database_path())
     with Store() as store:
         for path in databases:
@@ -119,21 +132,24 @@ def merge(databases: tuple[str, ...]) -> None:
     "--older-than",
     "days",
     type=DAYS,
-    metavar="30d",
-    help="Delete runs older than this many days.",
+    metavar="DAYS",
+    help="Delete runs older than this many days, such as 30d.",
 )
 @click.option(
-    "--keep", type=click.IntRange(min=0), help="Keep the newest N runs and delete the rest."
+    "--keep",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Keep the newest N runs and delete the rest.",
 )
 @click.option(
     "--run",
     "names",
     multiple=True,
     metavar="RUN",
-    help="Delete this run; repeatable.",
+    help="Run to delete. Repeatable.",
 )
 @click.option(
-    "--dry-run", is_flag=True, help="List the runs that would be deleted, and delete nothing."
+    "--dry-run", is_flag=True, help="List the runs that would be deleted, without deleting them."
 )
 @output_option
 def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run: bool) -> None:

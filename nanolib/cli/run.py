@@ -1,4 +1,4 @@
-"""Commands that measure: a suite or its notebooks, and this machine."""
+"""Measure: run a suite or notebooks with `nano run`, and this machine with `nano doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,10 +19,12 @@ from nanolib.cli.common import (
     echo_json,
     echo_table,
     json_option,
+    option,
     output_option,
     pairs_option,
 )
 from nanolib.cli.prepare import NotebookCommand
+from nanolib.cli.results import write_report
 from nanolib.installed import EVERYTHING, NOTEBOOKS, REPORTS, in_a_line, missing
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, output_folder
@@ -37,10 +38,10 @@ from nanolib.paths import database_path, output_folder
     cls=NotebookCommand,
 )
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
-@click.option("--quick", "suite", flag_value="quick", help="Run the suite quick.")
-@click.option("--full", "suite", flag_value="full", help="Run the suite full.")
+@click.option("--quick", "suite", flag_value="quick", help="Run the quick suite.")
+@click.option("--full", "suite", flag_value="full", help="Run the full suite.")
 @pairs_option
-@click.option("--label", default="", help="Name of these runs.")
+@click.option("--label", default="", help="Name of these runs in the database. Default: none.")
 @click.option(
     "--resume",
     is_flag=True,
@@ -49,14 +50,15 @@ from nanolib.paths import database_path, output_folder
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cases with predicted time and memory, and measure nothing.",
+    help="List the cases with predicted time and memory, without measuring them.",
 )
-@click.option("--no-report", is_flag=True, help="Skip the report.")
+@click.option("--no-report", is_flag=True, help="Do not write the report.")
 @click.option(
     "--on",
     "place",
     type=click.Choice(["here", "ray"]),
     default="here",
+    show_default=True,
     help="Run on this machine, or as Ray tasks.",
 )
 @output_option
@@ -70,9 +72,10 @@ def run(
     no_report: bool,
     place: str,
 ) -> None:
-    """Run a suite (default: quick), notebooks or scenarios, then write the report.
+    """Run a suite, notebooks or scenarios, then write the report.
 
-    `nano list` shows their names. If you name a notebook, --help shows its parameters too.
+    By default, nano runs the quick suite. `nano list` shows the names of suites, notebooks and
+    scenarios. If you name a notebook, --help shows its parameters too.
     """
     _check_packages(reports=not (dry_run or no_report))
     from nanolib.experiments import ALL
@@ -93,7 +96,7 @@ def run(
 
         results = run_on_ray(jobs, shared, echo)
     else:
-        import_user_code(jobs)  # on Ray each node has its own
+        import_user_code(jobs)  # on Ray, each node imports its own code
         results = run_jobs(jobs, shared, echo, _conclude)
     echo("")
     echo_table(closing_table(results))
@@ -104,7 +107,7 @@ def run(
     echo("", f"notebooks  {folder}", f"database   {database_path()}")
     echo(f"logs       {shared.logs}")
     if run_ids and not no_report:
-        echo(f"report     {_write_report(run_ids, folder / 'report')}")
+        echo(f"report     {write_report(run_ids, folder / 'report')}")
     statuses = {result.status for result in results}
     if "interrupted" in statuses:
         sys.exit(EXIT_INTERRUPTED)
@@ -112,10 +115,10 @@ def run(
 
 
 def _check_packages(*, reports: bool) -> None:
-    """Say which packages are not installed.
+    """Print which packages are not installed.
 
     Raises:
-        BadInput: The run needs one of them.
+        BadInput: The run needs a package that is not installed.
     """
     gone = missing()
     needed = {EVERYTHING, NOTEBOOKS, *([REPORTS] if reports else [])}
@@ -126,7 +129,7 @@ def _check_packages(*, reports: bool) -> None:
 
 
 def _conclude(result: Any) -> list[str]:
-    """Return the question and the conclusions of a notebook, as lines for the terminal."""
+    """Return the question and the conclusions of a notebook as lines of text."""
     from nanolib.experiments import sections
     from nanolib.report.finding import grouped
     from nanolib.store import Store
@@ -145,7 +148,7 @@ def _conclude(result: Any) -> list[str]:
 
 
 def _show_plan(jobs: list[Any]) -> None:
-    """List the cases of a dry run, and how long each notebook takes."""
+    """Print the cases of a dry run, and the expected duration of each notebook."""
     from nanolib.meters.machine import this_machine
     from nanolib.run.dry_run import expected_s, predict_case
     from nanolib.run.peaks_case import ceilings_of
@@ -166,9 +169,9 @@ def _show_plan(jobs: list[Any]) -> None:
     known = [interval for interval in expected if interval]
     unknown = len(expected) - len(known)
     if known:
-        without = f", without {unknown} of them" if unknown else ""
+        scope = "notebooks with an estimate" if unknown else "all notebooks"
         total = [sum(ends) for ends in zip(*known, strict=True)]
-        echo("", f"all notebooks{without}{_duration(total)}")
+        echo("", f"{scope}{_duration(total)}")
     if unknown:
         echo("", "nanolib knows how long a notebook takes after its first run here.")
     if not ceilings:
@@ -176,7 +179,7 @@ def _show_plan(jobs: list[Any]) -> None:
 
 
 def _duration(seconds: Any) -> str:
-    """Return `: about 90 s (75 to 110 s) inside cases`; empty if the duration is unknown."""
+    """Return a duration as `: about 90 s (75 to 110 s) inside cases`, or nothing if unknown."""
     if not seconds:
         return ""
     low, estimate, high = (f"{value:.0f}" for value in seconds)
@@ -184,12 +187,12 @@ def _duration(seconds: Any) -> str:
 
 
 def _fold_key(line: Any) -> Any:
-    """Return a key that is equal for lines that differ only in the name and have no prediction."""
+    """Return a key that groups lines without a prediction that differ only in the name."""
     return line[1:] if line.mib == "—" else line
 
 
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
-    """Print a line per case as it comes; neighbors without a prediction share one."""
+    """Print one line per case. Neighboring cases without a prediction share a line."""
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")
@@ -214,23 +217,10 @@ def _show_failures(run_ids: list[str]) -> None:
         echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}: {message}")
 
 
-def _write_report(run_ids: list[str], folder: Path) -> Path:
-    from nanolib.experiments import sections
-    from nanolib.report.page import build
-    from nanolib.store import Store
-
-    with Store(create=False) as store:
-        return build(store, run_ids, folder, sections())
-
-
 @command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")
 @json_option
-@click.option("--budget", default=2.0, show_default=True, help="Seconds to measure each peak rate.")
-@click.option(
-    "--sustained",
-    default=0.0,
-    help="Also time each matrix product for N seconds and report its second half.",
-)
+@option("--budget", 2.0, "Time limit per peak rate, in seconds.", "SECONDS")
+@option("--sustained", 0.0, "Also time each matrix product for this long, in seconds.", "SECONDS")
 @output_option
 def doctor(as_json: bool, budget: float, sustained: float) -> None:
     """Show what this machine can measure, and measure its peak rates."""

@@ -99,9 +99,9 @@ def _script(folder, name, text):
         ),
         (
             ["--python", sys.executable],
-            "--python: it is given once; give it twice, for A and for B",
+            "--python: 1 is given; give two, for A and for B",
         ),
-        (["--python", sys.executable] * 3, "--python: it is given 3 times"),
+        (["--python", sys.executable] * 3, "--python: 3 is given; give two"),
     ],
 )
 def test_bad_environments_are_one_line(repository, tmp_path, options, said):

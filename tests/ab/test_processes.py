@@ -31,7 +31,7 @@ def _asked(process, function="run"):
 
 
 def _parent(process):
-    return psutil.Process(process._process.pid).ppid()
+    return psutil.Process(process._pid).ppid()
 
 
 def _runs(pid):
@@ -63,7 +63,7 @@ def test_all_but_the_first_are_forked_from_one_process_which_is_replaced(version
             a, b = sides.renew()
             assert _parent(a) == _parent(b) != os.getpid()
             seen += [_parent(a)]
-            pids = [a._process.pid, b._process.pid]
+            pids = [a._pid, b._pid]
         assert seen == [seen[0]] * 2 + [seen[2]] * 2 + [seen[4]] and len(set(seen)) == 3
         assert not psutil.pid_exists(seen[0])
     assert not any(psutil.pid_exists(pid) for pid in [*seen, *pids])
@@ -76,10 +76,10 @@ def test_what_all_versions_imported_is_imported_before_the_next_are_forked(versi
     versions = [Version(name, "", tmp_path / name, Path()) for name in ("one", "two")]
     with Processes(versions, 60, fork=True) as sides:
         first = sides.renew()
-        assert not any("wave" in process.ask(do="tell")["modules"] for process in first)
+        assert not any("wave" in process.ask(do="imports")["modules"] for process in first)
         _serve_once(first)
         for process in sides.renew():
-            told = process.ask(do="tell")["modules"]
+            told = process.ask(do="imports")["modules"]
             assert {"wave", "netrc"} <= set(told) and "colorsys" not in told
 
 
@@ -116,7 +116,7 @@ def test_how_a_forked_version_ended_is_told(version, server):
         with pytest.raises(VersionDied, match="the process ended with 7"):
             process.time_block(1, keep=True)
     with VersionProcess(version, 60, server) as process:
-        os.kill(process._process.pid, signal.SIGSEGV)
+        os.kill(process._pid, signal.SIGSEGV)
         with pytest.raises(VersionDied, match="was killed by SIGSEGV"):
             _asked(process)
 
@@ -125,7 +125,7 @@ def test_a_fork_server_that_is_killed_is_one_line(version):
     with Processes([version], 60, fork=True) as sides:
         _serve_once(sides.renew())
         (process,) = sides.renew()
-        child = process._process.pid
+        child = process._pid
         os.kill(_parent(process), signal.SIGKILL)
         with pytest.raises(BadInput, match="forked from: the process was killed by SIGKILL"):
             sides.renew()

@@ -40,14 +40,14 @@ def test_processes_that_differ_by_chance_are_no_regression():
     """What pairs of blocks alone would call one: each pair of processes has a ratio of its own, around one."""
     rng = np.random.default_rng(1)
     alarms = {"processes": 0, "blocks": 0}
-    for _ in range(200):
+    for _ in range(60):
         ratio = np.repeat(np.exp(rng.normal(0, 0.03, 8)), 20)
         a = np.exp(rng.normal(0, 0.02, len(ratio)))
         b = ratio * np.exp(rng.normal(0, 0.02, len(ratio)))
         pairs = Pairs(a.tolist(), b.tolist(), [20] * 8)
         alarms["processes"] += compare_processes(pairs.data()[1]).p < 0.05
         alarms["blocks"] += compare_paired(a, b).p < 0.05
-    assert alarms["processes"] / 200 < 0.08 < 0.4 < alarms["blocks"] / 200
+    assert alarms["processes"] / 60 < 0.08 < 0.4 < alarms["blocks"] / 60
 
 
 @pytest.mark.parametrize(

@@ -142,11 +142,11 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
     assert (
         "0 of 1 latency levels changed" in ended.output
-        and "1 stuck out in the last run or two" in ended.output
+        and "1 level(s) differ in the last one or two runs" in ended.output
     )
     assert "in 1 run so far" in ended.output and ended.exit_code == 0
     assert ended.output.splitlines()[-2:] == [
-        "to measure both revisions of a step in turns:",
+        "to measure the revisions before and after a change in turns:",
         "  nano ab rev6 rev7 attention",
     ]
 

@@ -33,13 +33,7 @@ from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.training import train
 from nanolib.models.user import missing
 from nanolib.run.case import Case, Measuring, Plan
-from nanolib.run.memory_plan import (
-    Workload,
-    breakdown_rows,
-    memory_rows,
-    trace,
-    unattributed_rows,
-)
+from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace, unattributed_rows
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 
