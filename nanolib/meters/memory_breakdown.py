@@ -244,9 +244,6 @@ class MemoryTracker(LiveBytes):
             live += changes[event]
             if section not in peaks or live > peaks[section][0]:
                 peaks[section] = live, event
-            if section not in peaks or live > peaks[section][0]:
-                peaks[section] = live, event
-        lives = [(life.born, life.died, life.part, life.size) for life in self._lives]
         found = {}
         for section, (_, event) in peaks.items():
             parts: Counter[Part] = Counter()
