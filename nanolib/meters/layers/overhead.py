@@ -21,6 +21,7 @@ from nanolib.meters.time.turns import take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
+_LEAST_BLOCK_S = 0.01  # in use, many calls share the time to read and queue their rows
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
 
@@ -119,7 +120,8 @@ def measure_overhead(
     kinds = {_AGAIN: again, _WATCHED: watched} | detailed
     for kind in kinds.values():  # the first block is slower, since it allocates
         kind.own()
-    block_s = min(_BLOCK_S, budget_s / (3 * len(kinds) * FLOOR_BLOCKS))
+    block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
+    block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
 
