@@ -31,8 +31,8 @@ class _Blocks:
     """Blocks of calls in one mode, each between two blocks without a profiler.
 
     Attributes:
-        own: Runs a block and returns wall and CPU time of a call, s, shape [2].
-        bare: Runs a block without a profiler and returns the same times.
+        own: Function that runs a block and returns wall and CPU time of a call, s, shape [2].
+        bare: Function that runs a block without a profiler and returns the same times.
         rounds: Times of the bare block before, the block, and the bare block after, s.
         stop: Always empty, since all modes end together.
     """
@@ -71,7 +71,7 @@ def measure_overhead(
     """Measure the overhead of each mode, in turns with the bare call.
 
     Plain and detailed calls are timed separately. Each mode's mean has k - 1 plain calls for each
-    detailed one. Queueing their rows is part of their time.
+    detailed one. The time of a call includes queueing its rows.
 
     Args:
         model: The model that is profiled.
