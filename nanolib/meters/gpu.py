@@ -24,7 +24,7 @@ _BUSY_PERCENT = 10
 
 
 def _pynvml() -> Any:
-    import pynvml  # only NVIDIA GPUs need it
+    import pynvml  # only NVIDIA GPUs need NVML
 
     return pynvml
 

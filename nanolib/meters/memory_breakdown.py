@@ -149,7 +149,7 @@ class MemoryTracker(LiveBytes):
 
         Args:
             kind: A `MemoryKind`.
-            tensors: Tensors of this kind.
+            tensors: Existing tensors of that kind.
             owners: Map from the `id` of an optimizer's state to its weight, whose module counts.
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())

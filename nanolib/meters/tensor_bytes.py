@@ -39,7 +39,7 @@ class LiveBytes(TorchDispatchMode):
         self.current = 0
         self.peak = 0
         self._alive: dict[int, weakref.ref[Any]] = {}
-        self._operation: Any = None  # the operation that runs
+        self._operation: Any = None  # the last operation that began
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count the storages of tensors, each once."""

@@ -63,6 +63,7 @@ def clocked(monkeypatch):
         watch = SimpleNamespace(perf_counter=lambda: next(ticks) / 1e6, process_time=lambda: 0.0)
         monkeypatch.setattr(sampler, "time", watch)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
+        monkeypatch.setattr(latency, "wait_for_compilers", lambda: None)
         return clock
 
     return use

@@ -37,7 +37,8 @@ BEGINS = (
 
 
 @pytest.mark.parametrize("begins", BEGINS)
-def test_a_call_that_only_begins_is_refused_whatever_wraps_it(begins):
+def test_a_call_that_only_begins_is_refused_whatever_wraps_it(begins, clocked):
+    clocked([30.0])
     for call in (begins, lambda: begins(), functools.partial(begins)):
         with pytest.raises(BadInput, match=r"^fn: a call only starts the work and returns an? "):
             measure(call)

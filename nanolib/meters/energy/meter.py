@@ -181,7 +181,7 @@ class EnergyMeter:
         sources: Power sources; by default this machine's sensors, or the estimate if there are
             none.
         sample_s: Time between samples, s.
-        sink: Receiver of the rows of samples and windows.
+        sink: Receiver of the rows of samples and windows, if any.
         device: Device that computes. A window starts and ends when the device's queue is empty.
 
     Example:

@@ -69,8 +69,8 @@ def operations_of(
 
     Args:
         events: Events of `torch.profiler.profile`.
-        roles: Module -> its role.
-        on_gpu: Use the time of kernels on the GPU instead of CPU time.
+        roles: Name of each module -> its role.
+        on_gpu: Whether to use the time of kernels on the GPU instead of CPU time.
 
     Yields:
         Outermost module, operation, and time in nanoseconds.

@@ -21,6 +21,7 @@ from nanolib.meters.time.turns import take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
+_LEAST_BLOCK_S = 0.01  # in use, many calls share the time to read and queue their rows
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
 
@@ -30,8 +31,8 @@ class _Blocks:
     """Blocks of calls in one mode, each between two blocks without a profiler.
 
     Attributes:
-        own: Runs a block and returns wall and CPU time of a call, s, shape [2].
-        bare: Runs a block without a profiler and returns the same times.
+        own: Function that runs a block and returns wall and CPU time of a call, s, shape [2].
+        bare: Function that runs a block without a profiler and returns the same times.
         rounds: Times of the bare block before, the block, and the bare block after, s.
         stop: Always empty, since all modes end together.
     """
@@ -70,7 +71,7 @@ def measure_overhead(
     """Measure the overhead of each mode, in turns with the bare call.
 
     Plain and detailed calls are timed separately. Each mode's mean has k - 1 plain calls for each
-    detailed one. Queueing their rows is part of their time.
+    detailed one. The time of a call includes queueing its rows.
 
     Args:
         model: The model that is profiled.
@@ -119,7 +120,8 @@ def measure_overhead(
     kinds = {_AGAIN: again, _WATCHED: watched} | detailed
     for kind in kinds.values():  # the first block is slower, since it allocates
         kind.own()
-    block_s = min(_BLOCK_S, budget_s / (3 * len(kinds) * FLOOR_BLOCKS))
+    block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
+    block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
 

@@ -55,8 +55,8 @@ class LayerProfiler:
 
     Args:
         model: Any module; its repeated blocks are the members of its `ModuleList`s.
-        config: What to record; `ProfilingConfig.minimal()` by default.
-        sink: Receives the rows of `layers`, `statistics` and `ops`, which `results` summarizes.
+        config: Settings of the profiler; `ProfilingConfig.minimal()` by default.
+        sink: Receiver of the rows of `layers`, `statistics` and `ops`, which `results` summarizes.
         fields: Fields of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is an
             alias of `preallocate_metrics`.
 
@@ -163,7 +163,7 @@ class LayerProfiler:
             yield
 
     def _time(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for all calls: this is the overhead of calls without details."""
+        """Wrap a module for all calls; calls without details have no other overhead."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -226,12 +226,12 @@ class LayerProfiler:
         self._call.pauses.append((begin, self._watch.now()))
 
     def _note(self, name: str, statistic: str, value: torch.Tensor) -> None:
-        """Note a number of the outermost module that is running; of `name` if none is."""
+        """Note a number of the outermost running module, or of `name` if no module is running."""
         layer = self._open[1] if len(self._open) > 1 else name
         self._call.values.append((layer, statistic, value))
 
     def flush(self) -> None:
-        """Read marks and statistics and write their rows to the sink; waits for the device once."""
+        """Read marks and statistics and queue their rows, after one wait for the device."""
         calls, self._unread, self._waiting = self._unread, [], 0
         self._read_s = time.monotonic()
         self._watch.synchronize()

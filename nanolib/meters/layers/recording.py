@@ -87,8 +87,8 @@ class Stopwatch:
 
     Attributes:
         is_cuda: Whether moments are CUDA events.
-        synchronize: Waits for the device.
-        now: Returns the present moment, which `nanoseconds` compares with another.
+        synchronize: Function that waits for the device.
+        now: Function that returns the present moment, which `nanoseconds` compares with another.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,7 +131,7 @@ def summarize(
         near_zero: Upper limit of the magnitude of an element near zero.
 
     Yields:
-        Key, name in `STATISTICS`, value.
+        Key of the output, name in `STATISTICS`, and value.
     """
     by_size: dict[tuple[int, int], list[Any]] = {}
     for key, parts in outputs.items():
