@@ -18,8 +18,8 @@ class Block(NamedTuple):
         keys: Number of keys that the block attends to.
         start: First key if the keys are one range, otherwise −1.
         unit: Length of the equal pieces that the keys consist of.
-        pieces: Indices of the pieces, int64, head after head for all heads of a product. torch
-            copies fast only along the first dimension, which the heads therefore share.
+        pieces: Indices of the pieces, int64, head after head for all heads of a product. Gathering
+            along the first dimension is fastest, so the heads share this dimension.
         hidden_from: Index of the first key that some query of the block does not see.
         hidden: Whether a query does not see a key, bool [queries, keys from `hidden_from` on].
         blind: Whether some query sees no key.

@@ -1,9 +1,9 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
 A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of
-positions. `PATTERNS` lists the patterns by name. nanolib plans the tiles of both kernels by calling
-the `mask_mod` on arrays, and FlexAttention calls the `mask_mod` on tensors. nanolib applies
-causality on top of the pattern. Patterns that depend on the input are in `dynamic`.
+positions. `PATTERNS` lists the patterns by name. The tiles of both kernels come from calls of the
+`mask_mod` on arrays, and FlexAttention calls the `mask_mod` on tensors. Causality is applied on top
+of the pattern. Patterns that depend on the input are in `dynamic`.
 
 To find the kept tiles, nanolib evaluates a pattern for every query-key pair, which is slow for long
 sequences. Patterns in `BY_CORNERS` are evaluated only at the edges of tiles and on the diagonal.
@@ -160,8 +160,8 @@ def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMo
 
     The stride is 1 / (1 − `sparsity`), or `window` in tiles.
 
-    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. nanolib
-    strides over tiles, since a kernel skips only whole tiles.
+    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. The
+    stride is over tiles here, since a kernel skips only whole tiles.
     """
     size = options.block_size
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
@@ -232,7 +232,7 @@ def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskM
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
     With `per_head: true` each head has a mask of its own. Otherwise nanolib refuses a mask that
-    depends on `h`. nanolib evaluates the mask for every query-key pair on the CPU.
+    depends on `h`. The mask is evaluated for every query-key pair, on the CPU.
     """
     with own.on_cpu():  # A plan must not leave tensors without data in the module of the mask.
         mask_mod = imported("attention_options.mask_mod", options.mask_mod)
