@@ -78,7 +78,7 @@ def compare_rows(
         )
     if machines and (others := sorted(of_base ^ of_current)):
         short = ", ".join(f"machine {one[:6]}" for one in others)
-        notes.append(f"left out, since only one side has runs of it: {short}")
+        notes.append(f"left out, since only one side has runs: {short}")
     then, now = (_newest_cases(rows, machines) for rows in (base, current))
     in_base, in_current = ({key[:2] for key in cases} for cases in (then, now))
     notes += _only_in("base", in_base - in_current)

@@ -42,7 +42,8 @@ class Axis:
             scale=alt.Scale(type="log" if self.log else "linear", domain=self.domain, nice=False),
             axis=alt.Axis(format=self.fmt, **ticks),
         )
-        return {self.channel: along} | ({f"{self.channel}2": f"{end}:Q"} if end else {})
+        second = alt.Y2 if self.channel == "y" else alt.X2
+        return {self.channel: along} | ({f"{self.channel}2": second(f"{end}:Q")} if end else {})
 
 
 def _numbers(data: pd.DataFrame, value: str) -> pd.DataFrame:

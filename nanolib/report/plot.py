@@ -32,7 +32,10 @@ _SHORT_COUNT = (
     "datum.value < 16384 ? format(datum.value, ',~r') : datum.value < 1048576 ? datum.value / 1024 + 'K' : "
     "datum.value / 1048576 + 'M'"
 )
+_HUES = alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES])
+_COLOR = alt.Color("hue:N", scale=_HUES, legend=None)
 _Layers = list[alt.Chart]
+_Encoding = dict[str, Any]
 
 
 def plot(
@@ -57,8 +60,7 @@ def plot(
     Args:
         data: Table with the columns above. A line chart with a single `x` becomes a `rows` chart.
         title: Title of the chart.
-        kind: `line` for values over an ordered quantity, `rows` for a row per series, or `bars`
-            for the parts of a whole.
+        kind: `line` over an ordered quantity, `rows` per series, or `bars` for parts of a whole.
         subtitle: Lines below the title.
         unit: Title of the value axis.
         xunit: Title of the horizontal axis of a line chart.
@@ -79,13 +81,8 @@ def plot(
     is_line = kind == "line"
     value = "y" if is_line else "x"
     data = data.reset_index(drop=True)
-    defaults = {
-        "sure": True,
-        "text": "",
-        "note": "",
-        "panel": "",
-        "hue": data["series"].map(hues(data["series"])),
-    }
+    colors = data["series"].map(hues(data["series"]))
+    defaults = {"sure": True, "text": "", "note": "", "panel": "", "hue": colors}
     data = pd.DataFrame(defaults | dict(data.items()))
     lines = [line for line in subtitle if line]
     if value in log:
@@ -113,12 +110,24 @@ def plot(
             part, layers = (_draw_bars if kind == "bars" else _draw_rows)(part, axis)
         chart = alt.layer(*_draw_guides(axis, ref, ref_text, band), *layers, data=part, **size)
         if len(panels) > 1:
-            chart = chart.properties(title=alt.Title(str(name), fontSize=13))
+            chart.title = alt.Title(str(name), fontSize=13)
         charts.append(chart)
     if len(charts) > 1:
         chart = (alt.hconcat if is_line else alt.vconcat)(*charts, spacing=28)
-    words = {"subtitle": lines} if lines else {}
-    return themed(chart.properties(title=alt.Title(title, **words)))
+    chart.title = alt.Title(title, subtitle=lines or alt.Undefined)
+    return themed(chart)
+
+
+def _layer(
+    mark: str, encoding: _Encoding, *filters: str, data: Any = alt.Undefined, **look: Any
+) -> alt.Chart:
+    # Each method of `alt.Chart` copies the chart, so the layer is made in one call.
+    return alt.Chart(
+        data,
+        mark=alt.MarkDef(type=mark, **look),
+        encoding=alt.FacetedEncoding(**encoding),
+        transform=[alt.FilterTransform(filter=one) for one in filters] or alt.Undefined,
+    )
 
 
 def _draw_guides(
@@ -126,19 +135,16 @@ def _draw_guides(
 ) -> _Layers:
     layers = []
     if band is not None:
-        ends = alt.Chart(pd.DataFrame([band], columns=["from", "to"]))
-        mark = ends.mark_rect(color=COLOURS["c3"], opacity=0.14)
-        layers.append(mark.encode(**axis.encode("from", "to")))
+        data = pd.DataFrame([band], columns=["from", "to"])
+        along = axis.encode("from", "to")
+        layers.append(_layer("rect", along, data=data, color=COLOURS["c3"], opacity=0.14))
     if ref is not None:
-        at = alt.Chart(pd.DataFrame({"at": [ref]})).encode(**axis.encode("at"))
-        words = at.mark_text(text=name, align="left", dx=9).encode(x=alt.value("width"))
-        layers += [at.mark_rule(strokeWidth=1.2), *([words] if name else [])]
+        data, along = pd.DataFrame({"at": [ref]}), axis.encode("at")
+        layers.append(_layer("rule", along, data=data, strokeWidth=1.2))
+        if name:
+            right = along | {"x": alt.value("width")}
+            layers.append(_layer("text", right, data=data, text=name, align="left", dx=9))
     return layers
-
-
-def _color() -> alt.Color:
-    scale = alt.Scale(domain=HUES, range=[COLOURS[hue] for hue in HUES])
-    return alt.Color("hue:N", scale=scale, legend=None)
 
 
 def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Tooltip]:
@@ -157,19 +163,22 @@ def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Toolti
 
 
 def _draw_marks(
-    base: alt.Chart, data: pd.DataFrame, axis: Axis, size: int, xunit: str = ""
-) -> tuple[_Layers, alt.Chart]:
+    base: _Encoding, data: pd.DataFrame, axis: Axis, size: int, xunit: str = ""
+) -> _Layers:
     """Return the layer of intervals, if there are any, and the layer of filled or hollow points."""
-    intervals = []
+    layers = []
     if "low" in data:
-        rules = base.mark_rule(strokeWidth=1.8, clip=True).encode(color=_color())
-        rules = rules.transform_filter("isValid(datum.low) && isValid(datum.high)")
-        intervals.append(rules.encode(**axis.encode("low", "high")))
-    fill = alt.condition("datum.sure", _color(), alt.value(COLOURS["paper"]))
-    points = base.transform_filter(f"isValid(datum.{axis.channel})")
-    points = points.mark_point(size=size, strokeWidth=1.8, opacity=1)
-    look = {"fill": fill, "stroke": _color(), "tooltip": _tooltip(data, axis, xunit)}
-    return intervals, points.encode(**axis.encode(axis.channel), **look)
+        along = base | axis.encode("low", "high") | {"color": _COLOR}
+        known = "isValid(datum.low) && isValid(datum.high)"
+        layers.append(_layer("rule", along, known, strokeWidth=1.8, clip=True))
+    look = {
+        "fill": alt.condition("datum.sure", _COLOR, alt.value(COLOURS["paper"])),
+        "stroke": _COLOR,
+        "tooltip": _tooltip(data, axis, xunit),
+    }
+    along = base | axis.encode(axis.channel) | look
+    known = f"isValid(datum.{axis.channel})"
+    return [*layers, _layer("point", along, known, size=size, strokeWidth=1.8, opacity=1)]
 
 
 def _draw_lines(
@@ -190,23 +199,23 @@ def _draw_lines(
     data = data.assign(label=label, end=_label_heights(data, axis))
     # A line must not join points of different runs.
     apart = [alt.Detail(f"{name}:N") for name in ("series", "link_run") if name in data]
-    base = alt.Chart().encode(x=x)
-    lines = base.encode(color=_color(), detail=apart)
-    layers, points = _draw_marks(base, data, axis, 14 if len(data) > 200 else 46, xunit)
+    base = {"x": x}
+    lines = base | {"color": _COLOR, "detail": apart}
+    layers = []
     if "pred" in data:
-        dashed = lines.mark_line(strokeDash=[3, 3], strokeWidth=1.4, clip=True)
-        dashed = dashed.transform_filter("isValid(datum.pred)").encode(**axis.encode("pred"))
-        layers.insert(0, dashed)
+        look = {"strokeDash": [3, 3], "strokeWidth": 1.4, "clip": True}
+        layers.append(_layer("line", lines | axis.encode("pred"), "isValid(datum.pred)", **look))
     if join:
-        joined = lines.mark_line(strokeWidth=2, clip=True).transform_filter("isValid(datum.y)")
-        layers.append(joined.encode(**axis.encode("y")))
-    names = base.transform_filter("isValid(datum.end)")
-    names = names.transform_joinaggregate(last="max(x)", groupby=["series"])
-    names = names.transform_filter("datum.x == datum.last").mark_text(align="left", dx=9)
+        look = {"strokeWidth": 2, "clip": True}
+        layers.append(_layer("line", lines | axis.encode("y"), "isValid(datum.y)", **look))
+    layers += _draw_marks(base, data, axis, 14 if len(data) > 200 else 46, xunit)
     # The gray of further series is too pale for text.
-    ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _color())
-    named = names.encode(**axis.encode("end"), text="label:N", color=ink)
-    return data, [*layers, points, named]
+    ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _COLOR)
+    along = base | axis.encode("end") | {"text": alt.Text("label:N"), "color": ink}
+    names = _layer("text", along, "isValid(datum.end)", align="left", dx=9)
+    # The page filters lengths, so the browser finds the last point of a series.
+    names = names.transform_joinaggregate(last="max(x)", groupby=["series"])
+    return data, [*layers, names.transform_filter("datum.x == datum.last")]
 
 
 def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
@@ -225,23 +234,23 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
     return found
 
 
-def _in_rows(data: pd.DataFrame) -> tuple[alt.Chart, alt.Chart]:
-    """Return a chart with a row per series, in the order of the data, and the layer of its labels."""
+def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
+    """Return the encoding of a row per series, in the order of the data, and the layer of labels."""
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
     order = list(dict.fromkeys(data["series"]))
-    base = alt.Chart().encode(y=alt.Y("series:N", title=None, sort=order, axis=ink))
-    words = base.transform_filter("datum.text != ''").mark_text(align="left", dx=8)
-    return base, words.encode(x=alt.value("width"), text="text:N")
+    base = {"y": alt.Y("series:N", title=None, sort=order, axis=ink)}
+    right = base | {"x": alt.value("width"), "text": alt.Text("text:N")}
+    return base, _layer("text", right, "datum.text != ''", align="left", dx=8)
 
 
 def _draw_rows(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     base, words = _in_rows(data)
     is_crowded = data.groupby("series").size().max() > 3
-    layers, points = _draw_marks(base, data, axis, 20 if is_crowded else 56)
+    layers = _draw_marks(base, data, axis, 20 if is_crowded else 56)
     if "pred" in data:
-        ticks = base.mark_tick(thickness=2, size=15).transform_filter("isValid(datum.pred)")
-        layers.append(ticks.encode(**axis.encode("pred"), color=_color()))
-    return data, [*layers, points, words]
+        along = base | axis.encode("pred") | {"color": _COLOR}
+        layers.insert(0, _layer("tick", along, "isValid(datum.pred)", thickness=2, size=15))
+    return data, [*layers, words]
 
 
 def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
@@ -249,11 +258,14 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     once = data["text"].where(~data["series"].duplicated(), "")
     data = data.assign(place=data["part"].map(parts.index), text=once)
     colors = [COLOURS[HUES[min(at, len(HUES) - 1)]] for at in range(len(parts))]
-    color = alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colors))
     base, words = _in_rows(data)
-    bars = base.mark_bar(stroke=COLOURS["paper"], strokeWidth=1)
-    look = {"color": color, "order": "place:Q", "tooltip": _tooltip(data, axis)}
-    return data, [bars.encode(**axis.encode("x"), **look), words]
+    look = {
+        "color": alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=colors)),
+        "order": alt.Order("place:Q"),
+        "tooltip": _tooltip(data, axis),
+    }
+    along = base | axis.encode("x") | look
+    return data, [_layer("bar", along, stroke=COLOURS["paper"], strokeWidth=1), words]
 
 
 # Measurements and tables name the sequence length differently.
@@ -261,14 +273,11 @@ _LINKS = {"run_id": "link_run", "factor.seq_len": "link_n", "seq_len": "link_n"}
 
 
 def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
-    """Return the run and the sequence length of each line, by which the report page filters charts.
+    """Return the columns `link_run` and `link_n`, by which the report page filters charts.
 
     Args:
         frame: Measurements, or a table of cases.
         but: Name of a column to leave out.
-
-    Returns:
-        The columns `link_run` and `link_n`, if `frame` has their sources.
     """
     known = {source: name for source, name in _LINKS.items() if source in frame and name != but}
     return {name: frame[source] for source, name in known.items()}

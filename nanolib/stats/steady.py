@@ -64,8 +64,8 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
         return SteadyState()
     medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
     steps = np.diff(medians)
-    # Noise between medians is inaccurate for few medians. Noise between samples is too small if
-    # samples are autocorrelated, and the median of 5 normal samples has 0.54 of their deviation.
+    # With few medians, the noise between medians is inaccurate. Noise between samples is too small
+    # if samples are autocorrelated. The median of 5 normal samples has 0.54 of their deviation.
     noise = max(_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * _noise(x))
     if noise == 0:
         if not steps.any():
