@@ -83,7 +83,17 @@ def test_a_value_that_does_not_fit_is_a_line_and_cannot_be_measured(shown):
     assert not panel.predicted.value and not panel.measure.disabled and not panel.predict.disabled
 
 
-def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for(shown, tmp_path):
+def _in_this_process(serve, *given, **_):
+    sent = []
+    serve(sent.append, *given)
+    yield from sent
+
+
+@pytest.mark.usefixtures("small_ceilings")
+def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for(
+    shown, monkeypatch
+):
+    monkeypatch.setattr("nanolib.run.group.call_in_process", _in_this_process)
     panel = shown("attention", **WALKED["attention"][0], backward=False, budget_s=0.05)
     panel.predict.click()
     assert "keep a measurement, or run nano doctor" in panel.predicted.value

@@ -23,7 +23,8 @@ from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, t
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 _ERROR_ROWS = 128  # This number of queries is enough to find a wrong tile.
-_KIND_FACTORS = ("name", "attention_type", "options")  # All other factors describe the shape.
+# All factors except these describe the shape.
+_KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
