@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -127,6 +128,24 @@ def test_list_names_all_that_a_command_line_can_name():
     assert set(ATTENTION_PATTERNS) == {*PATTERNS, *DYNAMIC}
     of_config = {*attention.kinds(), *ATTENTION_PATTERNS, *PRESETS}
     assert names >= {*ALL, *suites(), *scenarios()} | of_config
+
+
+def test_the_list_of_commands_shows_whole_sentences():
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=100).output
+    lines = shown.partition("Commands:\n")[2].splitlines()
+    assert len(lines) == len(main.commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines), shown
+
+
+@pytest.mark.parametrize("command", main.commands.values(), ids=main.commands)
+def test_help_is_short_and_shows_each_default(command):
+    for option in command.params:
+        if isinstance(option, click.Option):
+            summary = option.help.partition(". ")[0]
+            assert option.help[0].isupper() and option.help.endswith("."), option.help
+            assert len(summary.split()) <= 12, option.help
+            default = option.to_info_dict()["default"]
+            assert option.show_default or not isinstance(default, int | float | str) or not default
 
 
 @pytest.mark.parametrize("notebook", ALL)

@@ -155,7 +155,7 @@ pairs_option = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=_parse_pairs,
-    help="Set a parameter of a notebook, or a field of a model's config. Repeatable.",
+    help="Set a notebook's parameter or a field of a model's config. Repeatable.",
 )
 
 

@@ -51,7 +51,7 @@ def findings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--strict",
     is_flag=True,
-    help="Also exit with code 1 if a notebook, case or metric is missing or failed.",
+    help="Exit with code 1 for missing or failed results too.",
 )
 @click.option(
     "--across-machines",
