@@ -94,7 +94,7 @@ def call_in_process(
                 raise Late(f"the process sent no value for {limit_s:g} s")
     except (EOFError, OSError):  # the process has ended
         process.join(_GRACE_S)
-    finally:  # after an interrupt too, so that no process survives
+    finally:  # the process must not survive an interrupt either
         kill_tree(process.pid)
         process.join()
         ours.close()

@@ -135,7 +135,7 @@ def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
     """Flag a case and its timed rows by the load of the CPUs during the case.
 
     A timing that recorded its own load keeps its own flags. Other rows of the same scope get the
-    flags of that timing.
+    flags of the timing.
 
     Args:
         outcome: Outcome of the case, which is changed.

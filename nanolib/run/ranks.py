@@ -4,8 +4,7 @@
 
 Each rank calls the function with the request, in a new process group. If a rank raises, dies or
 hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process. So the ranks share
-a private network and, on a CPU, one import of torch. Under `nanolib.run.torchrun`, the processes of
-torchrun are the ranks.
+a private network and, on a CPU, one import of torch.
 """
 
 from __future__ import annotations
@@ -61,6 +60,11 @@ class RankFailed(Exception):
 def use(launched: Any) -> None:
     """Run all later cases of this process on the ranks of torchrun."""
     _launched[:] = [launched]
+
+
+def under_torchrun() -> bool:
+    """Return whether the cases of this process run on the ranks of torchrun."""
+    return bool(_launched)
 
 
 def nodes_of(world_size: int) -> int:

@@ -39,6 +39,7 @@ from nanolib.run.lock import device_lock, lock_path, say
 from nanolib.run.params import Params
 from nanolib.run.peaks_case import measured_before
 from nanolib.run.provenance import flag_interference, interference_lines, new_run, take_over
+from nanolib.run.ranks import under_torchrun
 from nanolib.run.timeout import Outcome, one_line
 from nanolib.store import Store
 
@@ -260,8 +261,10 @@ class _Sweep:
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         given = self._params, cases, self._store, self._run_id
-        # A case that was in progress when the run was killed may have caused the kill.
-        if self._isolated or any(case.case_id in self._attempts for case in cases):
+        # A case that was in progress when the run was killed may have caused the kill. But a fresh
+        # process has no ranks of torchrun, and would measure the case on this machine only.
+        was_killed = any(case.case_id in self._attempts for case in cases)
+        if (self._isolated or was_killed) and not under_torchrun():
             return run_in_process(*given, self._stop)
         outcomes = run_here(*given)
         # A fresh process can still use a device that this process has lost.

@@ -185,7 +185,7 @@ def answers_of(
 ) -> tuple[list[Any], str]:
     """Run a user's function in a fresh process, and discard its output.
 
-    The end of the process enforces the time limit in compiled code too.
+    Ending the process enforces the time limit in compiled code too.
 
     Args:
         function: Generator function of a module. Pickle must be able to send the values.

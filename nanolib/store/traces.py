@@ -81,7 +81,7 @@ class TraceWriter:
             while not is_over:
                 self._wake.wait(_COMMIT_S)
                 self._wake.clear()
-                is_over = self._over  # read before the queue, so that no later row is lost
+                is_over = self._over  # this is read before the queue, so no later row is lost
                 with contextlib.suppress(queue.Empty):
                     while True:
                         self._serve(self._queue.get_nowait())

@@ -22,10 +22,11 @@ memory_seq_lens: []
 rank_timeout_s: 10
 budget_s: 0.3
 """
-# Rank 0 waits a shorter time for the result of a lost rank.
+# Rank 0 waits a shorter time for a lost rank, and no case may run without the ranks of torchrun.
 MAIN = """
-from nanolib.run import torchrun
-torchrun._LATE_S = 3.0
+from nanolib.run import sweep, torchrun
+sweep.run_in_process = None
+torchrun._LATE_S = 5.0
 torchrun.main()
 """
 
