@@ -50,7 +50,7 @@ _OVERHEAD = {
     "pass_ms": "Detailed call, ms",
     "n": "Pairs",
 }
-# Part of a bar -> its operations. All others are "other".
+# Part of a bar → its operations. Operations outside this table belong to `other`.
 _PARTS = {
     "attention": "attention_fused rope cache",
     "projections": "q_proj k_proj v_proj qkv_proj out_proj",

@@ -277,7 +277,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         return ModelCase(*shape, "training")
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure the loss before each step; the estimate is the mean of the last tenth of them."""
+        """Measure the loss before each step, and estimate it by the mean of the last tenth."""
         model = self.build(params.seed)
         check_loss(model)
         batches = text_batches(self, self.corpus, params.seed, self.steps)

@@ -61,7 +61,7 @@ class Use:
 
     @property
     def fits(self) -> bool:
-        """Whether its peak fits."""
+        """Return whether the peak fits in the memory."""
         return not self.refused and self.breakdown.peak <= self.memory
 
 
@@ -92,11 +92,11 @@ class Planner:
                 batches[length] = batch
         except Unsupported as error:
             return found(refused=str(error))
-        except TimeoutError as error:  # such as of a model that computes token by token
+        except TimeoutError as error:  # for example, a model that computes token by token
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        except (Exception, SystemExit) as error:  # such as of a model that reads its data
+        except (Exception, SystemExit) as error:  # for example, a model that reads its data
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 
@@ -230,8 +230,8 @@ def largest(
     """Find the largest n whose need fits; 0 if not even 1 does, `most` if all do.
 
     The next n is where the line through the last two needs meets the memory, and now and then the
-    middle. A need is the largest of several that grow in proportion, so it is convex: beyond two
-    points it is nowhere below their line.
+    middle. A need is the largest of several linear functions, so it is convex. Beyond two points a
+    convex function is never below the line through them.
 
     Args:
         need: n → bytes, growing and convex; infinite if n is not accepted.
