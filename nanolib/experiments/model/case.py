@@ -54,7 +54,7 @@ class ModelCase(ShapedCase):
 
     @property
     def model_case(self) -> ModelCase:
-        """Return the case itself, as `ModelWorkCase.model_case` returns the case of its model."""
+        """Return the case itself, which is its own model case."""
         return self
 
     @property

@@ -25,8 +25,8 @@ from nanolib.run.timeout import planning_time_limit
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens, since a mask has real tiles whose number grows with the square
 _BISECT_EVERY = 4  # guesses between two bisections, since a line may creep towards a bend
-# Calls are followed with a prime number of sequences: it divides only the bytes of tensors that grow
-# with the batch, so that their bytes in any other batch are known.
+# A plan follows calls on a prime number of sequences, which divides only the bytes of tensors that
+# grow with the batch. Their bytes in any other batch follow from it.
 _FOLLOWED_BATCH = 10_007
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
@@ -45,12 +45,12 @@ class Use:
     """The memory that one use of the model needs.
 
     Attributes:
-        name: One of `USES`.
-        memory: Memory of one rank, bytes.
-        breakdown: Memory use at its peak; of one rank if there are several.
+        name: Key of `USES`.
+        memory: Available memory of one rank, bytes.
+        breakdown: Memory use of one rank at the peak of this use.
         batches: Context length → the largest batch that fits, 0 if not one sequence does. Lengths
             are left out if planning them takes too long.
-        refused: Why there is no plan, in one line.
+        refused: Reason why there is no plan, in one line, or an empty string.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Planner:
         return sorted({length, *(power // part for part in (4, 1) if power >= part)})
 
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
-        """Plan the memory at a use's peak at a shape, on one rank."""
+        """Plan the memory of one rank at the peak of a use."""
         batch //= self.ranks
         # The user's code may depend on the batch, so that its calls must have this batch.
         followed = batch if self.source.runs_code else _FOLLOWED_BATCH
@@ -185,7 +185,7 @@ class Planner:
 
     @functools.cached_property
     def stack(self) -> tuple[str, int]:
-        """The option that sets the number of equal blocks, and their number; 0 if unknown."""
+        """Return the option that sets the number of equal blocks, and their number, 0 if unknown."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers
