@@ -103,8 +103,7 @@ class StackMemory:
 
     Args:
         depth: Number of blocks; 0 if the stack is not known.
-        ats: One function for each followed shape: number of blocks → calls of the model, with
-            `model` and `workloads()`.
+        ats: Functions of the number of blocks that return a `Step`, one for each followed shape.
     """
 
     def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:

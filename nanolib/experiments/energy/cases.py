@@ -156,7 +156,7 @@ class EnergyCase(ModelWorkCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `parameters`, `flops` of one call and `tokens`."""
-        return self.work_of(self._counted_as) | {"tokens": self.tokens}
+        return self._counted_as.work | {"tokens": self.tokens}
 
     @property
     def _counted_as(self) -> ModelCase:

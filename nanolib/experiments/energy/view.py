@@ -168,9 +168,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         course = row["details"].get("course_s")
         if not course or row["provenance"] == Provenance.ESTIMATED:
             continue
-        shift = (
-            course[-1] if row["scope"] == "idle" else 0.0
-        )  # the idle window ends when the work begins
+        shift = course[-1] if row["scope"] == "idle" else 0.0  # idle ends when work begins
         line = {
             "series": row["scope"].replace("_", " "),
             "x": [at - shift for at in course],
@@ -268,9 +266,7 @@ def _find_largest(case: str, part: pd.DataFrame) -> Finding:
     gaps = shares.get("between", 0)
     evidence = "faster kernels would change less than half of the time" if gaps > 0.5 else ""
     next_step = "increase batch_size to shorten the gaps" if gaps > 0.2 else ""
-    what = (
-        "forward pass" if case.startswith("training step") else "time"
-    )  # only that part is profiled
+    what = "forward pass" if case.startswith("training step") else "time"  # only it is profiled
     return Finding(f"Most of the {what} goes to {names}", evidence, next_step, case)
 
 

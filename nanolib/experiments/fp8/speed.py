@@ -74,7 +74,7 @@ class SpeedCase(ModelWorkCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
-        found = self.work_of(self.model_case)  # a missing model of the user has no FLOPs
+        found = self.model_case.work  # a missing model of the user has no FLOPs
         if self.recipe and found and not self.runs_code:
             built = dataclasses.replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
