@@ -69,7 +69,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         sustained_s: Length of a sustained measurement of each product, s. 0 means none.
 
     Returns:
-        Heading → name → text.
+        Texts by heading and name.
 
     Raises:
         BadInput: A budget is not positive, or the output folder cannot be created.

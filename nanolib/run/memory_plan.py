@@ -103,8 +103,8 @@ class StackMemory:
 
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
-        ats: For each planned shape, a function of a number of blocks that returns the calls of a
-            model of that depth, with `model` and `workloads()`.
+        ats: For each planned shape, a function of a number of blocks that returns the `Step` of a
+            model of that depth.
     """
 
     def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:

@@ -1,1 +1,1 @@
-"""What a token costs in joules, and which layers it goes to."""
+"""Energy per token, and the layers that use it."""

@@ -106,7 +106,7 @@ class Params(OwnModelParams):
 
     @property
     def reads(self) -> tuple[str, int]:
-        """See `OwnModelParams.reads`."""
+        """Return the parameters with the longest sequence that the model reads, and its tokens."""
         field, longest = super().reads
         if "decode" not in self.phases:
             return field, longest
@@ -134,20 +134,20 @@ class EnergyCase(ModelWorkCase):
 
     @property
     def model_case(self) -> ModelCase:
-        """The same work as a case of the model notebook."""
+        """Return the same work as a case of the model notebook."""
         if self.phase == "training_step":
             return ModelCase(*self.shape, "training")
         return GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The first fields of a `ModelCase`."""
+        """Return the first fields of a `ModelCase`."""
         named = (self.device, self.name, self.preset, self.overrides, self.attention)
         return (*named, self.seq_len, self.batch_size, self.dtype)
 
     @property
     def tokens(self) -> int:
-        """Tokens that one call reads or makes."""
+        """Return the number of tokens that one call reads or makes."""
         return self.batch_size * (1 if self.phase == "decode" else self.seq_len)
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ class EnergyCase(ModelWorkCase):
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `parameters`, `flops` of one call and `tokens`."""
-        return self.work_of(self._counted_as) | {"tokens": self.tokens}
+        return self._counted_as.work | {"tokens": self.tokens}
 
     @property
     def _counted_as(self) -> ModelCase:

@@ -40,7 +40,7 @@ def profile(
         phase: Start of the scope of the rows.
         model: The model.
         call: A function that calls it once.
-        modes: Profiling modes. The last one, the deepest, profiles the layers.
+        modes: Profiling modes. The last mode, the deepest, profiles the layers.
         params: Parameters of the energy notebook.
 
     Yields:
@@ -85,7 +85,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     if activations := {name: means.pop(name) for name in STATISTICS if name in means}:
         details["activations"] = activations
     if layer.passes:
-        # operations of one pass, whose rest of the call is the time between them
+        # The rest of the call is the time between the operations of this pass.
         middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
         between = max(0.0, median - sum(middle.operations.values()))
         details |= {
@@ -115,7 +115,7 @@ def _energy_rows(
     for track in meter.tracks:
         try:
             energy = track.energy(window)
-        except BadInput:  # too few readings, which the energy case reports
+        except BadInput:  # the energy case reports too few readings
             continue
         low, estimate, high = (end * row.details["share"] / calls for end in energy)
         yield Measurement(

@@ -33,7 +33,7 @@ class LivePower:
         params: Parameters of the notebook. Only the first preset and length are used.
 
     Attributes:
-        widget: What a notebook shows.
+        widget: The widget that a notebook displays.
     """
 
     def __init__(self, params: energy.Params) -> None:

@@ -50,7 +50,7 @@ _OVERHEAD = {
     "pass_ms": "Detailed call, ms",
     "n": "Pairs",
 }
-# Part of a bar -> its operations. All others are "other".
+# Part of a bar → its operations. Operations outside this table belong to `other`.
 _PARTS = {
     "attention": "attention_fused rope cache",
     "projections": "q_proj k_proj v_proj qkv_proj out_proj",
@@ -168,9 +168,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
         course = row["details"].get("course_s")
         if not course or row["provenance"] == Provenance.ESTIMATED:
             continue
-        shift = (
-            course[-1] if row["scope"] == "idle" else 0.0
-        )  # the idle window ends when the work begins
+        shift = course[-1] if row["scope"] == "idle" else 0.0  # idle ends when work begins
         line = {
             "series": row["scope"].replace("_", " "),
             "x": [at - shift for at in course],
@@ -268,9 +266,7 @@ def _find_largest(case: str, part: pd.DataFrame) -> Finding:
     gaps = shares.get("between", 0)
     evidence = "faster kernels would change less than half of the time" if gaps > 0.5 else ""
     next_step = "increase batch_size to shorten the gaps" if gaps > 0.2 else ""
-    what = (
-        "forward pass" if case.startswith("training step") else "time"
-    )  # only that part is profiled
+    what = "forward pass" if case.startswith("training step") else "time"  # only it is profiled
     return Finding(f"Most of the {what} goes to {names}", evidence, next_step, case)
 
 

@@ -44,7 +44,7 @@ class SmallDecoderCase(Case):
 
     @property
     def config(self) -> NanoConfig:
-        """Configuration of the decoder."""
+        """Return the configuration of the decoder."""
         return small_decoder(self.d_model, self.num_layers, self.seq_len)
 
     def plan(self) -> Plan:
@@ -83,12 +83,12 @@ class ParityCase(SmallDecoderCase):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the CPU trains it."""
+        """Return whether the CPU trains the model."""
         return torch.device(self.device).type == "cpu"
 
     @property
     def emulated(self) -> bool:
-        """Whether its products are emulated: controls, FP8 without hardware, and bf16 on a CPU."""
+        """Return whether products are emulated: controls, FP8 without hardware, and bf16 on a CPU."""
         if self.recipe in _TYPES:
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS

@@ -42,22 +42,22 @@ class SpeedCase(ModelWorkCase):
 
     @property
     def title(self) -> str:
-        """See `Case.title`."""
+        """Return the name of the case within its group."""
         return self.precision
 
     @property
     def is_baseline(self) -> bool:
-        """See `Case.is_baseline`."""
+        """Return whether the other precisions are compared with this case."""
         return self.precision == "bfloat16"
 
     @property
     def recipe(self) -> str:
-        """The FP8 recipe, or empty for another precision."""
+        """Return the FP8 recipe, or an empty string for another precision."""
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
     def model_case(self) -> ModelCase:
-        """The same work as a case of the model notebook."""
+        """Return the same work as a case of the model notebook."""
         mode = "inference" if self.mode == "forward" else "training"
         shape = (self.seq_len, self.batch_size, DTYPES[self.precision])
         named = (self.device, self.name, self.preset, self.overrides, self.attention)
@@ -69,12 +69,12 @@ class SpeedCase(ModelWorkCase):
         return f"{self.name} {self.mode} {precision} n={self.seq_len} batch={self.batch_size}"
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run it."""
+        """Return why this machine cannot run the case."""
         return no_product(product_of(self.precision), self.device) or super().unsupported()
 
     def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
         """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
-        found = self.work_of(self.model_case)  # empty if the user's model is missing
+        found = self.model_case.work  # a missing model of the user has no FLOPs
         if self.recipe and found and not self.runs_code:
             built = dataclasses.replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
@@ -87,7 +87,7 @@ class SpeedCase(ModelWorkCase):
 
     @property
     def group(self) -> str:
-        """See `Case.group`: all precisions of one model and mode."""
+        """Return one name for all precisions of a model and mode."""
         return f"{self.model_case.group} {self.compiled}"
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:

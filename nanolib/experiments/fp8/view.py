@@ -273,7 +273,7 @@ def _compare_loss(row: pd.Series) -> Finding:
     if row["verdict"] in ("worse", "better"):
         compared = comparing(difference, Estimate.exact(0.0, "bf16"))
         return Finding(text, evidence, compared=compared)
-    # "equivalent" rests on two one-sided tests, at 90 %
+    # The verdict "equivalent" comes from two one-sided tests, each at 5 %.
     return Finding(text, evidence, figures=(difference,))
 
 

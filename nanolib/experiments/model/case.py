@@ -48,7 +48,7 @@ class ModelCase(ShapedCase):
 
     @property
     def model_case(self) -> ModelCase:
-        """Return the case itself, as `ModelWorkCase.model_case` returns the case of its model."""
+        """Return the case itself, which is its own model case."""
         return self
 
     @property
@@ -61,6 +61,12 @@ class ModelCase(ShapedCase):
     def counted(self) -> Counted | None:
         """Return weights, FLOPs and bytes of a call, or None if only a run can count them."""
         return look_at(self.planned_as).counted if self.own else count_by_formula(self)
+
+    @property
+    def work(self) -> dict[str, float]:
+        """Return `parameters` and `flops` of a call, or nothing if only a run can count them."""
+        counted = self.counted
+        return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
 
     def __str__(self) -> str:
         """Return the preset, the shape and the mode."""
@@ -79,13 +85,7 @@ class ModelCase(ShapedCase):
         return look_at(self.planned_as).plan
 
     def at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
-        """Build the model with another number of blocks, and its calls, on ids without data.
-
-        Args:
-            depth: Number of blocks. 0 keeps the model's own number.
-            optimizer: Key of `OPTIMIZERS`.
-            layers: Option of the model that sets the number of blocks.
-        """
+        """Build the calls of a model with `depth` blocks, or its own number for 0, set by `layers`."""
         overrides = self.overrides | ({layers: depth} if depth else {})
         model = replace(self, overrides=overrides).build()
         return self.step(model, self.no_ids(), 1e-3, optimizer)
@@ -173,8 +173,7 @@ class ModelCase(ShapedCase):
         yield from rate_rows(whole, flops, self.dtype, ceilings)
         yield rate("tokens_per_second", step.tokens, whole)
         for work in step.workloads():
-            # Nothing compiled runs under a memory counter, so the trace comes first.
-            trace(work, self, params)
+            trace(work, self, params)  # first, since a memory counter stops compiled models
             yield from self._memory_rows(work, model)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
         compiles = self.optimization != "eager" or self.attention_type == "flex"
@@ -193,10 +192,7 @@ class ModelCase(ShapedCase):
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
-    """A model that reads a prompt and then generates token by token over its cache.
-
-    Its FLOPs are those of the first generated token.
-    """
+    """A model that reads a prompt, then generates; FLOPs are those of the first new token."""
 
     new_tokens: int = 1
 
@@ -244,11 +240,6 @@ class ModelWorkCase(Case):
         """Plan the peak memory of the model's call."""
         return self.model_case.plan()
 
-    def work_of(self, case: ModelCase) -> dict[str, float]:
-        """Return `parameters` and `flops` of a call, or nothing if only a run can count them."""
-        counted = case.counted
-        return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
-
 
 @dataclass(frozen=True)
 class LossCase(ModelWorkCase, ShapedCase):
@@ -271,7 +262,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         return ModelCase(*shape, "training")
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
-        """Measure the loss before each step; the estimate is the mean of the last tenth of them."""
+        """Measure the loss before each step, and estimate it by the mean of the last tenth."""
         model = self.build(params.seed)
         check_loss(model)
         batches = text_batches(self, self.corpus, params.seed, self.steps)

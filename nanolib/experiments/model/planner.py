@@ -25,8 +25,8 @@ from nanolib.run.timeout import planning_time_limit
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # tokens, since a mask has real tiles whose number grows with the square
 _BISECT_EVERY = 4  # guesses between two bisections, since a line may creep towards a bend
-# Calls are followed with a prime number of sequences: it divides only the bytes of tensors that grow
-# with the batch, so that their bytes in any other batch are known.
+# A plan follows calls on a prime number of sequences, which divides only the bytes of tensors that
+# grow with the batch. Their bytes in any other batch follow from it.
 _FOLLOWED_BATCH = 10_007
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
@@ -45,12 +45,12 @@ class Use:
     """The memory that one use of the model needs.
 
     Attributes:
-        name: One of `USES`.
-        memory: Memory of one rank, bytes.
-        breakdown: Memory use at its peak; of one rank if there are several.
+        name: Key of `USES`.
+        memory: Available memory of one rank, bytes.
+        breakdown: Memory use of one rank at the peak of this use.
         batches: Context length → the largest batch that fits, 0 if not one sequence does. Lengths
             are left out if planning them takes too long.
-        refused: Why there is no plan, in one line.
+        refused: Reason why there is no plan, in one line, or an empty string.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Use:
 
     @property
     def fits(self) -> bool:
-        """Whether its peak fits."""
+        """Return whether the peak fits in the memory."""
         return not self.refused and self.breakdown.peak <= self.memory
 
 
@@ -92,11 +92,11 @@ class Planner:
                 batches[length] = batch
         except Unsupported as error:
             return found(refused=str(error))
-        except TimeoutError as error:  # such as of a model that computes token by token
+        except TimeoutError as error:  # for example, a model that computes token by token
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        except (Exception, SystemExit) as error:  # such as of a model that reads its data
+        except (Exception, SystemExit) as error:  # for example, a model that reads its data
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 
@@ -120,7 +120,7 @@ class Planner:
         return sorted({length, *(power // part for part in (4, 1) if power >= part)})
 
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
-        """Plan the memory at a use's peak at a shape, on one rank."""
+        """Plan the memory of one rank at the peak of a use."""
         batch //= self.ranks
         # The user's code may depend on the batch, so that its calls must have this batch.
         followed = batch if self.source.runs_code else _FOLLOWED_BATCH
@@ -185,7 +185,7 @@ class Planner:
 
     @functools.cached_property
     def stack(self) -> tuple[str, int]:
-        """The option that sets the number of equal blocks, and their number; 0 if unknown."""
+        """Return the option that sets the number of equal blocks, and their number, 0 if unknown."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers
@@ -230,8 +230,8 @@ def largest(
     """Find the largest n whose need fits; 0 if not even 1 does, `most` if all do.
 
     The next n is where the line through the last two needs meets the memory, and now and then the
-    middle. A need is the largest of several that grow in proportion, so it is convex: beyond two
-    points it is nowhere below their line.
+    middle. A need is the largest of several linear functions, so it is convex. Beyond two points a
+    convex function is never below the line through them.
 
     Args:
         need: n → bytes, growing and convex; infinite if n is not accepted.

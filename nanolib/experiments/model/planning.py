@@ -93,7 +93,7 @@ class Request(StrictModel):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether training is in mixed precision."""
+        """Return whether training is in mixed precision."""
         return self.precision == "mixed" or (self.precision is None and self.dtype is None)
 
     @property

@@ -262,10 +262,7 @@ class Generating(Step):
         return self.generation.tensors[:-2]
 
     def measure_prompt(self, params: Any, device: str) -> Measuring:
-        """Time the prompt, and then fill the cache.
-
-        A library may plan a kernel at the first call with a new length of the cache.
-        """
+        """Time the prompt, and then fill the cache, since a new length may need a new kernel."""
         prefill = self.generation.prefill
         timed = yield params.timed(device, {"prefill": prefill})
         yield timed["prefill"]

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 import nanolib
 from nanolib.cli import main
+from nanolib.experiments.model import planner
+from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.planner import USES, Planner, largest
 from nanolib.experiments.model.planning import Request, plan
 from nanolib.measurement import MemoryKind
@@ -59,6 +61,30 @@ def test_what_it_names_fits_by_plan_and_the_next_does_not(model, options):
         for length, most in use.batches.items():
             assert not most or planner.breakdown(name, most, length).peak <= memory
             assert planner.breakdown(name, most + 1, length).peak > memory
+
+
+@pytest.mark.parametrize(("model", "options"), MODELS)
+def test_each_batch_and_length_follows_to_the_byte_from_calls_that_are_followed_once(
+    model, options, monkeypatch
+):
+    followed = []
+
+    class Counting(planner.StackMemory):
+        def __init__(self, depth, *ats):
+            followed.append(len(ats))
+            super().__init__(depth, *ats)
+
+    monkeypatch.setattr(planner, "StackMemory", Counting)
+    context = "context_length" if model == "decoder_tiny" else "max_position_embeddings"
+    options, names = options | {context: 128}, ("inference", "training")
+    plans = Planner(checked(model, 32, 4, options))
+    for name in names:
+        plans.use(name)
+    assert sum(followed) == 2 * len(names)  # two lengths of each use
+    kind = "dense" if model == "decoder_tiny" else "own"
+    for name, batch, length in (("inference", 700, 128), ("training", 1, 32), ("training", 5, 64)):
+        case = ModelCase("cpu", "m", model, options, kind, length, batch, "float32", USES[name][0])
+        assert plans.breakdown(name, batch, length).peak == case.plan().most
 
 
 @pytest.mark.parametrize(
