@@ -143,7 +143,7 @@ def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_pat
     options = ["-p", f"model={name.format(module)}", "-p", "model_options={path: made}"]
     output = ["--output", str(tmp_path / "out")]
     ended = CliRunner().invoke(main, ["run", "model", "--dry-run", *options, *output])
-    assert ended.exit_code == 0 and "its model is your own code" in ended.output
+    assert ended.exit_code == 0 and "because the model is your own code" in ended.output
     assert {path.name for path in tmp_path.iterdir()} <= {f"{module}.py", "__pycache__"}
 
 

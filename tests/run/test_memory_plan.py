@@ -153,8 +153,7 @@ def _memory(case):
     "case",
     [
         *map(_case, MODES),
-        _case(optimization="checkpoint"),
-        _case(optimization="autocast_bfloat16"),
+        _case(optimization="autocast_bfloat16_checkpoint"),
         _case(preset="hf:LlamaForCausalLM", overrides=LLAMA),
     ],
     ids=lambda case: f"{case.preset} {case.mode} {case.optimization}",
