@@ -109,17 +109,3 @@ def test_bad_environments_are_one_line(repository, tmp_path, options, said):
     ended = _ab(tmp_path, *[old if option == "OLD" else option for option in options])
     assert ended.exit_code == 2 and said in ended.output, ended.output
     assert len(ended.output.strip().splitlines()) == 1
-
-
-def test_an_interpreter_without_what_the_code_needs_is_one_line(repository, tmp_path):
-    venv.create(tmp_path / "bare", symlinks=True)
-    bare = str(tmp_path / "bare" / "bin" / "python")
-    Path("work.py").write_text("import numpy\n" + WORK.replace("{cost}", "1"))
-    ended = _ab(tmp_path, "--python", sys.executable, "--python", bare)
-    assert (
-        ended.exit_code == 2
-        and "work:run cannot be imported (ModuleNotFoundError: No module named 'numpy')"
-        in (ended.output)
-    )
-
-    assert not (tmp_path / "out").exists()

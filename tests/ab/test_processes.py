@@ -145,32 +145,17 @@ def elsewhere(tmp_path_factory, monkeypatch):
     return write
 
 
-def _versions(tmp_path, **works):
-    for name, text in works.items():
-        (tmp_path / name / "lib").mkdir(parents=True)
-        (tmp_path / name / "work.py").write_text(
-            text + "\ndef run():\n    raise RuntimeError(WHO)\n"
-        )
-    return [Version(name, "", tmp_path / name, Path()) for name in works]
-
-
-def _who(versions):
-    said = []
-    with Processes(versions, 60, fork=True) as sides:
-        for process in sides.renew():
-            _asked(process)
-            with pytest.raises(VersionDied) as death:
-                process.time_block(1, keep=True)
-            said.append(str(death.value).rpartition(": ")[2])
-    return said
-
-
 def test_a_relative_path_for_imports_leads_into_each_version(tmp_path, monkeypatch):
-    versions = _versions(
-        tmp_path, a="from pkg import WHO", b="from pkg import WHO", main="from pkg import WHO"
-    )
-    for version in versions:
-        (version.root / "lib" / "pkg.py").write_text(f"WHO = {version.name!r}\n")
+    work = "from pkg import WHO\ndef run():\n    raise RuntimeError(WHO)\n"
+    for name in ("a", "b", "main"):
+        (tmp_path / name / "lib").mkdir(parents=True)
+        (tmp_path / name / "lib" / "pkg.py").write_text(f"WHO = {name!r}\n")
+        (tmp_path / name / "work.py").write_text(work)
     monkeypatch.setenv("PYTHONPATH", "lib")
     monkeypatch.chdir(tmp_path / "main")
-    assert _who(versions[:2]) == ["a", "b"]
+    versions = [Version(name, "", tmp_path / name, Path()) for name in "ab"]
+    with Processes(versions, 60, fork=True) as sides:
+        for process, name in zip(sides.renew(), "ab", strict=True):
+            _asked(process)
+            with pytest.raises(VersionDied, match=f": {name}$"):
+                process.time_block(1, keep=True)

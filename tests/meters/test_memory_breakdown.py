@@ -14,7 +14,6 @@ from nanolib.meters.memory import LiveBytes, fake_tensors
 from nanolib.meters.memory_breakdown import MemoryTracker
 from nanolib.models import create_model
 from nanolib.models.user import build_model
-from nanolib.run.memory_plan import StackMemory
 from tests.measuring import breakdown
 
 SMALL = {"num_layers": 2, "d_model": 64, "num_heads": 4, "vocab_size": 128, "context_length": 64}
@@ -129,19 +128,6 @@ def test_saved_activations_are_what_autograd_saves(name):
         work.call.forward()
         counter.begin("saved")
     assert counter.breakdowns()["saved"].by_kind[MemoryKind.SAVED] == alone
-
-
-def test_what_a_higher_stack_holds_follows_from_two_low_ones():
-    def at(depth):
-        config = NanoConfig.from_preset("decoder_tiny", **SMALL | {"num_layers": depth})
-        model = create_model(config)
-        return _steps(model, "eager")
-
-    (by_depth,) = StackMemory(5, at).breakdowns().values()
-    with fake_tensors():
-        step = at(5)
-        whole = breakdown(next(step.workloads()), step.model)
-    assert by_depth.parts == whole.parts
 
 
 def test_parts_of_a_cache_and_of_inputs_are_told_apart():

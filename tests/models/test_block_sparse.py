@@ -104,30 +104,22 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize(
-    ("pattern", "batch", "kv_heads", "length", "dtype", "causal"),
+    ("name", "batch", "kv_heads", "length", "dtype", "causal"),
     [
-        *((pattern, 2, 4, 500, "float32", True) for pattern in sorted(OPTIONS)),
+        *((kind, 2, 4, 500, "float32", True) for kind in ("flash", "math", *sorted(OPTIONS))),
         ("random", 2, 2, 500, "float32", False),
         ("local_global", 3, 2, 500, "bfloat16", True),
         ("local_global", 3, 2, 30, "bfloat16", True),
     ],
 )
-def test_a_plan_is_the_live_peak(pattern, batch, kv_heads, length, dtype, causal):
-    options = {"pattern": pattern, "block_size": 32, "per_head": not causal, **OPTIONS[pattern]}
-    case = AttentionCase(
-        "cpu",
-        pattern,
-        "sparse",
-        options,
-        length,
-        batch,
-        dtype,
-        4,
-        kv_heads,
-        16,
-        causal,
-        backward=True,
-    )
+def test_a_plan_is_the_live_peak(name, batch, kv_heads, length, dtype, causal):
+    """Of a pattern of sparse attention, or of a backend of dense attention."""
+    kind, options = "dense", {"backend": name}
+    if name in OPTIONS:
+        kind = "sparse"
+        options = {"pattern": name, "block_size": 32, "per_head": not causal, **OPTIONS[name]}
+    shape = length, batch, dtype, 4, kv_heads, 16, causal
+    case = AttentionCase("cpu", name, kind, options, *shape, backward=True)
     for work in case.workloads(*case.inputs(0)):
         work.call()
         with peak_memory("cpu", *work.existing()) as peak:

@@ -178,16 +178,6 @@ def test_parts_merge_to_the_whole_whatever_is_empty(lengths, seed):
     assert torch.allclose(out.double(), expected, atol=1e-6)
 
 
-def test_keys_in_bfloat16_are_attended_to_in_float32():
-    generator = torch.Generator().manual_seed(1)
-    q, k, v = torch.randn(3, 2, 4, 40, 16, generator=generator).bfloat16().unbind()
-    mask = torch.rand(40, 40, generator=generator) < 0.3
-    triangle = causal_mask(40, 40)
-    for which, seen in (({"mask": mask}, mask), ({"causal": True}, triangle)):
-        out, _ = partial_attention(q, k, v, **which)
-        assert torch.allclose(out.double(), masked_attention(q, k, v, seen), atol=1e-5)
-
-
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once
 @pytest.mark.parametrize("causal", [False, True])
 def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):

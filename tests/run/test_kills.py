@@ -49,12 +49,12 @@ def place(tmp_path):
     return tmp_path
 
 
-def _start(place, *arguments, cwd=ROOT):
+def _start(place, *arguments):
     command = [sys.executable, "-m", "nanolib.cli", *arguments, "--output", str(place / "results")]
     environment = os.environ | {"TMPDIR": str(place / "temporary"), "PYTHONPATH": str(ROOT)}
     with (place / "said").open("w") as said:
         return psutil.Popen(
-            command, cwd=cwd, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL
+            command, cwd=ROOT, env=environment, stdout=said, stderr=said, stdin=subprocess.DEVNULL
         )
 
 
@@ -74,11 +74,11 @@ def _wait(process, wanted):
     raise AssertionError(f"it did not come up: {below}")
 
 
-def _kill(victim, *others):
-    """Kill a process, and check that none of its descendants and of the others survives."""
+def _kill(victim):
+    """Kill a process, and check that none of its descendants survives."""
     below = victim.children(recursive=True)
     victim.kill()
-    _, alive = psutil.wait_procs([*below, *others], timeout=HANGING_S)
+    _, alive = psutil.wait_procs(below, timeout=HANGING_S)
     assert not alive
 
 
@@ -120,38 +120,3 @@ def test_nothing_that_a_run_started_lives_on_when_it_is_killed(place):
     with Store(place / "results" / "results.sqlite") as store:
         assert store.connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert list(store.runs().status) == ["interrupted"]
-
-
-_ENDLESS = """
-import pathlib, time
-
-def run():
-    pathlib.Path({mark!r}).touch()
-    while True:
-        time.sleep(0.001)
-"""
-
-
-@pytest.mark.parametrize("victim", ["nano", "side"])
-def test_both_sides_of_a_comparison_end_with_it(place, victim):
-    repository, mark = place / "repository", place / "mark"
-    repository.mkdir()
-    (repository / "work.py").write_text(_ENDLESS.format(mark=str(mark)))
-    name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    for arguments in (
-        ["init", "--quiet"],
-        ["add", "-A"],
-        [*name, "commit", "--quiet", "-m", "base"],
-    ):
-        subprocess.run(["git", "-C", str(repository), *arguments], check=True)
-    nano = _start(
-        place, "ab", "HEAD", ".", "--call", "work:run", "--timeout", "80000s", cwd=repository
-    )
-
-    def sides(below):
-        found = [one for one, said in below.items() if "worker.py" in said]
-        return found if mark.exists() and len(found) >= 2 else None
-
-    served = _wait(nano, sides)
-    _kill({"nano": nano, "side": served[-1]}[victim])
-    _kill(nano, *served)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from nanolib.measurement import BadInput
-from nanolib.run.process import call_in_process, describe_exit, python
+from nanolib.run.process import call_in_process, describe_exit
 from nanolib.run.timeout import answers_of
 
 ROOT = Path(__file__).parents[2]
@@ -60,13 +60,6 @@ def test_a_child_whose_parent_was_gone_before_it_asked_ends_at_once():
         [sys.executable, "-c", _CHILD.format(before=""), str(other)], cwd=ROOT, timeout=HANGING_S
     )
     assert ended.returncode == -9
-
-
-def test_a_module_has_its_arguments_and_is_main():
-    ended = subprocess.run(
-        python("json.tool", "--compact"), input="[1,  2]", capture_output=True, text=True, cwd=ROOT
-    )
-    assert (ended.returncode, ended.stdout) == (0, "[1,2]\n")
 
 
 def _child(**options):

@@ -1,7 +1,6 @@
 """The database file is made and opened, refuses invalid rows, and survives other programs."""
 
 import os
-import re
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from nanolib.cli import main
 from nanolib.measurement import BadInput
 from nanolib.paths import checkout, put_in_place
 from nanolib.store import Store
-from nanolib.store.connection import WAIT_S, write_schema
+from nanolib.store.connection import WAIT_S
 from nanolib.store.schema import SCHEMA_VERSION
 from tests.store.rows import make_run
 
@@ -42,40 +41,6 @@ def test_several_that_make_the_same_database_at_once_all_get_it(tmp_path):
             for done in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
                 done.result()
     assert len(list(tmp_path.iterdir())) == 25
-
-
-def _foreign(path):
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE t (a)")
-
-
-def _older(path):
-    write_schema(path, "DELETE")
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 4")
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (lambda path: None, "does not exist; run `nano run quick` first or name another"),
-        (
-            lambda path: path.write_bytes(b"hello, I am no database at all" * 100),
-            "cannot be opened (file is not a database)",
-        ),
-        (lambda path: path.touch(), "is not a nanolib database; name another"),
-        (_foreign, "is not a nanolib database; name another"),
-        (_older, f"has schema 4, this nanolib {SCHEMA_VERSION}; move it away and measure again"),
-    ],
-)
-def test_a_file_that_is_not_ours_is_refused_in_one_line_and_left_alone(tmp_path, make, told):
-    path = tmp_path / "x.sqlite"
-    make(path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(BadInput, match=re.escape(told)) as error:
-        Store(path, create=False)
-    assert len(error.value.lines) == 1
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(

@@ -39,16 +39,12 @@ def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
     for day, (run_id, machine_id, experiment) in enumerate([*chosen, ("d", "m1", "model")], 1):
         rows = {"x": ({"name": "x"}, [LATENCY, exact("flops", day)])}
         run = {"machine": MACHINE | {"machine_id": machine_id}, "experiment": experiment}
-        store.add(make_run(run_id, rows=rows, git_revision="r", **run))
+        store.add(make_run(run_id, rows=rows, **run))
         _at(store, run_id, day)
     found = store.figures("flops", ["m1"])
     assert list(zip(found.run_id, found.estimate, strict=True)) == [("a", 1), ("b", 2), ("d", 4)]
     assert list(store.figures("flops", ["m1"], last=1).run_id) == ["b", "d"]
     assert list(store.figures("flops", ["m1", "m2"], last=1).run_id) == ["b", "c", "d"]
-    one = store.figures("latency", ["m2"]).iloc[0]
-    assert one[["low", "estimate", "high"]].to_list() == [1.0, 1.5, 2.0]
-    names = ["scope", "method", "git_revision", "case_id", "factors"]
-    assert one[names].to_list() == ["forward", "perf_counter", "r", "x", {"name": "x"}]
 
 
 def test_the_run_before_is_the_last_done_of_its_like(store):
