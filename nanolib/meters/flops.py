@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.nn.attention.flex_attention import create_mask
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from nanolib.config import NanoConfig
+from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
 BACKWARD_FACTOR = 2.0  # the backward pass has two products for each one of the forward pass
 # A kernel that computes the scores again needs five products for the two of the forward pass.
@@ -112,7 +111,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or the operations that it consists of, and count FLOPs."""
         kwargs, name = kwargs or {}, func.name().partition(".")[0]
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if not hasattr(func, "overloadpacket"):  # an operation on functions, as in FlexAttention
             out = func(*args, **kwargs)
             if name in ("flex_attention", "flex_attention_backward"):
                 self._add_flex_attention(name, args)

@@ -12,13 +12,16 @@ from typing import Any
 
 import psutil
 import torch
-from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from nanolib.measurement import Measurement, Status, exact
 from nanolib.meters.machine import memory_limits
 from nanolib.meters.tensor_bytes import LiveBytes
+from nanolib.torch_internals import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    detect_fake_mode,
+)
 
 MIB = 2**20
 _PROC = Path("/proc/self")

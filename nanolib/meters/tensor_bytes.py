@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default

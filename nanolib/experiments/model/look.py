@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import Unsupported
@@ -30,6 +29,7 @@ from nanolib.models.user import (
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import UNCOUNTED, StackMemory
 from nanolib.run.timeout import answers_of, one_line, planning_time_limit
+from nanolib.torch_internals import FakeTensorMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends it earlier.
 _LIMIT_S = 90.0
