@@ -1,7 +1,5 @@
 """Measure the machine's peak rates: a large matrix product per dtype, and a large copy."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping

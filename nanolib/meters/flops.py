@@ -1,7 +1,5 @@
 """Count FLOPs, by formula and from the operations that run. A multiply-add counts as two FLOPs."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable

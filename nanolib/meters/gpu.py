@@ -1,7 +1,5 @@
 """Read a GPU's clock, power and temperature during a timing, and find interference on the GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator

@@ -5,8 +5,6 @@ with watch_cpus() as load:
 load.others  # share of the CPUs, such as 0.5
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

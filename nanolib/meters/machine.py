@@ -4,8 +4,6 @@ A limit of a control group (cgroup v2, or v1's `cpu` and `memory`) applies to al
 So nanolib reads the process's own group and the visible groups around it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

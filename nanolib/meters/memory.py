@@ -1,7 +1,5 @@
 """Measure memory: live tensor bytes, the resident set of the process, and CUDA's counters."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Count the bytes of tensors while operations run: live ones, and those read of existing ones."""
 
-from __future__ import annotations
-
 import functools
 import math
 import weakref

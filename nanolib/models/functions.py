@@ -1,7 +1,5 @@
 """Import a user's model, attention or mask, named as `package.module:function`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

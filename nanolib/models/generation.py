@@ -1,7 +1,5 @@
 """Generate token by token over a KV cache, for models of any source."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Optimize a model's forward pass by compiling, a CUDA graph, checkpoints or autocast."""
 
-from __future__ import annotations
-
 import itertools
 import types
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Read real text that every machine has: the sources of Python's standard library, as bytes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sysconfig

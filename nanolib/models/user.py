@@ -1,7 +1,5 @@
 """Build a model from a name, `package.module:build` or `hf:LlamaForCausalLM`."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

@@ -4,8 +4,6 @@ A case is one combination of factors. Each case predicts its results, plans its 
 itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

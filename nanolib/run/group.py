@@ -1,7 +1,5 @@
 """Measure one case, or the cases of a group in turns, in this process or in a fresh one."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

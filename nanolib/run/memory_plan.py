@@ -1,7 +1,5 @@
 """Plan the memory of a case on tensors without data, measure it, and write a profiler trace."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re

@@ -1,7 +1,5 @@
 """Record what a run depends on: the code, the machine, and the interference of other processes."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -7,8 +7,6 @@ hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process.
 a private network and, on a CPU, one import of torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import importlib

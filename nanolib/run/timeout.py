@@ -3,8 +3,6 @@
 The module also limits the time of a user's own functions, in a fresh process.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

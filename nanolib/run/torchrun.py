@@ -9,8 +9,6 @@ takes part in them, and stores the rows. The other ranks read the requests of ra
 store, as JSON. The run ends if a machine is lost, and `--resume` continues the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -4,8 +4,6 @@ A source returns watts, or the joules of a counter that only grows. A failed rea
 zero. A reading of 0 W is a gap too, since a device that is on draws power.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

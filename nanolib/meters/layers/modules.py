@@ -1,7 +1,5 @@
 """Choose the modules of a model that are timed, and replace their methods."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

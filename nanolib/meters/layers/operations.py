@@ -5,8 +5,6 @@ the name of the module's role, such as `q_proj`. An operation that a container c
 name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

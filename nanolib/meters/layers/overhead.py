@@ -1,7 +1,5 @@
 """Measure the overhead of a profiling mode, in turns of calls with and without a profiler."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ While a profiler is entered, `forward` of the timed modules is replaced. Hooks c
 much, since `Module.__call__` has a fast path without hooks. The model's output does not change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time

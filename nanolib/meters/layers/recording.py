@@ -1,7 +1,5 @@
 """Settings and data of a profiler: calls, times of modules, statistics of their outputs."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping

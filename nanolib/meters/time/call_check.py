@@ -6,8 +6,6 @@ function that torch stopped compiling must not be timed as a compiled one.
 This module imports nothing from nanolib, since `nano ab` loads it into processes of other versions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Measure latency, the median of block medians with its interval, in the steady state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

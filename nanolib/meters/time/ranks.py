@@ -1,7 +1,5 @@
 """Time named blocks of code on a rank, and calls that all ranks make together."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

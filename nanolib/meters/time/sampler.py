@@ -1,7 +1,5 @@
 """Take blocks of timed calls, one block at a time, until a stopping rule is met."""
 
-from __future__ import annotations
-
 import gc
 import math
 import time

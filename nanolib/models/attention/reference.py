@@ -1,7 +1,5 @@
 """Compute the reference of attention in float64, and count the work of dense attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

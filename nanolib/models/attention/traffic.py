@@ -5,8 +5,6 @@ over W ranks, each rank sends 2(W − 1)/W of the payload. In an all-gather each
 payload W − 1 times, and in an all-to-all (W − 1)/W of the payload.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from nanolib.models.attention.ranks import Sharding

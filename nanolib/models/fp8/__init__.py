@@ -1,7 +1,5 @@
 """Convert a model's linear layers to eight bits, and audit the conversion."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

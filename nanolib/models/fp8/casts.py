@@ -5,8 +5,6 @@ tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a
 (a / scale_a) @ (b / scale_b) in float32. The result equals torchao's own emulation bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
