@@ -11,7 +11,7 @@ import pydantic
 import torch
 
 from nanolib.config import ATTENTION_KINDS
-from nanolib.measurement import FLAG_TEXT, Flag, Unsupported
+from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, one_line
 from nanolib.meters.ceilings import PRODUCTS
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import (
@@ -31,7 +31,6 @@ from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
 from nanolib.run.peaks_case import SustainedCase, ceiling_cases, no_product
-from nanolib.run.timeout import one_line
 
 
 class Params(shared.Params):

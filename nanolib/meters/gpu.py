@@ -8,6 +8,8 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
+import pynvml
+
 from nanolib.meters.machine import gpu_uuid
 
 # Bits by which NVML reports why a clock is lower than you chose.
@@ -19,12 +21,6 @@ _SLOWED_BY = {
 }
 _UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
 _BUSY_PERCENT = 10
-
-
-def _pynvml() -> Any:
-    import pynvml  # only NVIDIA GPUs need NVML
-
-    return pynvml
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
@@ -68,7 +64,7 @@ class GpuState:
     """
 
     def __init__(self, device: str, nvml: Any = None) -> None:
-        self._device, self._nvml = device, nvml or _pynvml()
+        self._device, self._nvml = device, nvml or pynvml
         self._seen: defaultdict[str, list[float]] = defaultdict(list)
 
     def read(self) -> None:
@@ -117,7 +113,7 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
         uuid: UUID of the GPU, `GPU-…`.
         nvml: NVML module; `pynvml` by default.
     """
-    nvml = nvml or _pynvml()
+    nvml = nvml or pynvml
     try:
         nvml.nvmlInit()
         gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)

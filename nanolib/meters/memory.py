@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from nanolib.measurement import Measurement, Status, exact
+from nanolib.measurement import Measurement, Status, cause, exact
 from nanolib.meters.machine import memory_limits
 from nanolib.meters.tensor_bytes import LiveBytes
 from nanolib.torch_internals import (
@@ -126,7 +126,7 @@ def why_not_planned(error: BaseException) -> str:
         return (
             f"the work depends on data, which a plan does not have ({error.func}); run it instead"
         )
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return cause(error)
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:

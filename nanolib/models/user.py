@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
-from nanolib.models.functions import cause, check_function, imported
+from nanolib.measurement import BadInput, Unsupported, cause, did_you_mean, shown
+from nanolib.models.functions import check_function, imported
 from nanolib.torch_internals import FakeTensor
 
 _HF = "hf:"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact
+from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact, one_line
 from nanolib.meters.layers.operations import write_trace
 from nanolib.meters.memory import (
     MIB,
@@ -25,7 +25,6 @@ from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params
-from nanolib.run.timeout import one_line
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 

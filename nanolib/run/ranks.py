@@ -28,9 +28,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import Unsupported, cause
 from nanolib.meters.links import enter_private_network
-from nanolib.models.functions import cause
 from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
 
 HANG_S = 60.0  # a rank hangs if another rank waits this long for it

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import BadInput, Flag, Measurement, Status, Unsupported
-from nanolib.models.functions import cause
+from nanolib.measurement import BadInput, Flag, Measurement, Status, Unsupported, cause, one_line
 from nanolib.run.process import Died, Late, call_in_process
 
 _IMPORT_RETRY_S = 0.05
@@ -123,12 +122,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
-
-
-def one_line(error: BaseException) -> str:
-    """Return the message of an exception on one line of at most 500 characters."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 500 else text[:497] + "..."
 
 
 @contextmanager

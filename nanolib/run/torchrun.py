@@ -24,8 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from nanolib.measurement import BadInput
-from nanolib.models.functions import cause
+from nanolib.measurement import BadInput, cause
 from nanolib.params import read_value, read_yaml
 from nanolib.run import ranks
 from nanolib.run.ranks import answer, raised_in, results_in

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.measurement import Unsupported
+from nanolib.measurement import Unsupported, one_line
 from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown
@@ -28,7 +28,7 @@ from nanolib.models.user import (
 )
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import UNCOUNTED, StackMemory
-from nanolib.run.timeout import answers_of, one_line, planning_time_limit
+from nanolib.run.timeout import answers_of, planning_time_limit
 from nanolib.torch_internals import FakeTensorMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends it earlier.

@@ -8,8 +8,6 @@ Causality is aligned at the end of the keys. Query i of q_len has position kv_le
 decoding over a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

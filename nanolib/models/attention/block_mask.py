@@ -24,9 +24,8 @@ from nanolib.models.attention.patterns import (
     MaskMod,
     Options,
     static_mask_mod,
-    tile_count,
 )
-from nanolib.models.attention.reference import Work, allowed_pairs
+from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
 Run = tuple[int, int]  # [start, stop)
 

@@ -1,7 +1,5 @@
 """Compute sparse attention by torch's compiled FlexAttention."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -25,8 +23,9 @@ from nanolib.models.attention.block_mask import (
 )
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.partial import scale_queries
-from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod, tile_count
+from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod
 from nanolib.models.attention.patterns import Options as SparseOptions
+from nanolib.models.attention.reference import tile_count
 from nanolib.models.optimize import with_own_code
 from nanolib.torch_internals import detect_fake_mode
 

@@ -1,7 +1,5 @@
 """Compute attention by your own function `(q, k, v, causal) -> out`, and call your own masks."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ import torch
 
 from nanolib.measurement import shown
 from nanolib.models.attention import own
-from nanolib.models.attention.reference import BLOCK_SIZE
+from nanolib.models.attention.reference import BLOCK_SIZE, tile_count
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
@@ -114,11 +114,6 @@ class Options(StrictModel):
     def hides_future(self, causal: bool) -> bool:
         """Return whether nanolib applies causality, which `prefix_lm` has in its own pattern."""
         return causal and self.pattern != "prefix_lm"
-
-
-def tile_count(length: int, size: int) -> int:
-    """Count the tiles of `size` that cover `length` positions."""
-    return -(-length // size)
 
 
 def placed(x: np.ndarray, device: Device) -> Any:

@@ -1,7 +1,5 @@
 """Compute block-sparse attention: a pattern chooses the keys of each block of queries."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

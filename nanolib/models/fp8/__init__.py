@@ -22,7 +22,6 @@ from nanolib.models.fp8.casts import (
 )
 from nanolib.models.user import silent
 
-__all__ = ["BF16", "CONTROLS", "FORMATS", "RECIPES", "Cast", "lost_shares", "round_trip"]
 _ALIGNMENT = 16  # Tensor cores take products whose sides are multiples of 16.
 
 
