@@ -10,10 +10,9 @@ import json
 import math
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ class Machine:
     torch: str
     threads: int
     governor: str
-    dtypes: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, str]
 
     @property
     def machine_id(self) -> str:
@@ -175,11 +174,6 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "platform": sys.platform,
     }
-
-
-def free_disk_gib(path: Path) -> float:
-    """Return the free space on the disk of `path`, GiB."""
-    return shutil.disk_usage(path).free / 2**30
 
 
 _PROC = Path("/proc/self")

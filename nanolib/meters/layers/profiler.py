@@ -17,20 +17,18 @@ from torch.profiler import record_function
 
 from nanolib.measurement import BadInput
 from nanolib.meters.energy.source import Sink
-from nanolib.meters.layers.modules import (
-    Forward,
-    choose_modules,
-    find_blocks,
-    replace_methods,
-    wrap_forwards,
-)
 from nanolib.meters.layers.operations import (
     RANGE,
     AttentionWatch,
+    Forward,
     attention_statistics,
+    choose_modules,
+    find_blocks,
     operations_of,
+    replace_methods,
     role_of,
     torch_profiler,
+    wrap_forwards,
 )
 from nanolib.meters.layers.recording import (
     Call,

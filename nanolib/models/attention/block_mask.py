@@ -23,6 +23,7 @@ from nanolib.models.attention.patterns import (
     WINDOWED,
     MaskMod,
     Options,
+    PatternInputs,
     static_mask_mod,
 )
 from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
@@ -232,7 +233,7 @@ def check_shared(
     Only a mask that uses `h` or `b` is compared, since a comparison evaluates every pair.
     """
     name = f"attention_options.mask_mod: {options.mask_mod}"
-    mask_mod = PATTERNS["own"](options, kv_len, heads, torch.device("cpu"))
+    mask_mod = PATTERNS["own"](PatternInputs(options, kv_len, heads, torch.device("cpu")))
     b_used, h_used = (own.uses_index(mask_mod, place) for place in (0, 1))
     keeps = static_mask_mod(options, q_len, kv_len, causal, heads, None)
 
