@@ -84,7 +84,7 @@ def count_flops(fn: Callable[[], object]) -> FlopCount:
         fn: Function to call.
     """
     count, has_fast_path = FlopCount(), torch.backends.mha.get_fastpath_enabled()
-    stance: Any = contextlib.nullcontext()
+    stance = contextlib.nullcontext()
     if "torch._dynamo" in sys.modules:  # torch cannot compile under a counter
         stance = torch.compiler.set_stance("force_eager")
     # the fast path is one operation without a formula

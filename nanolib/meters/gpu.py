@@ -65,7 +65,7 @@ class GpuState:
 
     def __init__(self, device: str, nvml: Any = None) -> None:
         self._device, self._nvml = device, nvml or pynvml
-        self._seen: defaultdict[str, list[float]] = defaultdict(list)
+        self._seen = defaultdict(list)  # name of a sensor → its readings
 
     def read(self) -> None:
         """Read each sensor once, except those that the driver does not support."""
@@ -87,9 +87,7 @@ class GpuState:
         """Return the medians of the readings, the lowest clock, and why the clock was lowered."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
-        found: dict[str, Any] = {
-            name: float(statistics.median(values)) for name, values in seen.items()
-        }
+        found = {name: float(statistics.median(values)) for name, values in seen.items()}
         if clocks := seen.get("clock_mhz"):
             found["clock_least_mhz"] = float(min(clocks))
         if named := [name for bit, name in _UNDER_LOAD.items() if reasons & bit]:

@@ -36,8 +36,8 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.current = 0
         self.peak = 0
-        self._alive: dict[int, weakref.ref[Any]] = {}
-        self._operation: Any = None  # the last operation that began
+        self._alive = {}  # key of a live storage → a weak reference to it
+        self._operation = None  # the last operation that began
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count the storages of tensors, each once."""
@@ -118,8 +118,8 @@ class BytesRead(TorchDispatchMode):
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._sizes = {storage_key(x): x.element_size() for x in tensors}
-        self._read: Counter[int] = Counter()
-        self._written: Counter[int] = Counter()
+        self._read = Counter()  # key of a storage → elements that operations read
+        self._written = Counter()  # key of a storage → elements that operations wrote
 
     @property
     def bytes(self) -> int:

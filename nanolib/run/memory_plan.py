@@ -74,7 +74,7 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
             with fake_tensors():
                 plan = Plan({work.scope: _peak(work) for work in workloads()})
         except Unsupported as error:
-            plan = Plan(reason=one_line(error), unsupported=one_line(error))
+            plan = Plan(unsupported=one_line(error))
         except Exception as error:  # only a run can show whether the case works
             plan = Plan(reason=f"not planned: {why_not_planned(error)}")
         _PLANS[case.case_id] = plan

@@ -117,7 +117,7 @@ def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
         loads: Load of the CPUs during each case.
         cases: Number of cases that the run has to measure.
     """
-    shares: defaultdict[str, list[float]] = defaultdict(list)
+    shares = defaultdict(list)
     for load in loads:
         if load.is_busy:
             shares[_OTHERS].append(load.taken)

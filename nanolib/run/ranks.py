@@ -226,7 +226,7 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
     world_size, timeout = request["world_size"], timedelta(seconds=request["rank_timeout_s"])
     try:
         torch.set_num_threads(request["threads"])
-        own: dict[str, Any] = {"backend": "gloo"}
+        own = {"backend": "gloo"}
         if request["device"].startswith("cuda"):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)

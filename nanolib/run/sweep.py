@@ -5,8 +5,6 @@ before it measures the case. If the process is killed, only the cases in progres
 case becomes a row with its status and message, and the sweep goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -16,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status, cause, one_line, printable
@@ -41,9 +40,6 @@ from nanolib.run.provenance import flag_interference, interference_lines, new_ru
 from nanolib.run.ranks import under_torchrun
 from nanolib.run.timeout import Outcome
 from nanolib.store import Store
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["SweepRun", "measure"]
 

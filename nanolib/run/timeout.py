@@ -189,7 +189,7 @@ def answers_of(
     Raises:
         BadInput: The function raised `BadInput`.
     """
-    answers: list[Any] = []
+    answers = []
     try:
         for sent in call_in_process(_answer, function, arguments, limit_s=limit_s):
             if isinstance(sent, BadInput):

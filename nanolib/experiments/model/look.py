@@ -210,7 +210,7 @@ def _look(case: Any) -> Look:
             breakdowns = StackMemory(depth, case.at_depth).breakdowns()
         plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
-        return Look(Plan(reason=one_line(error), unsupported=one_line(error)))
+        return Look(Plan(unsupported=one_line(error)))
     except (Exception, SystemExit) as error:  # the run shows whether the case is valid
         plan = Plan(reason=f"not planned: {why_not_planned(error)}")
     if not case.own:

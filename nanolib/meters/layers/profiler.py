@@ -93,9 +93,9 @@ class LayerProfiler:
         self._watch = Stopwatch(self._device)
         self._restore = contextlib.ExitStack()
         self._call = Call(-1)
-        self._open: list[str] = []  # names of the running modules, outer ones first
-        self._unread: list[Call] = []
-        self._profiled: list[Call] = []
+        self._open = []  # names of the running modules, outer ones first
+        self._unread = []  # calls whose times and statistics stay on the device
+        self._profiled = []  # calls whose operations torch's profiler has recorded
         self._waiting = 0  # number of unread calls with details
         self._read_s = time.monotonic()
         self._number = 0
@@ -148,7 +148,7 @@ class LayerProfiler:
     @contextlib.contextmanager
     def _look_closely(self, call: Call) -> Iterator[None]:
         """Record a call in detail; in deep mode, torch's profiler records every other one."""
-        around: Any = _NOTHING
+        around = _NOTHING
         if self.config.deep_profiling:
             turn = call.number // self.config.every_kth_token
             if turn % 2 and turn < 2 * _MOST_PASSES:
@@ -266,7 +266,7 @@ class LayerProfiler:
         """Return the recorded data of each module, outer modules first."""
         self.flush()  # torch's profiler is read only now, since that takes longer than the calls
         for call in self._profiled:
-            spent: Counter[tuple[str, str]] = Counter()
+            spent = Counter()
             events = call.profile.events()
             for layer, operation, ns in operations_of(events, self._roles, self._watch.is_cuda):
                 spent[layer, operation] += ns

@@ -44,7 +44,7 @@ class CallCheck:
         self.call, self.is_cached = call, False
         self._what, self._error = what, error
         self._calls, self._first_ns = 0, 0
-        self._kept: Callable[[], object] = lambda: None
+        self._kept = lambda: None
         self._writes = 0
 
     def __call__(self) -> Any:

@@ -210,7 +210,7 @@ def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
         return torch.cuda.get_device_properties(device).L2_cache_size
     if device.type != "cpu":
         return _UNKNOWN
-    sizes: dict[tuple[int, str], int] = {}
+    sizes = {}  # level and CPUs of a cache → bytes
     for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size, shared = (
             (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")

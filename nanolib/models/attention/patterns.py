@@ -1,8 +1,9 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
-A pattern is a function of `PatternInputs` that returns a `mask_mod` of positions. `PATTERNS` lists the patterns by name. The tiles of both kernels come from calls of the
-`mask_mod` on arrays, and FlexAttention calls the `mask_mod` on tensors. Causality is applied on top
-of the pattern. Patterns that depend on the input are in `dynamic`.
+A pattern is a function of `PatternInputs` that returns a `mask_mod` of positions. `PATTERNS` lists
+the patterns by name. The tiles of both kernels come from calls of the `mask_mod` on arrays, and
+FlexAttention calls the `mask_mod` on tensors. Causality is applied on top of the pattern. Patterns
+that depend on the input are in `dynamic`.
 
 To find the kept tiles, nanolib evaluates a pattern for every query-key pair, which is slow for long
 sequences. Patterns in `BY_CORNERS` are evaluated only at the edges of tiles and on the diagonal.

@@ -28,7 +28,7 @@ _WATCHED: list[list[Work]] = []
 @contextlib.contextmanager
 def watched_work() -> Iterator[list[Work]]:
     """Collect the work of each sparse call in the context, which the input may decide."""
-    found: list[Work] = []
+    found = []
     _WATCHED.append(found)
     try:
         yield found
