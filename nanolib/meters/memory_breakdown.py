@@ -3,8 +3,6 @@
 The tensors may be real or fake.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -14,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -78,7 +76,7 @@ class MemoryBreakdown:
         """Return the `most` largest parts with their bytes, in order of size."""
         return Counter(self.parts).most_common(most)
 
-    def extrapolate(self, higher: MemoryBreakdown, blocks: int) -> MemoryBreakdown:
+    def extrapolate(self, higher: Self, blocks: int) -> Self:
         """Predict the memory use with more blocks: each adds as much as the first one more.
 
         Args:

@@ -44,7 +44,7 @@ def _module(kind: str) -> Any:
     """Import the module of an attention kind at its first use."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(
-            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(kinds())}"
+            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
         )
     match kind:  # `importlib` would end dynamo's graph of a model that is compiled
         case "dense":
@@ -87,7 +87,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     """
     mine = _module(kind).Options.model_fields
     for name in bag:
-        if not any(name in _module(other).Options.model_fields for other in kinds()):
+        if not any(name in _module(other).Options.model_fields for other in ATTENTION_KINDS):
             raise BadInput(
                 f"attention_options.{name}: no attention kind takes it; {kind} takes {', '.join(mine)}"
             )

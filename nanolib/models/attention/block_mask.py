@@ -3,11 +3,10 @@
 Plans consist of numpy arrays, so a plan of memory has the same blocks as a run.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -53,9 +52,7 @@ class QueryBlock:
     hidden: np.ndarray
 
     @classmethod
-    def of(
-        cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0
-    ) -> QueryBlock:
+    def of(cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0) -> Self:
         """Make a block from its keys.
 
         Args:

@@ -7,14 +7,12 @@ an all-reduce over W ranks, each rank sends 2(W − 1)/W of the payload. In an a
 sends its payload W − 1 times, and in an all-to-all (W − 1)/W of the payload.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -36,18 +34,18 @@ class Sharding:
     pieces: tuple[tuple[Piece, ...], ...]
 
     @classmethod
-    def contiguous(cls, total: int, world: int) -> Sharding:
+    def contiguous(cls, total: int, world: int) -> Self:
         """Give each rank one piece, in order. Lengths differ by at most one."""
         return cls(tuple((piece,) for piece in _split(total, world)))
 
     @classmethod
-    def zigzag(cls, total: int, world: int) -> Sharding:
+    def zigzag(cls, total: int, world: int) -> Self:
         """Give rank r the pieces r and 2·world − 1 − r of 2·world, which balances causal work."""
         pieces = _split(total, 2 * world)
         return cls(tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world)))
 
     @classmethod
-    def from_lengths(cls, lengths: Sequence[int]) -> Sharding:
+    def from_lengths(cls, lengths: Sequence[int]) -> Self:
         """Give each rank one piece of the given length, in order."""
         edges = itertools.accumulate(lengths, initial=0)
         return cls(tuple((piece,) for piece in itertools.pairwise(edges)))
@@ -96,7 +94,7 @@ class Ranks:
 
     def __init__(self, group: Any = None, timer: Any = None) -> None:
         self._group, self._timer = group, timer
-        several = dist.is_available() and dist.is_initialized()
+        several = dist.is_initialized()
         self.rank = dist.get_rank(group) if several else 0
         self.world = dist.get_world_size(group) if several else 1
 
