@@ -264,6 +264,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an exception on one line of at most 500 characters."""
+    return " ".join(str(error).split())[:500]
+
+
+def cause(error: BaseException) -> str:
+    """Return the type and the message of an exception in one line."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
     """Return `did you mean …?` with a similar known word, or `otherwise` without such a word."""
     near = difflib.get_close_matches(str(word), [*known], 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 from typing import ClassVar
 
@@ -11,12 +12,11 @@ import pydantic
 import torch
 
 from nanolib.config import ATTENTION_KINDS
-from nanolib.measurement import FLAG_TEXT, Flag, Unsupported
+from nanolib.measurement import FLAG_TEXT, Flag, Unsupported, one_line
 from nanolib.meters.ceilings import PRODUCTS
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.machine import (
     Machine,
-    free_disk_gib,
     limit_threads,
     memory_limits,
     resolve_device,
@@ -31,7 +31,6 @@ from nanolib.run import params as shared
 from nanolib.run import sweep
 from nanolib.run.case import Case
 from nanolib.run.peaks_case import SustainedCase, ceiling_cases, no_product
-from nanolib.run.timeout import one_line
 
 
 class Params(shared.Params):
@@ -98,7 +97,7 @@ def _facts(machine: Machine) -> dict[str, str]:
         "memory": f"{machine.ram_gib} GiB" + (limit if allowed < ram else ""),
         "frequency governor": machine.governor or "not reported by this system",
         "python, torch": f"{platform.python_version()}, {machine.torch}, {machine.threads} threads",
-        "output": f"{folder}, {free_disk_gib(folder):.0f} GiB free",
+        "output": f"{folder}, {shutil.disk_usage(folder).free / 2**30:.0f} GiB free",
     }
     for index, gpu in enumerate(machine.gpus):
         facts[f"gpu {index}"] = (

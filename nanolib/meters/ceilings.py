@@ -1,7 +1,5 @@
 """Measure the machine's peak rates: a large matrix product per dtype, and a large copy."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
@@ -128,16 +126,13 @@ def _size(device: str, dtype: str) -> int:
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
-def rate(
-    metric: str, amount: float, latency: Measurement, *, scope: str = "", message: str = ""
-) -> Measurement:
+def rate(metric: str, amount: float, latency: Measurement, *, message: str = "") -> Measurement:
     """Divide an amount by a latency, whose interval and flags the row keeps.
 
     Args:
         metric: Metric of the row, such as `flops_per_second`.
         amount: FLOPs, bytes or tokens of one call.
         latency: The `latency` row of one call, ms.
-        scope: Scope of the row; by default that of the latency.
         message: Message of the row.
     """
     per_second = 1e3 * amount
@@ -150,7 +145,7 @@ def rate(
         n=latency.n,
         samples=tuple(per_second / sample for sample in latency.samples),
         method=f"amount/{latency.method}",
-        scope=scope or latency.scope,
+        scope=latency.scope,
         message=message,
         flags=latency.flags,
     )

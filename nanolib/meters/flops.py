@@ -1,7 +1,5 @@
 """Count FLOPs, by formula and from the operations that run. A multiply-add counts as two FLOPs."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable
@@ -11,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.nn.attention.flex_attention import create_mask
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from nanolib.config import NanoConfig
+from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
 BACKWARD_FACTOR = 2.0  # the backward pass has two products for each one of the forward pass
 # A kernel that computes the scores again needs five products for the two of the forward pass.
@@ -87,7 +84,7 @@ def count_flops(fn: Callable[[], object]) -> FlopCount:
         fn: Function to call.
     """
     count, has_fast_path = FlopCount(), torch.backends.mha.get_fastpath_enabled()
-    stance: Any = contextlib.nullcontext()
+    stance = contextlib.nullcontext()
     if "torch._dynamo" in sys.modules:  # torch cannot compile under a counter
         stance = torch.compiler.set_stance("force_eager")
     # the fast path is one operation without a formula
@@ -112,7 +109,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or the operations that it consists of, and count FLOPs."""
         kwargs, name = kwargs or {}, func.name().partition(".")[0]
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if not hasattr(func, "overloadpacket"):  # an operation on functions, as in FlexAttention
             out = func(*args, **kwargs)
             if name in ("flex_attention", "flex_attention_backward"):
                 self._add_flex_attention(name, args)

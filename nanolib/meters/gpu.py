@@ -1,7 +1,5 @@
 """Read a GPU's clock, power and temperature during a timing, and find interference on the GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator
@@ -9,6 +7,8 @@ import os
 import statistics
 from collections import defaultdict
 from typing import Any
+
+import pynvml
 
 from nanolib.meters.machine import gpu_uuid
 
@@ -21,12 +21,6 @@ _SLOWED_BY = {
 }
 _UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
 _BUSY_PERCENT = 10
-
-
-def _pynvml() -> Any:
-    import pynvml  # only NVIDIA GPUs need NVML
-
-    return pynvml
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
@@ -70,8 +64,8 @@ class GpuState:
     """
 
     def __init__(self, device: str, nvml: Any = None) -> None:
-        self._device, self._nvml = device, nvml or _pynvml()
-        self._seen: defaultdict[str, list[float]] = defaultdict(list)
+        self._device, self._nvml = device, nvml or pynvml
+        self._seen = defaultdict(list)  # name of a sensor → its readings
 
     def read(self) -> None:
         """Read each sensor once, except those that the driver does not support."""
@@ -93,9 +87,7 @@ class GpuState:
         """Return the medians of the readings, the lowest clock, and why the clock was lowered."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
-        found: dict[str, Any] = {
-            name: float(statistics.median(values)) for name, values in seen.items()
-        }
+        found = {name: float(statistics.median(values)) for name, values in seen.items()}
         if clocks := seen.get("clock_mhz"):
             found["clock_least_mhz"] = float(min(clocks))
         if named := [name for bit, name in _UNDER_LOAD.items() if reasons & bit]:
@@ -119,7 +111,7 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
         uuid: UUID of the GPU, `GPU-…`.
         nvml: NVML module; `pynvml` by default.
     """
-    nvml = nvml or _pynvml()
+    nvml = nvml or pynvml
     try:
         nvml.nvmlInit()
         gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)

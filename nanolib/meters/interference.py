@@ -5,8 +5,6 @@ with watch_cpus() as load:
 load.others  # share of the CPUs, such as 0.5
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -88,7 +86,7 @@ class CpuLoad:
 
     def details(self) -> dict[str, Any]:
         """Return a row's details: `others_share`, and `throttled_by` if a quota is the reason."""
-        found: dict[str, Any] = {"others_share": self.taken}
+        found = {"others_share": self.taken}
         return found | {"throttled_by": self.limited_by} if self.limited_by else found
 
 

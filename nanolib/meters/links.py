@@ -1,7 +1,5 @@
 """Measure communication between ranks: the time of collectives by size, and bytes on the wire."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -4,18 +4,15 @@ A limit of a control group (cgroup v2, or v1's `cpu` and `memory`) applies to al
 So nanolib reads the process's own group and the visible groups around it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
 import math
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +51,7 @@ class Machine:
     torch: str
     threads: int
     governor: str
-    dtypes: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, str]
 
     @property
     def machine_id(self) -> str:
@@ -177,11 +174,6 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "platform": sys.platform,
     }
-
-
-def free_disk_gib(path: Path) -> float:
-    """Return the free space on the disk of `path`, GiB."""
-    return shutil.disk_usage(path).free / 2**30
 
 
 _PROC = Path("/proc/self")

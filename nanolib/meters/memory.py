@@ -1,7 +1,5 @@
 """Measure memory: live tensor bytes, the resident set of the process, and CUDA's counters."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator
@@ -12,13 +10,16 @@ from typing import Any
 
 import psutil
 import torch
-from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from nanolib.measurement import Measurement, Status, exact
+from nanolib.measurement import Measurement, Status, cause, exact
 from nanolib.meters.machine import memory_limits
 from nanolib.meters.tensor_bytes import LiveBytes
+from nanolib.torch_internals import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    detect_fake_mode,
+)
 
 MIB = 2**20
 _PROC = Path("/proc/self")
@@ -125,7 +126,7 @@ def why_not_planned(error: BaseException) -> str:
         return (
             f"the work depends on data, which a plan does not have ({error.func}); run it instead"
         )
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return cause(error)
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:

@@ -3,8 +3,6 @@
 The tensors may be real or fake.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -14,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -69,7 +67,7 @@ class MemoryBreakdown:
         return dict(self._summed(lambda part: part[:2]))
 
     def _summed(self, by: Callable[[Part], Any]) -> Counter[Any]:
-        found: Counter[Any] = Counter()
+        found = Counter()
         for part, size in self.parts.items():
             found[by(part)] += size
         return found
@@ -78,7 +76,7 @@ class MemoryBreakdown:
         """Return the `most` largest parts with their bytes, in order of size."""
         return Counter(self.parts).most_common(most)
 
-    def extrapolate(self, higher: MemoryBreakdown, blocks: int) -> MemoryBreakdown:
+    def extrapolate(self, higher: Self, blocks: int) -> Self:
         """Predict the memory use with more blocks: each adds as much as the first one more.
 
         Args:
@@ -127,12 +125,12 @@ class MemoryTracker(LiveBytes):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
-        self._lives: list[_Life] = []
-        self._living: dict[int, _Life] = {}  # key of a live storage → its life
-        self._events: list[Any] = []  # section of each event
-        self._inside: list[str] = []
+        self._lives = []  # lives of all storages, in the order of their births
+        self._living = {}  # key of a live storage → its life
+        self._events = []  # section of each event
+        self._inside = []  # names of the running modules, outer ones first
         self.existing = 0
-        self.section: Any = None
+        self.section = None
 
     def begin(self, section: Any) -> None:
         """Begin or continue a section; the section before it ends."""
@@ -234,11 +232,11 @@ class MemoryTracker(LiveBytes):
             (life.born, life.died, life.part, size)
             for life, size in zip(self._lives, sizes, strict=True)
         ]
-        changes: Counter[float] = Counter()
+        changes = Counter()
         for born, died, _, size in lives:
             changes[born] += size
             changes[died] -= size
-        peaks: dict[Any, tuple[int, int]] = {}  # section → bytes at its peak, and that event
+        peaks = {}  # section → bytes at its peak, and that event
         live = 0
         for event, section in enumerate(self._events):
             live += changes[event]
@@ -246,7 +244,7 @@ class MemoryTracker(LiveBytes):
                 peaks[section] = live, event
         found = {}
         for section, (_, event) in peaks.items():
-            parts: Counter[Part] = Counter()
+            parts = Counter()
             for born, died, part, size in lives:
                 if born <= event < died:
                     parts[part] += size

@@ -1,7 +1,5 @@
 """Count the bytes of tensors while operations run: live ones, and those read of existing ones."""
 
-from __future__ import annotations
-
 import functools
 import math
 import weakref
@@ -10,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -38,8 +36,8 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.current = 0
         self.peak = 0
-        self._alive: dict[int, weakref.ref[Any]] = {}
-        self._operation: Any = None  # the last operation that began
+        self._alive = {}  # key of a live storage → a weak reference to it
+        self._operation = None  # the last operation that began
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count the storages of tensors, each once."""
@@ -120,8 +118,8 @@ class BytesRead(TorchDispatchMode):
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._sizes = {storage_key(x): x.element_size() for x in tensors}
-        self._read: Counter[int] = Counter()
-        self._written: Counter[int] = Counter()
+        self._read = Counter()  # key of a storage → elements that operations read
+        self._written = Counter()  # key of a storage → elements that operations wrote
 
     @property
     def bytes(self) -> int:

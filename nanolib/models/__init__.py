@@ -3,8 +3,6 @@
 Modules in `nanolib.models` never import `nanolib.meters`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

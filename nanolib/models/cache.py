@@ -1,7 +1,5 @@
 """Keep the keys and values of the tokens that a model has read."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention

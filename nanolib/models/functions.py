@@ -1,7 +1,5 @@
 """Import a user's model, attention or mask, named as `package.module:function`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from nanolib.measurement import BadInput, shown
+from nanolib.measurement import BadInput, cause, shown
 
 
 def check_function(field: str, name: str, other: str = "") -> None:
@@ -56,8 +54,3 @@ def imported(field: str, name: str) -> Callable[..., Any]:
             f"{field}: {name!r}: {module_name} has no function {function!r}; name one that it has"
         )
     return found
-
-
-def cause(error: BaseException) -> str:
-    """Return the class and the message of an exception in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

@@ -1,7 +1,5 @@
 """Generate token by token over a KV cache, for models of any source."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Iterator
@@ -9,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from nanolib.measurement import Unsupported
 from nanolib.models import optimize
 from nanolib.models.cache import StaticCache
 from nanolib.models.transformer import Transformer
+from nanolib.torch_internals import tree_leaves
 
 WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
 # Models of transformers take and return their cache under one of these names.

@@ -1,7 +1,5 @@
 """Optimize a model's forward pass by compiling, a CUDA graph, checkpoints or autocast."""
 
-from __future__ import annotations
-
 import itertools
 import types
 from collections.abc import Callable
@@ -85,7 +83,7 @@ def _compile(forward: Forward, mode: str) -> Forward:
     """Compile a forward function that raises if dynamo would run a part of it uncompiled."""
     # Dynamo never compiles a function that was once called under a counter of FLOPs.
     own = torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
-    known: set[tuple[torch.Size, bool]] = set()
+    known = set()  # shape and gradient mode of each input that is compiled
 
     def compiled(ids: Tensor) -> Tensor:
         key = ids.shape, torch.is_grad_enabled()

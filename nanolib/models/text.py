@@ -1,7 +1,5 @@
 """Read real text that every machine has: the sources of Python's standard library, as bytes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sysconfig
@@ -69,16 +67,20 @@ def _files_below(folder: str, library: bool) -> Iterator[str]:
             yield entry.path
 
 
-def batch(data: Tensor, batch_size: int, length: int, generator: torch.Generator) -> Tensor:
-    """Draw random windows of the text.
+def batches(
+    data: Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
+) -> Iterator[Tensor]:
+    """Draw batches of random windows of a text, one at a time.
 
     Args:
         data: Bytes of a text, from `load`.
-        batch_size: Number of sequences.
+        count: Number of batches.
+        batch_size: Number of sequences per batch.
         length: Bytes per sequence. A loss over n predictions needs n + 1.
         generator: Generator of the random positions.
+        device: Device of the batches.
 
-    Returns:
+    Yields:
         Token ids in [0, 256), int64, shape [batch_size, length].
 
     Raises:
@@ -88,13 +90,6 @@ def batch(data: Tensor, batch_size: int, length: int, generator: torch.Generator
         raise BadInput(
             f"corpus: {len(data)} bytes are shorter than a sequence of {length}; give a longer text"
         )
-    starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)
-    return torch.stack([data[start : start + length] for start in starts]).long()
-
-
-def batches(
-    data: Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
-) -> Iterator[Tensor]:
-    """Draw `count` batches on `device`, one at a time. See `batch`."""
     for _ in range(count):
-        yield batch(data, batch_size, length, generator).to(device)
+        starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)
+        yield torch.stack([data[start : start + length] for start in starts]).long().to(device)

@@ -1,7 +1,5 @@
 """Train a model to measure its loss. `experiments.model.steps` has the timed steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Build a model from a name, `package.module:build` or `hf:LlamaForCausalLM`."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -14,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 
-from nanolib.measurement import BadInput, Unsupported, did_you_mean, shown
-from nanolib.models.functions import cause, check_function, imported
+from nanolib.measurement import BadInput, Unsupported, cause, did_you_mean, shown
+from nanolib.models.functions import check_function, imported
+from nanolib.torch_internals import FakeTensor
 
 _HF = "hf:"
 # Configurations of transformers give the number of blocks under one of these names.

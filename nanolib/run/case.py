@@ -4,8 +4,6 @@ A case is one combination of factors. Each case predicts its results, plans its 
 itself.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -34,7 +32,7 @@ class Plan:
 
     Attributes:
         peaks: Scope → peak of the live bytes.
-        reason: Reason why no peak is known, in one line.
+        reason: Reason why no peak is known, in one line. It is empty for an unsupported case.
         unsupported: Reason why the case cannot run on this machine, found while planning.
     """
 
@@ -75,7 +73,7 @@ class Case:
         Args:
             ceilings: Peak rates, as for `roofline_ms`. Without peak rates no time is predicted.
         """
-        predicted: dict[str, float | str] = {}
+        predicted = {}
         for name, value in self.formulas(ceilings).items():
             predicted[name] = value
             if name == "bytes" and (planned := self.plan().most) is not None:

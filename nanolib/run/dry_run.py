@@ -1,7 +1,5 @@
 """Predict the cases of an experiment and their duration before anything runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

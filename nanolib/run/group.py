@@ -1,7 +1,5 @@
 """Measure one case, or the cases of a group in turns, in this process or in a fresh one."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -38,7 +36,7 @@ class Canceled(BaseException):
 
 def grouped(cases: Sequence[Case]) -> list[list[Case]]:
     """Divide cases into their groups. A group takes the place of its first case."""
-    groups: dict[str, list[Case]] = {}
+    groups = {}
     for case in cases:
         groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
     return list(groups.values())
@@ -77,7 +75,7 @@ def measure_group(
     cases: Sequence[Case],
     params: Params,
     ceilings: dict[str, float],
-    report: Callable[..., object] = lambda *_: None,
+    report: Callable[..., object],
 ) -> dict[str, Outcome]:
     """Measure one case, or the cases of a group in turns.
 
@@ -95,7 +93,7 @@ def measure_group(
     by_id = {case.case_id: case for case in cases}
     steps = {case_id: start_case(case, params, ceilings) for case_id, case in by_id.items()}
     outcomes = {case_id: Outcome() for case_id in by_id}
-    waiting: dict[str, Timing] = {}
+    waiting = {}
 
     def within(case_id: str) -> AbstractContextManager[None]:
         report(case_id)
@@ -146,7 +144,7 @@ def _speed_ups(
     case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
 ) -> Iterator[Measurement]:
     """Yield the speed-ups of a case over each baseline, by phase and for all phases together."""
-    scopes: list[tuple[int | None, str]] = list(enumerate(timing.phases))
+    scopes = list(enumerate(timing.phases))
     if len(scopes) > 1:
         scopes.append((None, timing.total))
     for other in _baselines(case, others):
@@ -254,8 +252,8 @@ def run_in_process(
         Canceled: `stop` was set.
     """
     began, at = time.perf_counter(), cases[0].case_id
-    partial: defaultdict[str, Outcome] = defaultdict(Outcome)
-    outcomes: dict[str, Outcome] = {}
+    partial = defaultdict(Outcome)
+    outcomes = {}
     given = (params, list(cases), str(store.path.absolute()), run_id)
     limit_s = params.case_timeout_s + _GRACE_S
     try:

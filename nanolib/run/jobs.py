@@ -1,7 +1,5 @@
 """Make the jobs of a command line: the notebooks to run, each with checked parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lock a device for one run. A second run waits, and the lock ends with the process that has it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Plan the memory of a case on tensors without data, measure it, and write a profiler trace."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import re
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact
+from nanolib.measurement import Measurement, MemoryKind, Status, Unsupported, exact, one_line
 from nanolib.meters.layers.operations import write_trace
 from nanolib.meters.memory import (
     MIB,
@@ -27,7 +25,6 @@ from nanolib.meters.memory_breakdown import MemoryBreakdown, MemoryTracker
 from nanolib.paths import make_folder, output_folder
 from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params
-from nanolib.run.timeout import one_line
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 
@@ -77,7 +74,7 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
             with fake_tensors():
                 plan = Plan({work.scope: _peak(work) for work in workloads()})
         except Unsupported as error:
-            plan = Plan(reason=one_line(error), unsupported=one_line(error))
+            plan = Plan(unsupported=one_line(error))
         except Exception as error:  # only a run can show whether the case works
             plan = Plan(reason=f"not planned: {why_not_planned(error)}")
         _PLANS[case.case_id] = plan

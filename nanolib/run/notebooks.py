@@ -4,8 +4,6 @@ If a kernel was killed, papermill still saves a notebook with completed cells. S
 if its run in the database has the status `done`, which the last cell of the notebook sets.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -9,8 +9,6 @@ machine. A cluster of several machines was not tested. After Ctrl-C, Ray ends th
 with this process, which was not tested either.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Define the parameters that all measuring notebooks share, and check their values."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

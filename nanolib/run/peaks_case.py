@@ -3,8 +3,6 @@
 The first cases of a run measure the peak rates, or copy them from another run of the same command.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self

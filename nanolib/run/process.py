@@ -5,8 +5,6 @@ its parent ends. At its top, this file imports only the standard library, becaus
 under interpreters without other packages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

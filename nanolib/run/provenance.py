@@ -1,7 +1,5 @@
 """Record what a run depends on: the code, the machine, and the interference of other processes."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -119,7 +117,7 @@ def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
         loads: Load of the CPUs during each case.
         cases: Number of cases that the run has to measure.
     """
-    shares: defaultdict[str, list[float]] = defaultdict(list)
+    shares = defaultdict(list)
     for load in loads:
         if load.is_busy:
             shares[_OTHERS].append(load.taken)

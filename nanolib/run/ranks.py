@@ -7,8 +7,6 @@ hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process.
 a private network and, on a CPU, one import of torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import importlib
@@ -30,9 +28,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import Unsupported, cause
 from nanolib.meters.links import enter_private_network
-from nanolib.models.functions import cause
 from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
 
 HANG_S = 60.0  # a rank hangs if another rank waits this long for it
@@ -229,7 +226,7 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
     world_size, timeout = request["world_size"], timedelta(seconds=request["rank_timeout_s"])
     try:
         torch.set_num_threads(request["threads"])
-        own: dict[str, Any] = {"backend": "gloo"}
+        own = {"backend": "gloo"}
         if request["device"].startswith("cuda"):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)

@@ -5,8 +5,6 @@ before it measures the case. If the process is killed, only the cases in progres
 case becomes a row with its status and message, and the sweep goes on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -16,15 +14,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from tqdm import tqdm
 
-from nanolib.measurement import BadInput, Measurement, RunStatus, Status, printable
+from nanolib.measurement import BadInput, Measurement, RunStatus, Status, cause, one_line, printable
 from nanolib.meters.interference import watch_cpus
 from nanolib.meters.machine import limit_threads, resolve_device
 from nanolib.meters.time.sampler import settled_heap
-from nanolib.models.functions import cause
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.case import Case
 from nanolib.run.group import (
@@ -40,11 +38,8 @@ from nanolib.run.params import Params
 from nanolib.run.peaks_case import measured_before
 from nanolib.run.provenance import flag_interference, interference_lines, new_run, take_over
 from nanolib.run.ranks import under_torchrun
-from nanolib.run.timeout import Outcome, one_line
+from nanolib.run.timeout import Outcome
 from nanolib.store import Store
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["SweepRun", "measure"]
 

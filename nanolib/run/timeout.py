@@ -3,8 +3,6 @@
 The module also limits the time of a user's own functions, in a fresh process.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -17,8 +15,7 @@ from typing import Any
 
 import torch
 
-from nanolib.measurement import BadInput, Flag, Measurement, Status, Unsupported
-from nanolib.models.functions import cause
+from nanolib.measurement import BadInput, Flag, Measurement, Status, Unsupported, cause, one_line
 from nanolib.run.process import Died, Late, call_in_process
 
 _IMPORT_RETRY_S = 0.05
@@ -127,12 +124,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in text for words in _OUT_OF_MEMORY)
 
 
-def one_line(error: BaseException) -> str:
-    """Return the message of an exception on one line of at most 500 characters."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 500 else text[:497] + "..."
-
-
 @contextmanager
 def planning_time_limit() -> Iterator[None]:
     """Limit the time of a block to a minute, for a user's code on tensors without data.
@@ -198,7 +189,7 @@ def answers_of(
     Raises:
         BadInput: The function raised `BadInput`.
     """
-    answers: list[Any] = []
+    answers = []
     try:
         for sent in call_in_process(_answer, function, arguments, limit_s=limit_s):
             if isinstance(sent, BadInput):

@@ -9,8 +9,6 @@ takes part in them, and stores the rows. The other ranks read the requests of ra
 store, as JSON. The run ends if a machine is lost, and `--resume` continues the run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -26,8 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from nanolib.measurement import BadInput
-from nanolib.models.functions import cause
+from nanolib.measurement import BadInput, cause
 from nanolib.params import read_value, read_yaml
 from nanolib.run import ranks
 from nanolib.run.ranks import answer, raised_in, results_in

@@ -9,7 +9,7 @@ from nanolib.experiments.distributed import tables
 from nanolib.experiments.distributed.decode import link_rows
 from nanolib.experiments.distributed.launch import Launch
 from nanolib.measurement import BadInput, Flag, Unsupported
-from nanolib.models.attention.traffic import Traffic
+from nanolib.models.attention.ranks import Traffic
 from nanolib.run import ranks, sweep
 from nanolib.run.case import oversubscribed
 from nanolib.store import Store

@@ -36,5 +36,5 @@ def test_a_rate_turns_the_interval_round_and_keeps_what_it_came_from():
     assert (row.low, row.estimate, row.high, row.samples) == (2000, 4000, 8000, (4000, 2000))
     kept = ("decode", "amount/perf_counter", (Flag.GOT_SLOWER,))
     assert (row.scope, row.method, row.flags) == kept
-    alone = rate("tokens_per_second", 8, replace(latency, low=None, high=None), scope="other")
-    assert (alone.low, alone.estimate, alone.high, alone.scope) == (None, 4000.0, None, "other")
+    alone = rate("tokens_per_second", 8, replace(latency, low=None, high=None))
+    assert (alone.low, alone.estimate, alone.high, alone.scope) == (None, 4000.0, None, "decode")

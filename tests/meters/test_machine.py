@@ -34,6 +34,7 @@ MACHINE = Machine(
     torch="2.13",
     threads=4,
     governor="",
+    dtypes={},
 )
 
 

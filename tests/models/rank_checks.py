@@ -10,10 +10,9 @@ import torch.distributed as dist
 from nanolib.compat import profiled_tree_attn_decode
 from nanolib.meters.links import count_bytes
 from nanolib.meters.time.ranks import Timer
-from nanolib.models.attention.ranks import Sharding
+from nanolib.models.attention.ranks import Sharding, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
-from nanolib.models.attention.traffic import traffic_of
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 

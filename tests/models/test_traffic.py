@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanolib.measurement import BadInput
-from nanolib.models.attention.ranks import Sharding
-from nanolib.models.attention.traffic import Traffic, traffic_of
+from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 
 SHAPE = {"batch": 1, "heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
 TWO = Sharding.contiguous(11, 2)

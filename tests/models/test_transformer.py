@@ -61,7 +61,8 @@ def test_generation_continues_greedily():
 
 def test_the_first_loss_is_that_of_a_uniform_guess():
     model = create_model(_tiny(tie_embeddings=False), seed=8)  # tied ones favor repeating a token
-    ids = text.batch(text.load(max_bytes=100_000), 8, 64, torch.Generator().manual_seed(0))
+    data = text.load(max_bytes=100_000)
+    (ids,) = text.batches(data, 1, 8, 64, torch.Generator().manual_seed(0), "cpu")
     assert float(model.loss(ids).detach()) == pytest.approx(math.log(300), rel=0.02)
 
 
@@ -104,7 +105,7 @@ def test_a_users_corpus_is_read_and_a_missing_one_refused(tmp_path):
     with pytest.raises(BadInput, match=r"corpus: .*missing.* does not exist"):
         text.load(str(tmp_path / "missing"))
     with pytest.raises(BadInput, match="6 bytes are shorter than a sequence of 9"):
-        text.batch(text.load(str(tmp_path / "a.txt")), 1, 9, torch.Generator())
+        next(text.batches(text.load(str(tmp_path / "a.txt")), 1, 1, 9, torch.Generator(), "cpu"))
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])

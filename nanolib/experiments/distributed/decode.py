@@ -16,9 +16,8 @@ from nanolib.experiments.distributed.launch import Launch, format_traffic, time_
 from nanolib.measurement import Flag, Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
-from nanolib.models.attention.ranks import Sharding
+from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
-from nanolib.models.attention.traffic import Traffic, traffic_of
 from nanolib.models.attention.tree import attend_alone, tree_attention_decode
 from nanolib.run.case import Plan, RanksCase, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import shortage

@@ -19,7 +19,7 @@ from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.ranks import KINDS, time_across_ranks, time_parts_across_ranks
 from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.turns import Round, speed_up_row
-from nanolib.models.attention.traffic import Traffic
+from nanolib.models.attention.ranks import Traffic
 
 _SLOWEST = "perf_counter, slowest rank"
 

@@ -17,10 +17,9 @@ from nanolib.measurement import Measurement, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import attention
-from nanolib.models.attention.ranks import Sharding
+from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
-from nanolib.models.attention.traffic import Traffic, traffic_of
 from nanolib.models.attention.ulysses import ulysses_attention
 from nanolib.run.case import Case, Plan, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned, shortage

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from nanolib.config import PRESETS, NanoConfig
-from nanolib.measurement import Unsupported
+from nanolib.measurement import Unsupported, one_line
 from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_flops
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown
@@ -29,7 +28,8 @@ from nanolib.models.user import (
 )
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import UNCOUNTED, StackMemory
-from nanolib.run.timeout import answers_of, one_line, planning_time_limit
+from nanolib.run.timeout import answers_of, planning_time_limit
+from nanolib.torch_internals import FakeTensorMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends it earlier.
 _LIMIT_S = 90.0
@@ -210,7 +210,7 @@ def _look(case: Any) -> Look:
             breakdowns = StackMemory(depth, case.at_depth).breakdowns()
         plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
-        return Look(Plan(reason=one_line(error), unsupported=one_line(error)))
+        return Look(Plan(unsupported=one_line(error)))
     except (Exception, SystemExit) as error:  # the run shows whether the case is valid
         plan = Plan(reason=f"not planned: {why_not_planned(error)}")
     if not case.own:

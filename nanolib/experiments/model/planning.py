@@ -21,9 +21,8 @@ from nanolib.experiments.model.planner import (
     uses_of,
 )
 from nanolib.experiments.model.steps import OPTIMIZERS
-from nanolib.measurement import BadInput, MemoryKind, shown
+from nanolib.measurement import BadInput, MemoryKind, cause, shown
 from nanolib.meters.memory import MIB
-from nanolib.models.functions import cause
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
 from nanolib.run.timeout import answers_of

@@ -18,6 +18,7 @@ from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Measuring, compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload
+from nanolib.torch_internals import FakeTensor
 
 
 class Step:
@@ -161,7 +162,7 @@ class Training(Step):
         self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
         self._optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=learning_rate)
         # A scaler reads the values of tensors, and the tensors of a plan have none.
-        has_data = not isinstance(ids, torch._subclasses.FakeTensor)
+        has_data = not isinstance(ids, FakeTensor)
         scaled = has_data and optimization == "autocast_float16"
         self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
         self._loss = torch.zeros(())

@@ -1,7 +1,5 @@
 """Compute the energy of a time window, with bounds, from power samples or an energy counter."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -8,8 +8,6 @@
 Windows can be nested. An error closes its window, and a later window can have the same name.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

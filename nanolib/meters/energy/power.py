@@ -1,7 +1,5 @@
 """Find power sensors: NVML for NVIDIA, amdsmi for AMD, IOReport for Apple, RAPL for processors."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import math

@@ -4,12 +4,10 @@ A source returns watts, or the joules of a counter that only grows. A failed rea
 zero. A reading of 0 W is a gap too, since a device that is on draws power.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -86,25 +84,19 @@ class ReplaySource:
     Args:
         t_s: Moments since the start of the trace, s.
         watts: Power at each moment, W.
-        clock: Function that returns the time, s.
     """
 
     name, of, provenance = "replay", "trace", Provenance.REPLAYED
 
-    def __init__(
-        self,
-        t_s: Sequence[float],
-        watts: Sequence[float],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._t, self._watts, self._clock = np.asarray(t_s, float), np.asarray(watts, float), clock
-        self._start = clock()
+    def __init__(self, t_s: Sequence[float], watts: Sequence[float]) -> None:
+        self._t, self._watts = np.asarray(t_s, float), np.asarray(watts, float)
+        self._start = time.monotonic()
         steps = np.diff(self._t)
         self.period_s = float(np.median(steps[steps > 0])) if (steps > 0).any() else math.inf
 
     def read(self) -> Reading:
         """Return the trace's latest sample; NaN after its end."""
-        now = self._clock()
+        now = time.monotonic()
         at = int(np.searchsorted(self._t, now - self._start, side="right")) - 1
         over = now - self._start > self._t[-1]
         return Reading(now, watts=math.nan if at < 0 or over else float(self._watts[at]))

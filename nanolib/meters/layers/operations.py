@@ -1,23 +1,26 @@
-"""Time operations with torch's profiler, write a trace, and sample the attention weights.
+"""Choose the timed modules, time their operations with torch's profiler, and sample attention.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
 the name of the module's role, such as `q_proj`. An operation that a container calls keeps its own
 name.
 """
 
-from __future__ import annotations
-
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
+
+Forward = Callable[..., Any]
+Replacement = tuple[nn.Module, str, Forward]
 
 FUSED = "attention_fused"
 RANGE = "nanolib module "  # a range's name starts with these words and ends with the module's name
@@ -47,7 +50,71 @@ _BY_OPERATION = {
 }
 
 
-def role_of(name: str, module: torch.nn.Module) -> str:
+def find_blocks(model: nn.Module) -> list[str]:
+    """List the names of a model's repeated blocks, which are the members of its `ModuleList`s."""
+    return [
+        f"{name}.{key}".lstrip(".")
+        for name, parts in model.named_modules()
+        if isinstance(parts, nn.ModuleList)
+        for key, _ in parts.named_children()
+    ]
+
+
+def choose_modules(
+    model: nn.Module, blocks: Sequence[str], every_nth: int
+) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Choose the modules that are timed in each call, and those timed in detailed calls.
+
+    Args:
+        model: Any module.
+        blocks: Names of the model's repeated blocks.
+        every_nth: Choose the modules of each n-th block only; of no block if it is 0.
+
+    Returns:
+        Name → module: blocks and the leaves outside them, and then the modules inside blocks.
+    """
+    outer, inner = {}, {}
+    inside = tuple(f"{block}." for block in blocks)
+    detailed = inside[::every_nth] if every_nth else ()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList):
+            continue
+        if name.startswith(detailed):
+            inner[name] = module
+        is_leaf = name and not any(module.children())
+        if name in blocks or (is_leaf and not name.startswith(inside)):
+            outer[name] = module
+    return outer, inner
+
+
+def wrap_forwards(
+    modules: Mapping[str, nn.Module], wrap: Callable[[str, Forward], Forward]
+) -> list[Replacement]:
+    """Wrap the `forward` of modules, for `replace_methods`."""
+    return [(module, "forward", wrap(name, module.forward)) for name, module in modules.items()]
+
+
+@contextlib.contextmanager
+def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
+    """Replace methods in the block, without `Module.__setattr__`, which is slow.
+
+    Args:
+        functions: Module, name of its method, and the function that replaces the method.
+    """
+    before = [vars(module).get(name) for module, name, _ in functions]
+    for module, name, function in functions:
+        vars(module)[name] = function
+    try:
+        yield
+    finally:
+        for (module, name, _), own in zip(functions, before, strict=True):
+            if own is None:
+                del vars(module)[name]  # the method of the class is used again
+            else:
+                vars(module)[name] = own
+
+
+def role_of(name: str, module: nn.Module) -> str:
     """Return the name of a module's role, which is the same in all models; empty for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:

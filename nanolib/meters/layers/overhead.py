@@ -1,10 +1,8 @@
 """Measure the overhead of a profiling mode, in turns of calls with and without a profiler."""
 
-from __future__ import annotations
-
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,10 +92,9 @@ def measure_overhead(
 
     def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
         call()  # each block must follow a bare call
-        bare = contextlib.nullcontext()
         # deep mode alternates two kinds of detailed calls
         count = calls + calls % 2 if config and config.has_details else calls
-        with LayerProfiler(model, config, sink=sink) if config else bare as profiler:
+        with LayerProfiler(model, config, sink=sink) if config else nullcontext() as profiler:
             synchronize()
             start = np.array([time.perf_counter(), time.thread_time()])
             for _ in range(count):

@@ -4,8 +4,6 @@ While a profiler is entered, `forward` of the timed modules is replaced. Hooks c
 much, since `Module.__call__` has a fast path without hooks. The model's output does not change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time
@@ -19,20 +17,18 @@ from torch.profiler import record_function
 
 from nanolib.measurement import BadInput
 from nanolib.meters.energy.source import Sink
-from nanolib.meters.layers.modules import (
-    Forward,
-    choose_modules,
-    find_blocks,
-    replace_methods,
-    wrap_forwards,
-)
 from nanolib.meters.layers.operations import (
     RANGE,
     AttentionWatch,
+    Forward,
     attention_statistics,
+    choose_modules,
+    find_blocks,
     operations_of,
+    replace_methods,
     role_of,
     torch_profiler,
+    wrap_forwards,
 )
 from nanolib.meters.layers.recording import (
     Call,
@@ -97,9 +93,9 @@ class LayerProfiler:
         self._watch = Stopwatch(self._device)
         self._restore = contextlib.ExitStack()
         self._call = Call(-1)
-        self._open: list[str] = []  # names of the running modules, outer ones first
-        self._unread: list[Call] = []
-        self._profiled: list[Call] = []
+        self._open = []  # names of the running modules, outer ones first
+        self._unread = []  # calls whose times and statistics stay on the device
+        self._profiled = []  # calls whose operations torch's profiler has recorded
         self._waiting = 0  # number of unread calls with details
         self._read_s = time.monotonic()
         self._number = 0
@@ -152,7 +148,7 @@ class LayerProfiler:
     @contextlib.contextmanager
     def _look_closely(self, call: Call) -> Iterator[None]:
         """Record a call in detail; in deep mode, torch's profiler records every other one."""
-        around: Any = _NOTHING
+        around = _NOTHING
         if self.config.deep_profiling:
             turn = call.number // self.config.every_kth_token
             if turn % 2 and turn < 2 * _MOST_PASSES:
@@ -270,7 +266,7 @@ class LayerProfiler:
         """Return the recorded data of each module, outer modules first."""
         self.flush()  # torch's profiler is read only now, since that takes longer than the calls
         for call in self._profiled:
-            spent: Counter[tuple[str, str]] = Counter()
+            spent = Counter()
             events = call.profile.events()
             for layer, operation, ns in operations_of(events, self._roles, self._watch.is_cuda):
                 spent[layer, operation] += ns

@@ -1,10 +1,8 @@
 """Settings and data of a profiler: calls, times of modules, statistics of their outputs."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -93,9 +91,8 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.is_cuda, self.synchronize = device.type == "cuda", synchronizer(device)
-        self.now: Callable[[], Any] = self._event if self.is_cuda else self._read
-        if device.type == "cpu":
-            self.now = time.perf_counter_ns
+        clocks = {"cuda": self._event, "cpu": time.perf_counter_ns}
+        self.now = clocks.get(device.type, self._read)
 
     def _event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
@@ -133,7 +130,7 @@ def summarize(
     Yields:
         Key of the output, name in `STATISTICS`, and value.
     """
-    by_size: dict[tuple[int, int], list[Any]] = {}
+    by_size = {}  # size of a sample and number of tensors → keys of the outputs
     for key, parts in outputs.items():
         by_size.setdefault((parts[0].numel(), len(parts)), []).append(key)
     for (size, _), keys in by_size.items():

@@ -6,8 +6,6 @@ function that torch stopped compiling must not be timed as a compiled one.
 This module imports nothing from nanolib, since `nano ab` loads it into processes of other versions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import sys
@@ -46,7 +44,7 @@ class CallCheck:
         self.call, self.is_cached = call, False
         self._what, self._error = what, error
         self._calls, self._first_ns = 0, 0
-        self._kept: Callable[[], object] = lambda: None
+        self._kept = lambda: None
         self._writes = 0
 
     def __call__(self) -> Any:

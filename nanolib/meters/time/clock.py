@@ -1,7 +1,5 @@
 """Time blocks of calls with the host's clock or with the events of a device."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import time
@@ -177,7 +175,7 @@ class ColdClock:
         device: Device on which the calls compute.
     """
 
-    def __init__(self, clock: Clock, device: Device) -> None:
+    def __init__(self, clock: HostClock | CudaClock, device: Device) -> None:
         self._clock, self.method = clock, f"{clock.method}, cold cache"
         self.warm_up, self.resolution_ms = clock.warm_up, clock.resolution_ms
         self._other = torch.empty(2 * last_level_bytes(device), dtype=torch.uint8, device=device)
@@ -210,7 +208,7 @@ def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
         return torch.cuda.get_device_properties(device).L2_cache_size
     if device.type != "cpu":
         return _UNKNOWN
-    sizes: dict[tuple[int, str], int] = {}
+    sizes = {}  # level and CPUs of a cache → bytes
     for cache in cpus.glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size, shared = (
             (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")

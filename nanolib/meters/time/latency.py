@@ -1,7 +1,5 @@
 """Measure latency, the median of block medians with its interval, in the steady state."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -130,7 +128,7 @@ def measure_in_turns(
     """
     for timing in timings.values():
         _check(timing)
-    samplers: dict[str, BlockSampler] = {}
+    samplers = {}
     wait_for_compilers()
     with watch_cpus() as load, pause_collector():
         for name, timing in timings.items():
@@ -166,7 +164,7 @@ def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Mea
     steady = find_steady_state(series.sum(axis=1), per_block)
     shared = shape | load.details() | {"threads": torch.get_num_threads()}
     cached = shared.pop("cached", [])
-    launches: list[dict[str, float]] = [{} for _ in timing.phases]
+    launches = [{} for _ in timing.phases]
     if isinstance(clock, CudaClock):
         shared |= clock.state.summary()
         launches = clock.host_and_device([*timing.phases.values()])

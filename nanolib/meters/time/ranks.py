@@ -1,7 +1,5 @@
 """Time named blocks of code on a rank, and calls that all ranks make together."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -53,7 +51,7 @@ class Timer:
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             remedy = "give use_cuda=torch.cuda.is_available()"
             raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
-        self.seconds: dict[str, list[float]] = {}
+        self.seconds = {}  # name of a block → its times, s
         self._synchronize = synchronizer(device)
         self._open = threading.local()  # threads do not share open blocks
 
@@ -70,7 +68,7 @@ class Timer:
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
         # each open block has an entry with the seconds of the blocks inside it
-        within: list[float] = self._open.__dict__.setdefault("within", [])
+        within = self._open.__dict__.setdefault("within", [])
         within.append(0.0)
         start = time.perf_counter()
         try:
@@ -166,9 +164,7 @@ def time_across_ranks(
         seed: Seed of the random order.
         device: Device on which this rank computes.
     """
-    samplers: dict[str, BlockSampler] = {
-        name: _RankSampler(call, device) for name, call in calls.items()
-    }
+    samplers = {name: _RankSampler(call, device) for name, call in calls.items()}
     for sampler in samplers.values():
         sampler.begin()
     with pause_collector():
@@ -193,7 +189,7 @@ def time_parts_across_ranks(
     Returns:
         Name of a call → a mapping for each run: name of a part → its time, ms.
     """
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
+    found = {name: [] for name in calls}
     is_enough = _budget(budget_s, device)
     with pause_collector():
         for count in itertools.count():

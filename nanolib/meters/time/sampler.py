@@ -1,13 +1,11 @@
 """Take blocks of timed calls, one block at a time, until a stopping rule is met."""
 
-from __future__ import annotations
-
 import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,7 +73,7 @@ class BlockSampler:
             for scope, call in timing.phases.items()
         }
         self._calls = [check.call for check in self._checks.values()]
-        self._blocks: list[list[list[float]]] = []
+        self._blocks = []  # ms, shape [blocks][calls][phases]
         self._spent_s = 0.0
         self.stop = ""
 
@@ -161,7 +159,7 @@ def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
     cold = leading_slow_samples(series) if len(series) >= 8 else 0
     if cold <= found.cut or cold >= len(series) / 2:
         return found
-    return SteadyState(cold, found.changes, found.steady, found.got_slower)
+    return replace(found, cut=cold)
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:

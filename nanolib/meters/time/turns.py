@@ -1,7 +1,5 @@
 """Time several calls in turns, one block of each per round, so that noise affects all of them."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ Causality is aligned at the end of the keys. Query i of q_len has position kv_le
 decoding over a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +44,7 @@ def _module(kind: str) -> Any:
     """Import the module of an attention kind at its first use."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(
-            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(kinds())}"
+            f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
         )
     match kind:  # `importlib` would end dynamo's graph of a model that is compiled
         case "dense":
@@ -89,7 +87,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     """
     mine = _module(kind).Options.model_fields
     for name in bag:
-        if not any(name in _module(other).Options.model_fields for other in kinds()):
+        if not any(name in _module(other).Options.model_fields for other in ATTENTION_KINDS):
             raise BadInput(
                 f"attention_options.{name}: no attention kind takes it; {kind} takes {', '.join(mine)}"
             )

@@ -3,11 +3,10 @@
 Plans consist of numpy arrays, so a plan of memory has the same blocks as a run.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -23,10 +22,10 @@ from nanolib.models.attention.patterns import (
     WINDOWED,
     MaskMod,
     Options,
+    PatternInputs,
     static_mask_mod,
-    tile_count,
 )
-from nanolib.models.attention.reference import Work, allowed_pairs
+from nanolib.models.attention.reference import Work, allowed_pairs, tile_count
 
 Run = tuple[int, int]  # [start, stop)
 
@@ -53,9 +52,7 @@ class QueryBlock:
     hidden: np.ndarray
 
     @classmethod
-    def of(
-        cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0
-    ) -> QueryBlock:
+    def of(cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0) -> Self:
         """Make a block from its keys.
 
         Args:
@@ -233,7 +230,7 @@ def check_shared(
     Only a mask that uses `h` or `b` is compared, since a comparison evaluates every pair.
     """
     name = f"attention_options.mask_mod: {options.mask_mod}"
-    mask_mod = PATTERNS["own"](options, kv_len, heads, torch.device("cpu"))
+    mask_mod = PATTERNS["own"](PatternInputs(options, kv_len, heads, torch.device("cpu")))
     b_used, h_used = (own.uses_index(mask_mod, place) for place in (0, 1))
     keeps = static_mask_mod(options, q_len, kv_len, causal, heads, None)
 

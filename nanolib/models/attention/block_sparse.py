@@ -19,15 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_loops
 from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
+from nanolib.torch_internals import FakeTensor, detect_fake_mode, dispatch_modes
 
 _SCORES = 2**18  # A product has at most these scores: 1 MiB of float32 stays in a core's cache.
 _Heads = list[tuple[int, int]]  # Each key head is a pair of batch and kv_head.
@@ -155,7 +153,7 @@ def _over_heads(
     if isinstance(q, FakeTensor):  # A plan counts the memory of a loop without running the loop.
         torch.empty(loop_bytes(name, q, k, mask), dtype=torch.uint8)
         return
-    modes = _get_current_dispatch_mode_stack()
+    modes = dispatch_modes()
     loop = getattr(block_loops, name) if modes else compiled_loop(name)
 
     def run(heads: _Heads) -> None:

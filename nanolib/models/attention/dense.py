@@ -1,8 +1,6 @@
 """Compute dense attention by a backend of torch's `scaled_dot_product_attention`."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import pydantic
 import torch
@@ -39,7 +37,7 @@ class Options(StrictModel):
     impl: Literal["", "FA3", "FA4"] = ""
 
     @pydantic.model_validator(mode="after")
-    def _flash_has_it(self) -> Options:
+    def _flash_has_it(self) -> Self:
         if self.impl and self.backend != "flash":
             raise ValueError(f"impl: {self.impl} needs backend flash, not {self.backend}")
         return self

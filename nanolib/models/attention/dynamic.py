@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch._guards import detect_fake_mode
 from torch.nn.functional import avg_pool2d, pad
 
 from nanolib.models.attention.block_mask import BlockMask, QueryBlock, tile_positions
 from nanolib.models.attention.patterns import DYNAMIC, MaskMod, Options, at_end, is_near, placed
+from nanolib.torch_internals import detect_fake_mode
 
 
 class Sizes(NamedTuple):

@@ -4,8 +4,6 @@ Version 4 is the pure Python package `flash-attn-4`, which compiles a kernel at 
 Versions 2 and 3 are built from source.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Compute sparse attention by torch's compiled FlexAttention."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -9,9 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch._functorch.config
 from torch import Tensor
-from torch._guards import detect_fake_mode
+from torch._functorch import config as functorch_config
 from torch._higher_order_ops.flex_attention import flex_attention as operation
 from torch.nn.attention.flex_attention import BlockMask as FlexMask
 from torch.nn.attention.flex_attention import flex_attention
@@ -26,9 +23,11 @@ from nanolib.models.attention.block_mask import (
 )
 from nanolib.models.attention.dynamic import CHOOSERS, Choice
 from nanolib.models.attention.partial import scale_queries
-from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod, tile_count
+from nanolib.models.attention.patterns import MaskMod, placed, static_mask_mod
 from nanolib.models.attention.patterns import Options as SparseOptions
+from nanolib.models.attention.reference import tile_count
 from nanolib.models.optimize import with_own_code
+from nanolib.torch_internals import detect_fake_mode
 
 __all__ = ["Options", "attend", "work"]
 
@@ -107,7 +106,7 @@ def attend(
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
     # The backward pass overwrites donated buffers, and could not be repeated.
-    with torch._functorch.config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
+    with functorch_config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
         out = kernel(
             q,
             k,
@@ -122,7 +121,7 @@ def attend(
 
 def allow_repeated_backward() -> None:
     """Let this process repeat the backward pass of a graph that `attend` has compiled."""
-    torch._functorch.config.donated_buffer = False
+    functorch_config.donated_buffer = False
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,7 +1,5 @@
 """Compute attention by your own function `(q, k, v, causal) -> out`, and call your own masks."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -11,12 +9,12 @@ import numpy as np
 import pydantic
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from nanolib.measurement import BadInput
 from nanolib.models.attention.partial import scale_queries
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
+from nanolib.torch_internals import disable_dispatch_modes
 
 
 class Options(StrictModel):
@@ -82,7 +80,7 @@ def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """Make tensors with data on the CPU, which no dispatch mode counts or replaces."""
-    with _disable_current_modes(), torch.device("cpu"):
+    with disable_dispatch_modes(), torch.device("cpu"):
         yield
 
 

@@ -3,8 +3,6 @@
 Queries that share a key head become rows of one product, so that no key is copied.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,9 +1,9 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
-A pattern is a function of `(options, kv_len, heads, device)` that returns a `mask_mod` of
-positions. `PATTERNS` lists the patterns by name. The tiles of both kernels come from calls of the
-`mask_mod` on arrays, and FlexAttention calls the `mask_mod` on tensors. Causality is applied on top
-of the pattern. Patterns that depend on the input are in `dynamic`.
+A pattern is a function of `PatternInputs` that returns a `mask_mod` of positions. `PATTERNS` lists
+the patterns by name. The tiles of both kernels come from calls of the `mask_mod` on arrays, and
+FlexAttention calls the `mask_mod` on tensors. Causality is applied on top of the pattern. Patterns
+that depend on the input are in `dynamic`.
 
 To find the kept tiles, nanolib evaluates a pattern for every query-key pair, which is slow for long
 sequences. Patterns in `BY_CORNERS` are evaluated only at the edges of tiles and on the diagonal.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pydantic
@@ -23,7 +23,7 @@ import torch
 
 from nanolib.measurement import shown
 from nanolib.models.attention import own
-from nanolib.models.attention.reference import BLOCK_SIZE
+from nanolib.models.attention.reference import BLOCK_SIZE, tile_count
 from nanolib.models.functions import check_function, imported
 from nanolib.params import StrictModel
 
@@ -116,9 +116,20 @@ class Options(StrictModel):
         return causal and self.pattern != "prefix_lm"
 
 
-def tile_count(length: int, size: int) -> int:
-    """Count the tiles of `size` that cover `length` positions."""
-    return -(-length // size)
+class PatternInputs(NamedTuple):
+    """What a pattern depends on.
+
+    Attributes:
+        options: Options of the pattern.
+        kv_len: Number of keys.
+        heads: Number of query heads.
+        device: Device of the mask's tables, or None for numpy arrays.
+    """
+
+    options: Options
+    kv_len: int
+    heads: int
+    device: Device
 
 
 def placed(x: np.ndarray, device: Device) -> Any:
@@ -136,26 +147,27 @@ def is_near(i: Any, j: Any, reach: int) -> Any:
     return (j > i - reach) & (j < i + reach)
 
 
-def window(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def window(inputs: PatternInputs) -> MaskMod:
     """Keep the keys around a query: all pairs with |i − j| < `window`.
 
     Source: the sliding window of Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
-    return lambda b, h, q_idx, kv_idx: is_near(q_idx, kv_idx, options.window)
+    reach = inputs.options.window
+    return lambda b, h, q_idx, kv_idx: is_near(q_idx, kv_idx, reach)
 
 
-def local_global(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def local_global(inputs: PatternInputs) -> MaskMod:
     """Keep the window, and the first `global_tokens` positions as queries and as keys.
 
     Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
-    near, leading = window(options, kv_len, heads, device), options.global_tokens
+    near, leading = window(inputs), inputs.options.global_tokens
     return lambda b, h, q_idx, kv_idx: (
         near(b, h, q_idx, kv_idx) | (q_idx < leading) | (kv_idx < leading)
     )
 
 
-def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def strided(inputs: PatternInputs) -> MaskMod:
     """Keep the tile of a query, and every stride-th tile before and after that tile.
 
     The stride is 1 / (1 − `sparsity`), or `window` in tiles.
@@ -163,28 +175,29 @@ def strided(options: Options, kv_len: int, heads: int, device: Device) -> MaskMo
     Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. The
     stride is over tiles here, since a kernel skips only whole tiles.
     """
-    size = options.block_size
+    options, size = inputs.options, inputs.options.block_size
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
     stride = max(1, round(stride))
     return lambda b, h, q_idx, kv_idx: (q_idx // size - kv_idx // size) % stride == 0
 
 
-def block(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def block(inputs: PatternInputs) -> MaskMod:
     """Keep the chunk of a query: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window`.
 
     Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
     """
-    size, chunk = options.block_size, options.window
+    options, size, chunk = inputs.options, inputs.options.block_size, inputs.options.window
     if options.sparsity is not None:
-        chunk = max(1, round((1 - options.sparsity) * kv_len / size)) * size
+        chunk = max(1, round((1 - options.sparsity) * inputs.kv_len / size)) * size
     return lambda b, h, q_idx, kv_idx: q_idx // chunk == kv_idx // chunk
 
 
-def random(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def random(inputs: PatternInputs) -> MaskMod:
     """Keep the tile of a query and random tiles: a share of 1 − `sparsity`, or `random_tokens`.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
+    options, kv_len, heads, device = inputs
     size = options.block_size
     kept = 1 + tile_count(options.random_tokens, size)
     if options.sparsity is not None:
@@ -194,49 +207,49 @@ def random(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod
     return lambda b, h, q_idx, kv_idx: tables[h % count, q_idx // size, kv_idx // size]
 
 
-def bigbird(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def bigbird(inputs: PatternInputs) -> MaskMod:
     """Keep the pairs of `local_global`, and random tiles of `random_tokens` tokens.
 
     Source: Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
-    near = local_global(options, kv_len, heads, device)
-    if not options.random_tokens:
+    near = local_global(inputs)
+    if not inputs.options.random_tokens:
         return near
-    drawn = random(options.model_copy(update={"sparsity": None}), kv_len, heads, device)
+    drawn = random(inputs._replace(options=inputs.options.model_copy(update={"sparsity": None})))
     return lambda b, h, q_idx, kv_idx: near(b, h, q_idx, kv_idx) | drawn(b, h, q_idx, kv_idx)
 
 
-def document(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def document(inputs: PatternInputs) -> MaskMod:
     """Keep the keys of the query's own document, if a sequence packs several documents.
 
     Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
     """
-    lengths = itertools.cycle(options.document_lengths)
-    starts = options.document_starts or itertools.accumulate(lengths)
-    inner = itertools.takewhile(lambda start: start < kv_len, starts)
-    edges = np.array([0, *inner, kv_len])
-    numbers = placed(np.repeat(np.arange(len(edges) - 1), np.diff(edges)), device)
+    lengths = itertools.cycle(inputs.options.document_lengths)
+    starts = inputs.options.document_starts or itertools.accumulate(lengths)
+    inner = itertools.takewhile(lambda start: start < inputs.kv_len, starts)
+    edges = np.array([0, *inner, inputs.kv_len])
+    numbers = placed(np.repeat(np.arange(len(edges) - 1), np.diff(edges)), inputs.device)
     return lambda b, h, q_idx, kv_idx: numbers[q_idx] == numbers[kv_idx]
 
 
-def prefix_lm(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def prefix_lm(inputs: PatternInputs) -> MaskMod:
     """Keep the first `global_tokens` keys and all earlier keys, with or without `causal`.
 
     Source: Raffel et al. (2020), T5, arXiv 1910.10683.
     """
-    prefix = options.global_tokens
+    prefix = inputs.options.global_tokens
     return lambda b, h, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx)
 
 
-def own_mask(options: Options, kv_len: int, heads: int, device: Device) -> MaskMod:
+def own_mask(inputs: PatternInputs) -> MaskMod:
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
     With `per_head: true` each head has a mask of its own. Otherwise nanolib refuses a mask that
     depends on `h`. The mask is evaluated for every query-key pair, on the CPU.
     """
     with own.on_cpu():  # A plan must not leave tensors without data in the module of the mask.
-        mask_mod = imported("attention_options.mask_mod", options.mask_mod)
-    return mask_mod if device else own.on_arrays(mask_mod)
+        mask_mod = imported("attention_options.mask_mod", inputs.options.mask_mod)
+    return mask_mod if inputs.device else own.on_arrays(mask_mod)
 
 
 def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
@@ -253,7 +266,7 @@ def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
     return tables
 
 
-PATTERNS: dict[str, Callable[[Options, int, int, Device], MaskMod]] = {
+PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
     "window": window,
     "local_global": local_global,
     "strided": strided,
@@ -270,7 +283,7 @@ def static_mask_mod(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
 ) -> MaskMod:
     """Return the `mask_mod` of a pattern with causality. Options must come from `with_window`."""
-    mask_mod = PATTERNS[options.pattern](options, kv_len, heads, device)
+    mask_mod = PATTERNS[options.pattern](PatternInputs(options, kv_len, heads, device))
     return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
 
 

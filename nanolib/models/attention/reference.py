@@ -1,7 +1,5 @@
 """Compute the reference of attention in float64, and count the work of dense attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,14 +94,19 @@ def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
     return q_len * (kv_len - q_len) + q_len * (q_len + 1) // 2
 
 
+def tile_count(length: int, size: int) -> int:
+    """Count the tiles of a length, of which the last may be shorter."""
+    return -(-length // size)
+
+
 def dense_work(q_len: int, kv_len: int, causal: bool, options: Any = None) -> Work:
     """Count the pairs and the tiles of dense attention, in tiles of `BLOCK_SIZE`.
 
     The options of dense kinds do not change the counts.
     """
     kept = allowed_pairs(q_len, kv_len, causal)
-    rows, columns = -(-q_len // BLOCK_SIZE), -(-kv_len // BLOCK_SIZE)
+    rows, columns = tile_count(q_len, BLOCK_SIZE), tile_count(kv_len, BLOCK_SIZE)
     if not causal:
         return Work(kept, kept, rows * columns, rows * columns)
     last_key = (min((row + 1) * BLOCK_SIZE, q_len) + kv_len - q_len for row in range(rows))
-    return Work(kept, kept, sum(-(-keys // BLOCK_SIZE) for keys in last_key), rows * columns)
+    return Work(kept, kept, sum(tile_count(keys, BLOCK_SIZE) for keys in last_key), rows * columns)

@@ -10,8 +10,6 @@ Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in
 github.com/zhuzilin/ring-flash-attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

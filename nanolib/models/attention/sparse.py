@@ -1,14 +1,9 @@
 """Compute block-sparse attention: a pattern chooses the keys of each block of queries."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 
 from torch import Tensor
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nanolib.models.attention import block_sparse, flex
 from nanolib.models.attention.block_mask import (
@@ -23,6 +18,7 @@ from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.partial import scale_queries
 from nanolib.models.attention.patterns import Options
 from nanolib.models.attention.reference import Work
+from nanolib.torch_internals import FakeTensorMode, detect_fake_mode, dispatch_modes
 
 __all__ = ["Options", "attend", "work"]
 
@@ -32,7 +28,7 @@ _WATCHED: list[list[Work]] = []
 @contextlib.contextmanager
 def watched_work() -> Iterator[list[Work]]:
     """Collect the work of each sparse call in the context, which the input may decide."""
-    found: list[Work] = []
+    found = []
     _WATCHED.append(found)
     try:
         yield found
@@ -66,9 +62,8 @@ def attend(
 
 def _is_counted() -> bool:
     """Return whether a dispatch mode counts the operations, which FlexAttention would hide."""
-    modes = _get_current_dispatch_mode_stack()
     return detect_fake_mode() is None and any(
-        not isinstance(mode, FakeTensorMode) for mode in modes
+        not isinstance(mode, FakeTensorMode) for mode in dispatch_modes()
     )
 
 

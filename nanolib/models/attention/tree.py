@@ -8,8 +8,6 @@ Source: Shyam et al., Tree Attention (arXiv 2408.04093), and Yang et al. (arXiv 
 `pass_q`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

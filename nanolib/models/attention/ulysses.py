@@ -5,8 +5,6 @@ An all-to-all exchanges shards of the sequence for shards of the heads, and back
 Source: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

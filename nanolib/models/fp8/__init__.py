@@ -1,7 +1,5 @@
 """Convert a model's linear layers to eight bits, and audit the conversion."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +22,6 @@ from nanolib.models.fp8.casts import (
 )
 from nanolib.models.user import silent
 
-__all__ = ["BF16", "CONTROLS", "FORMATS", "RECIPES", "Cast", "lost_shares", "round_trip"]
 _ALIGNMENT = 16  # Tensor cores take products whose sides are multiples of 16.
 
 
@@ -51,13 +48,13 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 def audit(model: nn.Module) -> list[AuditedLayer]:
     """List the linear layers, and whether each was converted."""
     return [
-        AuditedLayer(name, _is_float8(layer), 2 * layer.weight.numel())
+        AuditedLayer(
+            name,
+            isinstance(layer, EmulatedLinear) or type(layer).__name__ == "Float8Linear",
+            2 * layer.weight.numel(),
+        )
         for name, layer in linear_layers(model).items()
     ]
-
-
-def _is_float8(layer: nn.Module) -> bool:
-    return isinstance(layer, EmulatedLinear) or type(layer).__name__ == "Float8Linear"
 
 
 def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:

@@ -5,8 +5,6 @@ tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a
 (a / scale_a) @ (b / scale_b) in float32. The result equals torchao's own emulation bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -162,18 +160,17 @@ def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
     return round_to(x * scale, cast.format).div_(scale)
 
 
-def lost_shares(x: Tensor, cast: Cast, dim: int = -1) -> tuple[float, float]:
+def lost_shares(x: Tensor, cast: Cast) -> tuple[float, float]:
     """Return the shares of elements that a cast to eight bits loses.
 
     Args:
-        x: Tensor of any shape.
+        x: Tensor of any shape, whose last dimension the product sums over.
         cast: The cast to eight bits.
-        dim: Dimension that the product sums over.
 
     Returns:
         Share of elements that became zero (underflow), and share that was clamped (overflow).
     """
-    scaled, largest = x.float() * scale_of(x, cast, dim), torch.finfo(FORMATS[cast.format]).max
+    scaled, largest = x.float() * scale_of(x, cast, -1), torch.finfo(FORMATS[cast.format]).max
     underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
     # Values up to half a step above the largest value are rounded to it, not clamped.
     step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
