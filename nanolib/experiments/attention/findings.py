@@ -11,18 +11,21 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Flag
 from nanolib.report.charts import roofline_words
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import ONE, Pairs, gains, not_slower, with_speed_ups
+from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, Pairs, comparing, unclear
 from nanolib.report.overview import cached, join_words, of_experiment, rows_with_factor
 from nanolib.report.tables import (
+    ONE,
     Column,
     add_metric_columns,
     case_rows,
     drop_missing,
     flagged,
+    gains,
     in_ms,
+    not_slower,
     times,
     titles,
+    with_speed_ups,
     with_state,
 )
 
@@ -120,7 +123,6 @@ _ORDERS = {
     "unclear": "No clear difference between sparse and dense attention",
     "slower": "Dense attention is faster than sparse",
 }
-_OVERLAP = "(the intervals overlap)"
 _NARROWER = "increase budget_s"
 _NONE = Estimate.exact(0.0, "no difference")
 _EFFECTS = {
@@ -188,7 +190,7 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     # The order is also unclear if a dense kernel was not timed in the same rounds.
     overlaps = Estimate.of(longest, "speed_up").compare_to(ONE) is Order.NO_DIFFERENCE
     if main == "unclear" and overlaps:
-        evidence += f" {_OVERLAP}"
+        evidence += f" {OVERLAP}"
     evidence = ". ".join([evidence, *(text for order, text in texts.items() if order != main)])
     if main != "busy":
         best = best[best["order"] != "busy"]
@@ -227,8 +229,7 @@ def _compare_own(group: pd.DataFrame, about: str) -> Iterator[Finding]:
         evidence, order = times(line, "speed_up"), Estimate.of(line, "speed_up").compare_to(ONE)
         text = f"{name} is {'faster' if order is Order.ABOVE else 'slower'} than {dense} {where}"
         if order is Order.NO_DIFFERENCE:
-            text = f"No clear difference between {name} and {dense} {where}"
-            evidence += f" {_OVERLAP}"
+            text, evidence = unclear(f"{name} and {dense} {where}", evidence)
         yield Finding(text, evidence, about=about, compared=_list_speed_ups(line, {dense}))
 
 
@@ -252,9 +253,9 @@ def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     evidence = in_ms(best, "forward")
     if ties := not_slower(best, dense["name"]):
         tied = dense[dense["name"].isin([best["name"], *ties])]
-        text = f"No clear difference between {join_words(tied['name'])} {where}"
         evidence = join_words(in_ms(line, "forward") for _, line in tied.iterrows())
-        evidence, next_step = f"{evidence} {_OVERLAP}", _NARROWER
+        text, evidence = unclear(f"{join_words(tied['name'])} {where}", evidence)
+        next_step = _NARROWER
     yield Finding(text, evidence, next_step, about, _list_speed_ups(best))
 
 

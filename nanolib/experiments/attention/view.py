@@ -155,7 +155,6 @@ SECTION = Section(
             ["FLOP/s of the kept connections as a share of the measured peak rate."],
             _TIMED,
             _OTHERS,
-            share=True,
         ),
         "attention_roofline": roofline_chart("attention"),
     },

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag
-from nanolib.report.finding import Estimate, Order, comparing
-from nanolib.report.in_turns import Pairs, with_speed_ups
+from nanolib.report.finding import Estimate, Order, Pairs, comparing
 from nanolib.report.overview import cached, pick, rows_with_factor
-from nanolib.report.tables import CASE, Column, add_metric_columns, case_rows, titles, with_state
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    add_metric_columns,
+    case_rows,
+    titles,
+    with_speed_ups,
+    with_state,
+)
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")

@@ -7,8 +7,7 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import gains, with_speed_ups
+from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     cached,
     join_words,
@@ -24,9 +23,11 @@ from nanolib.report.tables import (
     add_metric_columns,
     case_rows,
     drop_missing,
+    gains,
     times,
     titles,
     with_ends,
+    with_speed_ups,
     with_state,
 )
 from nanolib.report.theme import empty_chart
@@ -231,7 +232,7 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     evidence = f"up to {times(best, 'speed_up')}, for {best['name']} in {best['precision']}"
     main = next(order for order, names in sizes.items() if names)
     if main is Order.NO_DIFFERENCE:
-        evidence += " (the intervals overlap)"
+        evidence += f" {OVERLAP}"
     if main is Order.ABOVE and pd.notna(best["bound"]):
         evidence += f". The upper bound by Amdahl's law is {best['bound']:.2f}×"
     compared = sorted(pairs, key=lambda pair: pair[1] is not main)

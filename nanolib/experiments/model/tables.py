@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from nanolib.report.in_turns import with_speed_ups
 from nanolib.report.overview import cached, pick, rows_with_factor
 from nanolib.report.tables import (
     Column,
@@ -13,6 +12,7 @@ from nanolib.report.tables import (
     flagged,
     joined,
     titles,
+    with_speed_ups,
     with_state,
     worst,
 )

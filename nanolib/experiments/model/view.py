@@ -29,11 +29,10 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
 from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_chart, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import gains
 from nanolib.report.overview import cached, join_words, pick, rows_with_factor
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, in_ms
+from nanolib.report.tables import drop_missing, gains, in_ms
 
 
 def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
@@ -75,7 +74,6 @@ def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
         unit="Tokens per second",
         xunit="Sequences in the batch",
         log="xy",
-        width=680,
         empty="no generation was measured with several batches; give generation_batch_sizes",
     )
 

@@ -7,13 +7,13 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import ONE
+from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import cached, of_experiment, pick, rows_with_factor, why_empty
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
+    ONE,
     Column,
     add_metric_columns,
     case_rows,
@@ -124,7 +124,6 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
         unit="% of the steady time",
         xunit="Step",
         ref=100.0,
-        width=680,
     )
 
 
@@ -223,9 +222,8 @@ def _compare_without(line: dict[str, Any]) -> Finding:
     low, share, high = (f"{end:+.0%}" for end in ends)
     evidence = f"{share} [{low} … {high}]"
     if order is Order.NO_DIFFERENCE:
-        text = f"No clear difference between the mean of {direction} without warm-up and "
-        text += f"after {_REFERENCE} steps"
-        evidence += " (the intervals overlap)"
+        what = f"the mean of {direction} without warm-up and after {_REFERENCE} steps"
+        text, evidence = unclear(what, evidence)
     evidence += f", the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
     return Finding(text, evidence, compared=comparing(ratio, ONE))
 
