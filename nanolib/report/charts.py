@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -17,7 +16,7 @@ from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import join_words, of_experiment, pick, why_empty
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.tables import Column, add_metric_columns, percent, ratios
-from nanolib.report.theme import Chart, empty_chart, hues
+from nanolib.report.theme import Chart, Drawing, empty_chart, hues
 
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
 COUNTED_KEY = "Points: counted, exact. Dashed: predicted."
@@ -44,7 +43,7 @@ def scaling_chart(
         others: Factors that distinguish series of one name.
     """
 
-    def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    def chart(rows: pd.DataFrame) -> Drawing:
         rows = of_experiment(rows, experiment)
         found = pd.concat([pick(rows, metric, scope) for scope in scopes])
         if found.empty:
@@ -169,7 +168,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 def roofline_chart(experiment: str) -> Chart:
     """Return a function that draws measured rates over the intensity, and the peak rates dashed."""
 
-    def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    def chart(rows: pd.DataFrame) -> Drawing:
         table = roofline_table(rows, experiment)
         if table.empty:
             return empty_chart("Roofline", "no timing has FLOPs, bytes and measured peak rates")

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.report.axis import Axis, domain_of, drop_unloggable, log_ticks
-from nanolib.report.theme import COLOURS, HUES, empty_chart, hues, themed
+from nanolib.report.theme import COLOURS, HUES, Drawing, empty_chart, hues, themed
 
 _HEIGHT = 260  # Height of a line chart, in pixels.
 _LABEL_GAP = 14  # Smallest distance between two labels, in pixels.
@@ -54,7 +54,7 @@ def plot(
     join: bool = True,
     width: int = 680,
     empty: str = "nothing was measured",
-) -> alt.TopLevelMixin:
+) -> Drawing:
     """Draw a chart, or one chart per `panel` next to each other.
 
     Args:

@@ -18,7 +18,7 @@ from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
-from nanolib.run.case import Case, Measuring, Plan, compile_row, timed_call_ms
+from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
@@ -153,7 +153,7 @@ class AttentionCase(Case):
             return Plan(reason="the memory depends on the input, or on your own code")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
-    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict the work by formulas, without planning memory.
 
         Returns:
@@ -187,7 +187,7 @@ class AttentionCase(Case):
             return str(error)
         return ""
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure work, memory and error, and the latency in turns with the other kinds."""
         inputs = self.inputs(params.seed)
         forward, *_ = self.workloads(*inputs)

@@ -22,7 +22,7 @@ from nanolib.models.attention.reference import causal_mask, masked_attention, re
 from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.traffic import Traffic, traffic_of
 from nanolib.models.attention.ulysses import ulysses_attention
-from nanolib.run.case import Case, Plan, asked_case, measure_on_ranks
+from nanolib.run.case import Case, Ceilings, Plan, Predicted, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned, shortage
 from nanolib.run.ranks import lacking
 
@@ -69,7 +69,7 @@ class PrefillCase(SequenceCase):
         one = self.rank_plan()
         return Plan({scope: peak * self.sharing for scope, peak in one.peaks.items()}, one.reason)
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the communication steps, bytes and peak memory of each algorithm."""
         peaks = self.rank_plan().peaks
         words = (
@@ -91,7 +91,7 @@ class PrefillCase(SequenceCase):
         with _pretended_ranks(self.world_size):
             return planned(self, workloads)
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure times, parts, bytes, errors and peak memory."""
         plans = self.rank_plan().peaks
         launch = Launch(*measure_on_ranks(rank, self, params))
@@ -141,7 +141,7 @@ class MemoryCase(Case):
         """Plan the peak memory if the case runs. Most cases are only planned and never run."""
         return self._rank_plan() if self._is_run else Plan(reason="the case is planned, not run")
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the planned peak memory of one rank, in MiB."""
         most = self._rank_plan().most
         return {} if most is None else {"peak_memory": most / MIB}
@@ -166,7 +166,7 @@ class MemoryCase(Case):
 
         return Workload(f"{self.memory_algorithm} forward", call, lambda: tensors)
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
         """Yield `peak_memory`: measured if the case runs on one rank, otherwise planned."""
         scope, predicted = f"{self.memory_algorithm} forward", self.predict().get("peak_memory")
         if self._is_run:

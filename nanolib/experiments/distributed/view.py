@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import altair as alt
 import pandas as pd
 
 from nanolib.experiments.distributed.tables import (
@@ -28,7 +27,7 @@ from nanolib.report.overview import cached, join_words, pick, rows_with_factor, 
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
-from nanolib.report.theme import empty_chart
+from nanolib.report.theme import Drawing, empty_chart
 
 _SCALES = Estimate.exact(0.8)  # More ranks are advised only above this efficiency.
 # Each clear limit of a decoded token has a finding and a next step.
@@ -42,7 +41,7 @@ _LIMITS = {
 }
 
 
-def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def decode_scaling(rows: pd.DataFrame) -> Drawing:
     """Draw the time per token over ranks, as measured and by the cost model."""
     title = "Time per token over ranks"
     table = drop_missing(decode_table(rows), "latency")
@@ -85,7 +84,7 @@ def _format_shapes(table: pd.DataFrame) -> pd.Series:
     return "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
 
 
-def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def decode_shares(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each component of a token, such as local attention or waiting."""
     title = "Where the time of a token goes"
     table = component_table(rows_with_factor(rows, EXPERIMENT, "algorithms"))
@@ -116,7 +115,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def sharded_memory(rows: pd.DataFrame) -> Drawing:
     """Draw the peak memory of a rank over the sequence length, as measured and as planned."""
     title = "Peak memory of a rank"
     peaks = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "peak_memory")

@@ -22,7 +22,7 @@ from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Ceilings, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Length
 from nanolib.store import traces
@@ -154,7 +154,7 @@ class EnergyCase(ModelWorkCase):
         """Return the model, the phase and the shape."""
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return `parameters`, `flops` of one call and `tokens`."""
         return self._counted_as.work | {"tokens": self.tokens}
 
@@ -162,7 +162,7 @@ class EnergyCase(ModelWorkCase):
     def _counted_as(self) -> ModelCase:
         return ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
 
-    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Params, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
@@ -212,7 +212,7 @@ class ProfileCase(EnergyCase):
         """Return the name of the energy case, and `layers`."""
         return f"{super().__str__()} layers"
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return nothing: the energy case predicts the same work."""
         return {}
 

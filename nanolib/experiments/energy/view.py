@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag, Provenance
@@ -23,7 +22,7 @@ from nanolib.report.tables import (
     with_ends,
     with_state,
 )
-from nanolib.report.theme import empty_chart, hues
+from nanolib.report.theme import Drawing, empty_chart, hues
 
 _ENERGY = (
     Column("name", "Model"),
@@ -127,7 +126,7 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def energy_per_token(rows: pd.DataFrame) -> Drawing:
     """Draw joules per token by phase, with bounds: filled if a sensor read them, else hollow."""
     table = drop_missing(energy_table(rows), "energy_per_token")
     if table.empty:
@@ -160,7 +159,7 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def power_over_time(rows: pd.DataFrame) -> Drawing:
     """Draw the power in each window as a sensor read it, with the idle window before it."""
     found = pick(of_experiment(rows, "energy"), "power")
     parts = []
@@ -192,7 +191,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def operation_breakdown(rows: pd.DataFrame) -> Drawing:
     """Draw the operations of all layers as shares of a call, one bar per phase."""
     data = operation_table(rows)
     if data.empty:

@@ -15,7 +15,7 @@ from nanolib.measurement import Measurement, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
-from nanolib.run.case import Measuring, timed_call_ms
+from nanolib.run.case import Ceilings, Measuring, Predicted, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
 
@@ -72,7 +72,7 @@ class SpeedCase(ModelWorkCase):
         """Return why this machine cannot run the case."""
         return no_product(product_of(self.precision), self.device) or super().unsupported()
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
         found = self.model_case.work  # a missing model of the user has no FLOPs
         if self.recipe and found and not self.runs_code:
@@ -90,7 +90,7 @@ class SpeedCase(ModelWorkCase):
         """Return one name for all precisions of a model and mode."""
         return f"{self.model_case.group} {self.compiled}"
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory by part, and for FP8 the converted share."""
         model = self.model_case.build(params.seed)
         if self.recipe:

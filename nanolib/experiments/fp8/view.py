@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import altair as alt
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
@@ -30,7 +29,7 @@ from nanolib.report.tables import (
     with_speed_ups,
     with_state,
 )
-from nanolib.report.theme import empty_chart
+from nanolib.report.theme import Drawing, empty_chart
 
 _PARITY_METRIC = "loss_difference_from_bf16"
 _SPEED = (
@@ -116,7 +115,7 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(note=note, **links(found))
 
 
-def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each model in each precision, with its speed-up over bf16."""
     table = drop_missing(speed_table(rows), "latency")
     if table.empty:
@@ -135,7 +134,7 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return plot(data, "Time by precision", "rows", **look)
 
 
-def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def fp8_parity(rows: pd.DataFrame) -> Drawing:
     """Draw the final loss difference of each recipe from bf16, with the declared margin."""
     title = "Loss difference from bf16, paired by seed"
     table = drop_missing(parity_table(rows), "difference")
@@ -169,7 +168,7 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def fp8_numerics(rows: pd.DataFrame) -> Drawing:
     """Draw the signal to noise of each layer's products by cast, with the median of each cast."""
     title = "Signal to noise of FP8 products"
     table = numerics_table(rows)

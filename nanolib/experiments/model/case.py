@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.determinism import determinism_rows
@@ -32,7 +31,7 @@ from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.training import train
 from nanolib.models.user import missing
-from nanolib.run.case import Case, Measuring, Plan
+from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace, unattributed_rows
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
@@ -90,7 +89,7 @@ class ModelCase(ShapedCase):
         model = replace(self, overrides=overrides).build()
         return self.step(model, self.no_ids(), 1e-3, optimizer)
 
-    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict by formula, without planning memory.
 
         Returns:
@@ -108,7 +107,7 @@ class ModelCase(ShapedCase):
         latency = roofline_ms(counted.flops, counted.bytes, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
 
-    def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
+    def known(self, ceilings: Ceilings) -> dict[str, Any]:
         """Predict, after a run that counts FLOPs if they depend on data."""
         counted = self.counted
         if counted is None or (counted.count and counted.count.unread_masks):
@@ -116,7 +115,7 @@ class ModelCase(ShapedCase):
         return self.predict(ceilings)
 
     def step(
-        self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
+        self, model: nn.Module, ids: Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
         """Build the calls whose time and memory are measured."""
         if self.mode == "inference":
@@ -140,7 +139,7 @@ class ModelCase(ShapedCase):
         """Return whether the model is eager: each dtype has its own baseline."""
         return self.optimization == "eager"
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure size, work and memory, and times in turns with the others of its group."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
@@ -202,7 +201,7 @@ class GenerationCase(ModelCase):
         return self.seq_len
 
     def step(
-        self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
+        self, model: nn.Module, ids: Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
         """Build the calls that read the prompt and generate one token."""
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
@@ -261,7 +260,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         shape = (getattr(self, field.name) for field in fields(ShapedCase))
         return ModelCase(*shape, "training")
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure the loss before each step, and estimate it by the mean of the last tenth."""
         model = self.build(params.seed)
         check_loss(model)

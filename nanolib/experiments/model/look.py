@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from nanolib.config import PRESETS, NanoConfig
@@ -93,12 +93,12 @@ class ShapedCase(Case):
         known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
         return "" if known else "what is kept depends on the input"
 
-    def no_ids(self) -> torch.Tensor:
+    def no_ids(self) -> Tensor:
         """Make ids that are all 0: int64, shape [batch_size, seq_len + 1]."""
         return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
 
-def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[torch.Tensor]:
+def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[Tensor]:
     """Draw batches of real text for a case.
 
     Args:
@@ -115,7 +115,7 @@ def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[torc
     return text.batches(text.load(corpus), *shape, generator, case.device)
 
 
-def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
+def text_batch(case: Any, corpus: str, seed: int) -> Tensor:
     """Draw the first of the batches that `text_batches` yields."""
     return next(text_batches(case, corpus, seed, 1))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import altair as alt
 import pandas as pd
 
 from nanolib.experiments.model.tables import (
@@ -33,9 +32,10 @@ from nanolib.report.overview import cached, join_words, pick, rows_with_factor
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, gains, in_ms
+from nanolib.report.theme import Drawing
 
 
-def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def model_peaks(rows: pd.DataFrame) -> Drawing:
     """Draw the memory at the largest peak of each model, by kind."""
     bars = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
@@ -53,7 +53,7 @@ def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def generation_batches(rows: pd.DataFrame) -> Drawing:
     """Draw tokens per second of all users, and of each user, over the batch size."""
     table, parts = batch_table(rows), [pd.DataFrame()]
     for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
@@ -78,7 +78,7 @@ def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def model_loss(rows: pd.DataFrame) -> Drawing:
     """Draw the loss over training steps on real text.
 
     Args:

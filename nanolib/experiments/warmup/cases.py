@@ -25,7 +25,7 @@ from nanolib.meters.time.latency import summarize
 from nanolib.models import create_model, generate_random_batch, text
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Length, known_presets
 from nanolib.stats.steady import steady_state, warm_up
@@ -123,7 +123,7 @@ class WarmupCase(Case):
         """Return why the model of the user cannot be found."""
         return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return only the number of steps, since no formula predicts the time of a cold process."""
         return {"steps": self.timed_steps}
 
@@ -131,7 +131,7 @@ class WarmupCase(Case):
         """Return no plan, since planning would warm up the process."""
         return Plan(reason="planning would warm up the process")
 
-    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Params, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure the step times, how many steps warm up, and the latency after each setting."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
@@ -21,7 +20,7 @@ from nanolib.report.tables import (
     joined,
     worst,
 )
-from nanolib.report.theme import empty_chart
+from nanolib.report.theme import Drawing, empty_chart
 from nanolib.stats.steady import MOVED
 
 _FEWEST = 5  # A range of processes needs at least this number of processes.
@@ -97,7 +96,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns="cut").astype({"process": int, "ms": float})
 
 
-def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def warmup_curve(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each step of each fresh process, with hollow points for the warm-up."""
     title = "Step time from the first step of fresh processes"
     data = curve_table(rows)
@@ -127,7 +126,7 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def warmup_settings(rows: pd.DataFrame) -> Drawing:
     """Draw how the mean differs from the mean after five steps, by number of warm-up steps."""
     title = "Reported mean by number of warm-up steps"
     table = drop_missing(warmup_table(rows), "difference")
