@@ -93,10 +93,10 @@ class Part:
     machine: str = ""
     newest: bool = True
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    by_length: Mapping[int, Sequence[Finding]] = field(default_factory=dict)
+    by_length: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     files: Mapping[str, Drawing] = field(default_factory=dict)
 
     @property
     def findings(self) -> dict[str, Sequence[Finding]]:
         """Map each sequence length as text to its findings, and the empty text to all findings."""
-        return {"": self.verdict} | {str(length): found for length, found in self.by_length.items()}
+        return {"": self.verdict, **self.by_length}

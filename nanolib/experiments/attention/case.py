@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Unsupported, exact
+from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Measurements, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.models import attention
@@ -242,7 +242,7 @@ class AttentionCase(Case):
         kept = self._parsed.pattern not in CHOOSERS
         return replace(built, details=built.details | {"kept": kept})
 
-    def _counts(self, work: attention.Work, forward: Workload) -> Iterator[Measurement]:
+    def _counts(self, work: attention.Work, forward: Workload) -> Measurements:
         """Yield the sparsity with its target, and the FLOPs by torch's counter."""
         dense_mask = self.masked and not work.sparsity
         yield exact(

@@ -22,7 +22,7 @@ from nanolib.report.charts import (
     scaling_chart,
 )
 from nanolib.report.overview import join_words, why_empty
-from nanolib.report.plot import link_columns, links, plot, point_columns
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
 from nanolib.report.theme import Drawing, empty_chart
@@ -81,7 +81,7 @@ def attention_parts(rows: pd.DataFrame) -> Drawing:
         text = total.map(format_number) + " ms"
         table = table.assign(series=table["name"], total=total, text=text, **links(table))
         table = table.sort_values("total")
-        table = table.melt(["series", "text", *link_columns(table)], _PARTS, "part", "x")
+        table = table.melt(["series", "text", "link_run", "link_n"], _PARTS, "part", "x")
         table = table[table["x"] > 0]
     return plot(
         table,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
-from nanolib.measurement import Flag, Measurement, Provenance, exact
+from nanolib.measurement import Flag, Measurement, Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
 from nanolib.models.attention.ranks import Sharding
@@ -106,7 +105,7 @@ class DecodeCase(SequenceCase):
         needed = self.plan().most + 2 * self.shard_bytes(1)
         return not shortage(Plan({"decode": needed}), self.device)
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure times, speed-ups, parts, bytes and errors, and fit the cost of sending."""
         alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
         launch = Launch(*measure_on_ranks(rank, self, params, alone=bool(alone)))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from nanolib.experiments.distributed.decode import SequenceCase, random_heads
 from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
-from nanolib.measurement import Measurement, Provenance, exact
+from nanolib.measurement import Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import attention
@@ -91,7 +91,7 @@ class PrefillCase(SequenceCase):
         with _pretended_ranks(self.world_size):
             return planned(self, workloads)
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure times, parts, bytes, errors and peak memory."""
         plans = self.rank_plan().peaks
         launch = Launch(*measure_on_ranks(rank, self, params))
@@ -166,7 +166,7 @@ class MemoryCase(Case):
 
         return Workload(f"{self.memory_algorithm} forward", call, lambda: tensors)
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Yield `peak_memory`: measured if the case runs on one rank, otherwise planned."""
         scope, predicted = f"{self.memory_algorithm} forward", self.predict().get("peak_memory")
         if self._is_run:

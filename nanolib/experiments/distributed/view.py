@@ -100,7 +100,7 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
             "part": table["component"].str.split(":").str[0],
             "x": table["ms"],
             "text": table["ms"].map(format_number) + " ms",
-            **links(table, but="link_n"),
+            **links(table[["run_id"]]),
         }
     )
     return plot(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -16,7 +16,7 @@ from nanolib.experiments.model.case import GenerationCase, ModelCase, ModelWorkC
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.look import text_batch
 from nanolib.experiments.model.steps import Generating
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.layers.recording import MODES
@@ -162,7 +162,7 @@ class EnergyCase(ModelWorkCase):
     def _counted_as(self) -> ModelCase:
         return ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
 
-    def measure(self, params: Params, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
         """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
@@ -176,9 +176,7 @@ class EnergyCase(ModelWorkCase):
         trace(Workload(self.phase, call, tuple), self, params)
         yield from self._rows(params, built, call)
 
-    def _rows(
-        self, params: Params, built: nn.Module, call: Callable[[], object]
-    ) -> Iterator[Measurement]:
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
         """Yield FLOPs, time per call, and energy and power by each source."""
         yield exact("flops", int(self._counted_as.known({})["flops"]), scope=self.phase)
         with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
@@ -216,9 +214,7 @@ class ProfileCase(EnergyCase):
         """Return nothing: the energy case predicts the same work."""
         return {}
 
-    def _rows(
-        self, params: Params, built: nn.Module, call: Callable[[], object]
-    ) -> Iterator[Measurement]:
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
         """Yield the time and energy of each layer, and the overhead of each profiling mode."""
         often = {
             "every_kth_token": self.detail_every_n_calls,

@@ -10,7 +10,7 @@ from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, join_words, of_experiment, pick, why_empty
-from nanolib.report.plot import followed, link_columns, plot, point_columns
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
@@ -173,8 +173,8 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
             "x": [at - shift for at in course],
             "y": row["details"]["course_w"],
             "sure": row["provenance"] == Provenance.MEASURED,
-            "run_id": row["run_id"],
-            "seq_len": row["factor.seq_len"],
+            "link_run": row["run_id"],
+            "link_n": row["factor.seq_len"],
         }
         parts.append(pd.DataFrame(line))
     if not parts:
@@ -183,7 +183,7 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
     data = pd.concat(parts, ignore_index=True)
     subtitle = ["Read from a sensor."] if data["sure"].any() else []
     return plot(
-        followed(data),
+        data,
         "Power over time",
         subtitle=subtitle if data["sure"].all() else [*subtitle, _REPLAYED],
         unit="Power (W)",
@@ -197,8 +197,8 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
     if data.empty:
         return empty_chart("Time by operation", "no layer was profiled; set profiling to [deep]")
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
-    data = followed(data)
-    total = data.groupby(["case", *link_columns(data), "part"], sort=False)["ms"].sum()
+    data = data.assign(**links(data))
+    total = data.groupby(["case", "link_run", "link_n", "part"], sort=False)["ms"].sum()
     total = total.reset_index().rename(columns={"case": "series"})
     order = total["part"].map([*_PARTS].index)
     total["x"] = total["ms"] / total.groupby("series")["ms"].transform("sum")

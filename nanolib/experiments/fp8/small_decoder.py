@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import planned_training
 from nanolib.experiments.model.look import text_batches
-from nanolib.measurement import Measurement, Provenance, exact
+from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.training import train
@@ -93,7 +93,7 @@ class ParityCase(SmallDecoderCase):
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from bf16 over the last tenth of the run.
 
         Both runs of a seed read the same batches in the same order. The learning rate rises over
@@ -221,7 +221,7 @@ class NumericsCase(SmallDecoderCase):
         """Return the name of the cast."""
         return f"numerics {self.variant}"
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the error of each product against float32, and the loss of each operand.
 
         Yields:
@@ -232,7 +232,7 @@ class NumericsCase(SmallDecoderCase):
             yield from _error_rows(name, seen, VARIANTS[self.variant])
 
 
-def _error_rows(name: str, seen: dict[str, Tensor], cast: fp8.Cast) -> Iterator[Measurement]:
+def _error_rows(name: str, seen: dict[str, Tensor], cast: fp8.Cast) -> Measurements:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
     # Each product is a @ b. Each operand has the dimension that the product sums over.
     products = {

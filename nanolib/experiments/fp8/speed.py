@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.look import text_batch
-from nanolib.measurement import Measurement, MemoryKind, exact
+from nanolib.measurement import Measurement, Measurements, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
@@ -130,7 +129,7 @@ class SpeedCase(ModelWorkCase):
         }
         return exact("converted_share", share, method="audit", details=details)
 
-    def _memory(self, model: nn.Module, work: Workload) -> Iterator[Measurement]:
+    def _memory(self, model: nn.Module, work: Workload) -> Measurements:
         """Measure the peak, and split it into weights, gradients, optimizer and activations."""
         if self.compiled and not self.device.startswith("cuda"):
             return  # the counter cannot see allocations inside compiled kernels

@@ -11,7 +11,7 @@ from nanolib.report.overview import (
     cached,
     join_words,
     pick,
-    rows_with_factor,
+    table_of,
     why_empty,
 )
 from nanolib.report.plot import links, plot, point_columns
@@ -74,26 +74,20 @@ _LOSSES = {
 }
 
 
-@cached
+@table_of("fp8", "precision")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per model, precision and mode; `bound` is the speed-up's, by Amdahl's law."""
-    rows = rows_with_factor(rows, "fp8", "precision")
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
-    if table.empty:
-        return table
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
     table = table.assign(what=model + compiled)
     return with_state(with_speed_ups(table, rows, table["mode"]))
 
 
-@cached
+@table_of("fp8", "recipe")
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per recipe that was trained; `not_finite` is why it has no difference."""
-    rows = rows_with_factor(rows, "fp8", "recipe")
-    if rows.empty:
-        return pd.DataFrame()
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
     table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
     table = add_metric_columns(table, rows, _PARITY)
@@ -104,9 +98,10 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
 
 
+@table_of("fp8", "variant")
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per cast, layer and product, with `sqnr`, its signal to noise (dB)."""
-    found = pick(rows_with_factor(rows, "fp8", "variant"), "sqnr")
+    found = pick(rows, "sqnr")
     if found.empty:
         return pd.DataFrame()
     columns = {"factor.variant": "variant", "estimate": "sqnr"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -23,7 +22,7 @@ from nanolib.experiments.model.look import (
     text_batches,
 )
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import MIB
@@ -260,7 +259,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         shape = (getattr(self, field.name) for field in fields(ShapedCase))
         return ModelCase(*shape, "training")
 
-    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss before each step, and estimate it by the mean of the last tenth."""
         model = self.build(params.seed)
         check_loss(model)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
-from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.measurement import Measurements, Unsupported, exact
 from nanolib.models.generation import generation_of
 from nanolib.models.user import logits_of
 
 _POSITIONS = 8  # number of positions to compare, the last of each sequence
 
 
-def determinism_rows(model: nn.Module, ids: Tensor) -> Iterator[Measurement]:
+def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
     """Compare logits run to run, of a sequence alone and in a batch, and of a prompt and its tokens.
 
     Args:

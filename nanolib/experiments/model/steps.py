@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from nanolib.measurement import Measurement, MemoryKind, Unsupported, exact
+from nanolib.measurement import Measurements, MemoryKind, Unsupported, exact
 from nanolib.meters.ceilings import rate
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
@@ -77,7 +77,7 @@ class Step:
         """Return the relative error of the result against the eager one."""
         return relative_error(self.result(), self.eager_result())
 
-    def against_eager(self, optimization: str) -> Iterator[Measurement]:
+    def against_eager(self, optimization: str) -> Measurements:
         """Measure the compile time and the difference from the eager result."""
         if is_compiled(optimization):
             first_ms, later_ms = (timed_call_ms(self.result) for _ in range(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from nanolib.report.overview import cached, pick, rows_with_factor
+from nanolib.report.overview import cached, pick, table_of
 from nanolib.report.tables import (
     Column,
     add_metric_columns,
@@ -81,7 +81,7 @@ PART_COLUMNS = {
 }
 
 
-@cached
+@table_of("model", "mode")
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a table with a line per model and shape.
 
@@ -89,9 +89,6 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         The factors, `_COLUMNS`, `flags`, `message`, and for each scope of `SCOPES` the columns of
         `with_speed_ups`, such as `decode_speed_up`.
     """
-    rows = rows_with_factor(rows, "model", "mode")
-    if rows.empty:
-        return pd.DataFrame()
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
     table = ends.agg(status=("status", worst), message=("message", joined)).reset_index()
@@ -104,7 +101,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-@cached
+@table_of("model", "mode")
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a table with the largest peak of each eager model whose parts are known.
 
@@ -115,7 +112,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
         `planned` (MiB) and `parts` (kind, module, operation, line, bytes of each). The largest peak
         comes first.
     """
-    found = pick(rows_with_factor(rows, "model", "mode"), "peak_memory")
+    found = pick(rows, "peak_memory")
     if found.empty:
         return found
     found = found.rename(columns=lambda name: name.removeprefix("factor."))

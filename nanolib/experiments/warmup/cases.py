@@ -7,7 +7,6 @@ are compared within the same process.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +17,7 @@ import torch
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.cases import OwnModelParams
 from nanolib.experiments.model.steps import check_loss
-from nanolib.measurement import Flag, Measurement
+from nanolib.measurement import Flag, Measurement, Measurements
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
@@ -131,7 +130,7 @@ class WarmupCase(Case):
         """Return no plan, since planning would warm up the process."""
         return Plan(reason="planning would warm up the process")
 
-    def measure(self, params: Params, ceilings: Ceilings) -> Iterator[Measurement]:
+    def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
         """Measure the step times, how many steps warm up, and the latency after each setting."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)

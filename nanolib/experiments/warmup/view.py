@@ -7,7 +7,13 @@ from typing import Any
 import pandas as pd
 
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
-from nanolib.report.overview import cached, of_experiment, pick, rows_with_factor, why_empty
+from nanolib.report.overview import (
+    cached,
+    of_experiment,
+    pick,
+    table_of,
+    why_empty,
+)
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
@@ -41,7 +47,7 @@ _OF_PROCESS = (
 )
 
 
-@cached
+@table_of("warmup", "process")
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per direction and number of warm-up steps.
 
@@ -49,9 +55,6 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     `difference` compares the mean with the mean after five steps of the same process, as a ratio
     minus 1. `mean`, `median` and `difference` have the range of the processes as `_low` and `_high`.
     """
-    rows = rows_with_factor(rows, "warmup", "process")
-    if rows.empty:
-        return pd.DataFrame()
     table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
     table = table.explode("warmup_steps", ignore_index=True)
     table["scope"] = table["direction"] + " after " + table["warmup_steps"].astype(str)
@@ -74,6 +77,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, axis=1).reset_index()
 
 
+@table_of("warmup", "process")
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per step of each curve.
 
@@ -82,12 +86,11 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: Rows with their samples, which are the step times.
     """
-    found = rows_with_factor(rows, "warmup", "process")
-    curves = pick(found, "latency")
+    curves = pick(rows, "latency")
     if curves.empty:
         return pd.DataFrame()
     curves = curves[curves["scope"] == curves["factor.direction"]]
-    needed = pick(found, "warmup_needed")[[*CASE, "estimate"]].rename(columns={"estimate": "cut"})
+    needed = pick(rows, "warmup_needed")[[*CASE, "estimate"]].rename(columns={"estimate": "cut"})
     table = curves[[*CASE, *_CURVE]].merge(needed, on=list(CASE), how="left")
     table = table.rename(columns=_CURVE).explode("ms", ignore_index=True).dropna(subset="ms")
     table["step"] = table.groupby(list(CASE)).cumcount() + 1
