@@ -140,12 +140,6 @@ class EnergyCase(ModelWorkCase):
         return GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
-        """Return the first fields of a `ModelCase`."""
-        named = (self.device, self.name, self.preset, self.overrides, self.attention)
-        return (*named, self.seq_len, self.batch_size, self.dtype)
-
-    @property
     def tokens(self) -> int:
         """Return the number of tokens that one call reads or makes."""
         return self.batch_size * (1 if self.phase == "decode" else self.seq_len)

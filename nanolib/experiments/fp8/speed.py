@@ -55,12 +55,15 @@ class SpeedCase(ModelWorkCase):
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
+    def dtype(self) -> str:
+        """Return the dtype of the weights."""
+        return DTYPES[self.precision]
+
+    @property
     def model_case(self) -> ModelCase:
         """Return the same work as a case of the model notebook."""
         mode = "inference" if self.mode == "forward" else "training"
-        shape = (self.seq_len, self.batch_size, DTYPES[self.precision])
-        named = (self.device, self.name, self.preset, self.overrides, self.attention)
-        return ModelCase(*named, *shape, mode)
+        return ModelCase(*self.shape, mode)
 
     def __str__(self) -> str:
         """Return the model, the precision and the shape."""

@@ -226,6 +226,12 @@ class ModelWorkCase(Case):
         return "own" if is_own else self.overrides.get("attention_type", "dense")
 
     @property
+    def shape(self) -> tuple[Any, ...]:
+        """Return the first fields of a `ModelCase`."""
+        named = (self.device, self.name, self.preset, self.overrides, self.attention)
+        return (*named, self.seq_len, self.batch_size, self.dtype)
+
+    @property
     def runs_code(self) -> bool:
         """Return whether building the model runs the user's code."""
         return self.model_case.runs_code

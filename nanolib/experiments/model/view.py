@@ -29,7 +29,7 @@ from nanolib.numbers import format_number
 from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_chart, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, join_words, pick, rows_with_factor
-from nanolib.report.plot import links, plot
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing, gains, in_ms
 from nanolib.report.theme import Drawing
@@ -63,11 +63,8 @@ def generation_batches(rows: pd.DataFrame) -> Drawing:
             "panel": panel,
             "series": table["name"] + ", " + shape + ", n = " + lengths,
             "x": table["batch_size"].astype(int),
-            "y": table[name],
-            "low": table[f"{name}_low"],
-            "high": table[f"{name}_high"],
         }
-        parts.append(pd.DataFrame(points | links(table)))
+        parts.append(pd.DataFrame(points | point_columns(table, name, "y")))
     return plot(
         pd.concat(parts),
         "Tokens per second as the batch grows",
