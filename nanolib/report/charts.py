@@ -15,7 +15,7 @@ from nanolib.numbers import scaled
 from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import join_words, of_experiment, pick, why_empty
 from nanolib.report.plot import links, plot, point_columns
-from nanolib.report.tables import Column, add_metric_columns, percent, ratios
+from nanolib.report.tables import Column, IntervalColumn, add_metric_columns, percent, ratios
 from nanolib.report.theme import Chart, Drawing, empty_chart, hues
 
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
@@ -115,12 +115,12 @@ def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
 
 _CASE = ["name", "optimization", "seq_len", "batch_size", "dtype"]
 _TIMED = (
-    Column("achieved", "", "flops_per_second", interval=True),
+    IntervalColumn("achieved", "", "flops_per_second"),
     Column("flops", "", "flops"),
     Column("moved", "", "bytes"),
 )
-_PEAK = Column("peak", "", "ceiling_flops", interval=True)
-_BANDWIDTH = Column("bandwidth", "", "ceiling_bytes", interval=True)
+_PEAK = IntervalColumn("peak", "", "ceiling_flops")
+_BANDWIDTH = IntervalColumn("bandwidth", "", "ceiling_bytes")
 
 
 def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:

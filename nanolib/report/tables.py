@@ -24,8 +24,6 @@ class Column:
         metric: Key of `METRICS`, or empty for a factor or a computed column.
         scope: Scope of the measurements, or None for any scope.
         method: Method of the measurements, or None for any method.
-        interval: Whether the table also gets the columns `_low`, `_high`, `_predicted`, and `_busy`,
-            which is true if other processes used the machine.
         detail: Key of the details to show, or empty for the estimate.
     """
 
@@ -34,19 +32,27 @@ class Column:
     metric: str = ""
     scope: str | None = None
     method: str | None = None
-    interval: bool = False
     detail: str = ""
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
         """Return the new columns of the table, from a measurement for each line."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
-        if not self.interval:
-            return {self.name: found["estimate"]}
-        sources = {"_low": "low", "_high": "high", "_predicted": "predicted"}
+        return {self.name: found["estimate"]}
+
+
+class IntervalColumn(Column):
+    """Column of a table of cases that also adds the columns `_low`, `_high`, `_predicted` and `_busy`.
+
+    The column `_busy` is true if other processes used the machine.
+    """
+
+    def of(self, found: pd.DataFrame) -> dict[str, Any]:
+        """Return the new columns of the table, from a measurement for each line."""
+        sources = {"": "estimate", "_low": "low", "_high": "high", "_predicted": "predicted"}
         busy = [Flag.BUSY_MACHINE in flags for flags in found["flags"]]
         ends = {self.name + end: found.get(name) for end, name in sources.items()}
-        return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}
+        return ends | {f"{self.name}_busy": busy}
 
 
 # The names in these columns are shown without underscores.

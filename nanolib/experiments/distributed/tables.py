@@ -12,6 +12,7 @@ from nanolib.report.overview import pick, table_of
 from nanolib.report.tables import (
     CASE,
     Column,
+    IntervalColumn,
     add_metric_columns,
     case_rows,
     titles,
@@ -33,9 +34,9 @@ _SHAPE = (Column("ranks", "Ranks"), Column("seq_len", "Seq len"), Column("algori
 _EFFICIENCY = Column("efficiency", "Efficiency [95 %]")
 _DECODE = (
     *_SHAPE,
-    Column("latency", "Token, ms [95 %]", "latency", "", interval=True),
+    IntervalColumn("latency", "Token, ms [95 %]", "latency", ""),
     *(
-        Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind, interval=True)
+        IntervalColumn(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind)
         for kind in KINDS
     ),
     _EFFICIENCY,
@@ -45,8 +46,8 @@ DECODE_COLUMNS = titles(_DECODE)
 _PREFILL = (
     *_SHAPE,
     Column("direction", "Direction"),
-    Column("latency", "Time, ms [95 %]", "latency", interval=True),
-    Column("memory", "Peak per rank, MiB", "peak_memory", interval=True),
+    IntervalColumn("latency", "Time, ms [95 %]", "latency"),
+    IntervalColumn("memory", "Peak per rank, MiB", "peak_memory"),
     Column("memory_predicted", "Planned, MiB"),
     _EFFICIENCY,
     *_SENT,

@@ -19,6 +19,7 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
     Column,
+    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
@@ -35,7 +36,7 @@ _PARITY_METRIC = "loss_difference_from_bf16"
 _SPEED = (
     Column("what", "Model"),
     Column("precision", "Precision"),
-    Column("latency", "Step, ms [95 %]", "latency", interval=True),
+    IntervalColumn("latency", "Step, ms [95 %]", "latency"),
     Column("parameters", "", "latency", detail="parameters"),
     Column("speed_up", "Speed-up over bf16, × [95 %]"),
     Column("bound", "", "converted_share", detail="amdahl_bound"),
@@ -51,10 +52,10 @@ SPEED_COLUMNS = titles(_SPEED)
 _PARITY = (
     Column("recipe", "Recipe"),
     Column("verdict", "Against bf16", _PARITY_METRIC, detail="verdict"),
-    Column("difference", "Loss above bf16, nats/byte [95 %]", _PARITY_METRIC, interval=True),
+    IntervalColumn("difference", "Loss above bf16, nats/byte [95 %]", _PARITY_METRIC),
     Column("margin_nats", "Margin, nats", _PARITY_METRIC, detail="margin_nats"),
     Column("control", "", _PARITY_METRIC, detail="control"),
-    Column("loss", "Loss, nats/byte [95 %]", "loss", interval=True),
+    IntervalColumn("loss", "Loss, nats/byte [95 %]", "loss"),
     Column("seeds", "Seeds"),
     Column("steps", "Steps"),
     Column("provenance", "Products"),

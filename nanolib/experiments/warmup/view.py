@@ -20,6 +20,7 @@ from nanolib.report.tables import (
     CASE,
     ONE,
     Column,
+    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
@@ -43,7 +44,7 @@ _OF_PROCESS = (
     Column("mean", metric="latency", detail="mean"),
     Column("sd", metric="latency", detail="sd"),
     Column("cv", metric="latency", detail="cv"),
-    Column("median", metric="latency", interval=True),
+    IntervalColumn("median", metric="latency"),
 )
 
 
