@@ -16,7 +16,7 @@ from nanolib.models import attention, functions
 from nanolib.models.attention import flash_attn
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length, known, known_dtypes
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, known
 from nanolib.run.peaks_case import ceiling_cases
 
 _Share = Annotated[float, pydantic.Field(gt=0, lt=1)]
@@ -68,18 +68,16 @@ class Params(shared.Params):
         "label",
     )
 
-    seq_lens: list[Length] = pydantic.Field([256, 1024, 2048], min_length=1, max_length=64)
-    batch_sizes: list[Batch] = pydantic.Field([1], min_length=1, max_length=64)
-    attention_types: list[dict[str, Any]] = pydantic.Field(
+    seq_lens: Grid[Length] = pydantic.Field([256, 1024, 2048])
+    batch_sizes: Grid[Batch] = pydantic.Field([1])
+    attention_types: Grid[dict[str, Any]] = pydantic.Field(
         [
             {"kind": "dense"},
             {"kind": "sparse", "pattern": "window", "window": 128},
             {"kind": "sparse", "pattern": "random", "sparsity": 0.9},
-        ],
-        min_length=1,
-        max_length=64,
+        ]
     )
-    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    dtypes: Dtypes = pydantic.Field(["float32"])
     grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "attention_types"),)
     num_heads: Count = 4
     num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
@@ -88,7 +86,7 @@ class Params(shared.Params):
     backward: bool = True
     cold_cache: bool = False
     quality_patterns: list[str] = pydantic.Field(["window"])
-    quality_sparsities: list[_Share] = pydantic.Field([0.5], min_length=1, max_length=64)
+    quality_sparsities: Grid[_Share] = pydantic.Field([0.5])
     quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)
     quality_block_size: Count = 16
     quality_seeds: int = pydantic.Field(2, ge=2, le=1000)
@@ -97,7 +95,6 @@ class Params(shared.Params):
     quality_d_model: int = pydantic.Field(32, ge=8, multiple_of=8, le=65_536)
     quality_layers: Count = 1
 
-    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
     _patterns = pydantic.field_validator("quality_patterns")(
         lambda names: known(names, QUALITY_PATTERNS, "pattern")
     )

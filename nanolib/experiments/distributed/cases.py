@@ -14,7 +14,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length, known_dtypes
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length
 from nanolib.run.ranks import HANG_S, nodes_of
 
 Lengths = Annotated[list[Length], pydantic.Field(max_length=64)]
@@ -62,9 +62,7 @@ class Params(shared.Params):
         "label",
     )
 
-    world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field(
-        [1, 2], min_length=1, max_length=64
-    )  # type: ignore[valid-type]
+    world_sizes: Grid[pydantic.conint(gt=0, le=1024)] = pydantic.Field([1, 2])  # type: ignore[valid-type]
     seq_lens: Lengths = pydantic.Field([32768])
     algorithms: list[Literal[ALGORITHMS]] = pydantic.Field(
         ["three_allreduce", "fused", "gather", "pass_q"], min_length=1
@@ -81,7 +79,7 @@ class Params(shared.Params):
     num_heads: Count = 8
     num_kv_heads: Count = 8
     head_dim: Count = 64
-    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    dtypes: Dtypes = pydantic.Field(["float32"])
     threads: Count = 1
     extrapolate_to_ranks: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field(
         [4, 8, 16], max_length=64
@@ -92,8 +90,6 @@ class Params(shared.Params):
         ("world_sizes", "dtypes", lengths)
         for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
     )
-
-    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
 
     @pydantic.field_validator("trace")
     @classmethod

@@ -24,7 +24,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
 from nanolib.run.case import Case, Ceilings, Predicted
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Length
+from nanolib.run.params import Batch, Count, Grid, Length
 from nanolib.store import traces
 
 _TRACE_ROOM = 1.5  # a call runs between the windows, and the last call ends late
@@ -74,7 +74,7 @@ class Params(OwnModelParams):
     )
 
     presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
-    seq_lens: list[Length] = pydantic.Field([128], min_length=1, max_length=64)
+    seq_lens: Grid[Length] = pydantic.Field([128])
     batch_size: Batch = 1
     new_tokens: Length = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -209,9 +209,9 @@ class Params(OwnModelParams):
     )
 
     presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
-    seq_lens: list[shared.Length] = pydantic.Field([128, 256, 512], min_length=1, max_length=64)
-    batch_sizes: list[shared.Batch] = pydantic.Field([1], min_length=1, max_length=64)
-    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    seq_lens: shared.Grid[shared.Length] = pydantic.Field([128, 256, 512])
+    batch_sizes: shared.Grid[shared.Batch] = pydantic.Field([1])
+    dtypes: shared.Dtypes = pydantic.Field(["float32"])
     attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
     optimizations: list[str] = pydantic.Field(["eager"], min_length=1)
     train: bool = True
@@ -222,7 +222,6 @@ class Params(OwnModelParams):
     learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
     corpus: str = pydantic.Field("", max_length=4096)
 
-    _dtypes = pydantic.field_validator("dtypes")(shared.known_dtypes)
     _kinds = pydantic.field_validator("attention_types")(shared.known_kinds)
     _optimizations = pydantic.field_validator("optimizations")(
         lambda names: shared.known(names, OPTIMIZATIONS, "optimization")

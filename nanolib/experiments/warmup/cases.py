@@ -26,7 +26,7 @@ from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Length, known_presets
+from nanolib.run.params import Batch, Grid, Length, known_presets
 from nanolib.stats.steady import steady_state, warm_up
 
 
@@ -70,9 +70,7 @@ class Params(OwnModelParams):
     preset: str = "decoder_nano"
     seq_len: Length = 64
     batch_size: Batch = 1
-    warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
-        [0, 5], min_length=1, max_length=64
-    )
+    warmup_steps: Grid[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field([0, 5])
     steps: int = pydantic.Field(10, ge=6, le=100_000)
     curve_steps: int = pydantic.Field(40, ge=20, le=100_000)
     processes: int = pydantic.Field(5, ge=5, le=100)
