@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-import pydantic
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from nanolib.experiments.energy.layer_profile import profile
@@ -73,26 +73,26 @@ class Params(OwnModelParams):
         "label",
     )
 
-    presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
-    seq_lens: Grid[Length] = pydantic.Field([128])
+    presets: list[str] = Field(["decoder_nano"], min_length=1)
+    seq_lens: Grid[Length] = Field([128])
     batch_size: Batch = 1
     new_tokens: Length = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    phases: list[Phase] = pydantic.Field([*get_args(Phase)], min_length=1)
-    window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
-    idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
+    phases: list[Phase] = Field([*get_args(Phase)], min_length=1)
+    window_s: float = Field(1.2, gt=0, le=86_400)
+    idle_s: float = Field(0.5, ge=0.1, le=3600)
     power_trace: str = ""
-    profiling: list[Literal["minimal", "standard", "deep"]] = pydantic.Field([*MODES])
+    profiling: list[Literal["minimal", "standard", "deep"]] = Field([*MODES])
     detail_every_n_calls: Count = 16
     detail_every_n_layers: Count = 1
 
-    @pydantic.field_validator("power_trace")
+    @field_validator("power_trace")
     @classmethod
     def _from_any_folder(cls, value: str) -> str:
         # a notebook's kernel runs in another folder
         return str(expanded(value).absolute()) if value else ""
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _trace_lasts(self) -> Params:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))

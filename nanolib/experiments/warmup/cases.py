@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import pydantic
 import torch
+from pydantic import Field, field_validator
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.cases import OwnModelParams
@@ -70,16 +70,16 @@ class Params(OwnModelParams):
     preset: str = "decoder_nano"
     seq_len: Length = 64
     batch_size: Batch = 1
-    warmup_steps: Grid[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field([0, 5])
-    steps: int = pydantic.Field(10, ge=6, le=100_000)
-    curve_steps: int = pydantic.Field(40, ge=20, le=100_000)
-    processes: int = pydantic.Field(5, ge=5, le=100)
-    directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(
+    warmup_steps: Grid[Annotated[int, Field(ge=0, le=1_000_000)]] = Field([0, 5])
+    steps: int = Field(10, ge=6, le=100_000)
+    curve_steps: int = Field(40, ge=20, le=100_000)
+    processes: int = Field(5, ge=5, le=100)
+    directions: list[Literal["forward", "forward_backward"]] = Field(
         ["forward_backward"], min_length=1
     )
     isolation: Literal["process"] = "process"
 
-    _preset = pydantic.field_validator("preset")(lambda name: known_presets([name])[0])
+    _preset = field_validator("preset")(lambda name: known_presets([name])[0])
 
     @property
     def presets(self) -> list[str]:
