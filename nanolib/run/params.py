@@ -28,6 +28,7 @@ Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
 # The number of heads, layers or threads, or the dimension of a head.
 Count = Annotated[int, pydantic.Field(gt=0, le=4096)]
+Steps = Annotated[int, pydantic.Field(gt=0, le=1_000_000)]
 _Value = TypeVar("_Value")
 Grid = Annotated[list[_Value], pydantic.Field(min_length=1, max_length=64)]  # each value has cases
 

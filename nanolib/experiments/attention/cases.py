@@ -16,7 +16,7 @@ from nanolib.models import attention, functions
 from nanolib.models.attention import flash_attn
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, known
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, known
 from nanolib.run.peaks_case import ceiling_cases
 
 _Share = Annotated[float, Field(gt=0, lt=1)]
@@ -90,8 +90,8 @@ class Params(shared.Params):
     quality_seq_len: int = Field(64, ge=16, le=65_536)
     quality_block_size: Count = 16
     quality_seeds: int = Field(2, ge=2, le=1000)
-    quality_steps: int = Field(200, ge=1, le=1_000_000)
-    quality_finetune_steps: int = Field(50, ge=1, le=1_000_000)
+    quality_steps: Steps = 200
+    quality_finetune_steps: Steps = 50
     quality_d_model: int = Field(32, ge=8, multiple_of=8, le=65_536)
     quality_layers: Count = 1
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -170,7 +169,7 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     except TooFewSamples:
         return None, rows
     costs = zip(rows, messages, sent, strict=True)
-    rows = [dataclasses.replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
+    rows = [replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
     residuals = list(link.residuals)
     fit = {
         "n": len(rows),

@@ -20,7 +20,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length
+from nanolib.run.params import Batch, Count, Length, Steps
 from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
@@ -92,7 +92,7 @@ class Params(OwnModelParams):
     numerics: list[Literal[tuple(VARIANTS)]] = Field(
         ["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor"]
     )  # type: ignore[valid-type]
-    numerics_steps: int = Field(5, gt=0, le=1_000_000)
+    numerics_steps: Steps = 5
     corpus: str = Field("", max_length=4096)
 
     @property

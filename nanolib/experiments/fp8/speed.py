@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -78,7 +77,7 @@ class SpeedCase(ModelWorkCase):
         """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
         found = self.model_case.work  # a missing model of the user has no FLOPs
         if self.recipe and found and not self.runs_code:
-            built = dataclasses.replace(self.model_case, device="meta").build()
+            built = replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
             row = self.converted_share(built)
             found |= {
@@ -100,17 +99,17 @@ class SpeedCase(ModelWorkCase):
             yield self.converted_share(model)
         ids = text_batch(self, params.corpus, params.seed)
         optimization = "compile" if self.compiled else "eager"
-        case = dataclasses.replace(self.model_case, optimization=optimization)
+        case = replace(self.model_case, optimization=optimization)
         step, counted = case.step(model, ids, 1e-4), case.counted
         (work,) = step.workloads()
         if self.precision == "tf32":
             # the setting belongs to the process, which times other cases too
-            work = dataclasses.replace(work, call=tf32_products(True)(work.call))
+            work = replace(work, call=tf32_products(True)(work.call))
         timed_call_ms(work.call)
         timed = yield params.timed(self.device, {self.mode: work.call})
         latency, flops = timed[self.mode], int(counted.flops)
         details = latency.details | {"parameters": counted.parameters}
-        yield dataclasses.replace(latency, details=details)
+        yield replace(latency, details=details)
         yield exact("flops", flops, scope=self.mode)
         # the share is of the peak rate of the same products
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
@@ -121,7 +120,7 @@ class SpeedCase(ModelWorkCase):
     def converted_share(self, model: nn.Module) -> Measurement:
         """Return the share of FLOPs in FP8, with kept layers and upper bound in its details."""
         layers = fp8.audit(model)
-        forward = dataclasses.replace(self.model_case, mode="inference").counted.flops
+        forward = replace(self.model_case, mode="inference").counted.flops
         tokens = self.batch_size * self.seq_len
         share = sum(layer.flops * tokens for layer in layers if layer.converted) / forward
         kept = [layer.name for layer in layers if not layer.converted]

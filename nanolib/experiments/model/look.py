@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -149,7 +148,7 @@ class Look:
     """
 
     plan: Plan
-    breakdowns: dict[str, MemoryBreakdown] = dataclasses.field(default_factory=dict)
+    breakdowns: dict[str, MemoryBreakdown] = field(default_factory=dict)
     counted: Counted | None = None
 
 
@@ -220,19 +219,19 @@ def _look(case: Any) -> Look:
             return Look(plan, breakdowns, _count(case))
     except (Exception, SystemExit) as error:
         reason = plan.reason or f"not counted: {why_not_planned(error)}"
-        return Look(dataclasses.replace(plan, reason=reason), breakdowns)
+        return Look(replace(plan, reason=reason), breakdowns)
 
 
 def count_by_running(case: Any) -> None:
     """Count by a run the work that depends on data, and store it for later calls of `look_at`."""
-    _LOOKS[case.case_id] = dataclasses.replace(look_at(case), counted=_count(case))
+    _LOOKS[case.case_id] = replace(look_at(case), counted=_count(case))
 
 
 def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
     # Checkpointing would compute more, and autocast computes the same, so eager is counted.
-    step = dataclasses.replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
+    step = replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
         flops = count_flops(step)
