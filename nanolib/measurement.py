@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -249,6 +249,9 @@ class Measurement:
         """Return the measurement as JSON types."""
         lists = {"samples": list(self.samples), "flags": list(self.flags)}
         return vars(self) | lists | {"details": dict(self.details)}
+
+
+Measurements = Iterator[Measurement]
 
 
 def exact(

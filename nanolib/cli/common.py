@@ -116,6 +116,52 @@ def echo_table(table: pd.DataFrame) -> None:
     echo(*(line.rstrip() for line in text.split("\n")))
 
 
+def compact(
+    table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None
+) -> tuple[str, pd.DataFrame]:
+    """Fit a table of findings into a terminal.
+
+    Words that all cases share and empty columns are dropped, and long names are shortened.
+
+    Args:
+        table: Table with the columns `experiment` and `case`.
+        width: Number of characters in a line.
+        notes: Maps each note to a number, which replaces the note if the table is too wide. New notes
+            are added, so that the caller can print them below the table.
+
+    Returns:
+        The words that all cases share, and the table.
+    """
+    names = [name.split() for name in table["case"]]
+    shared = [word for word in names[0] if all(word in name for name in names)]
+    table = table.assign(
+        case=[" ".join(word for word in name if word not in shared) for name in names]
+    )
+    if table["experiment"].nunique() == 1:
+        shared = [table["experiment"].iloc[0], *shared]
+        table = table.drop(columns="experiment")
+    table = table.loc[:, table.astype(bool).any()]
+    if _width(table) > width and "note" in table and notes is not None:
+        numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table.note]
+        table = table.assign(note=numbers)
+    if "case" in table:
+        most = max(16, table["case"].map(len).max() - max(0, _width(table) - width))
+        cut = [_shortened(name, most) for name in table["case"]]
+        if len(set(cut)) == table["case"].nunique():
+            table = table.assign(case=cut)
+    return " ".join(shared), table
+
+
+def _width(table: pd.DataFrame) -> int:
+    return sum(max(len(name), *map(len, table[name].astype(str))) + 1 for name in table) - 1
+
+
+def _shortened(text: str, most: int) -> str:
+    """Cut the middle out of a text, because the ends of names distinguish cases."""
+    end = len(text) - (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[end:]}"
+
+
 def _parse_pairs(_context: Any, _option: Any, pairs: tuple[str, ...]) -> dict[str, str]:
     """Return the parameters of `-p NAME=VALUE` as name → text."""
     values = {}

@@ -15,6 +15,7 @@ from nanolib.cli.common import (
     EXIT_OK,
     SHARE,
     command,
+    compact,
     echo,
     echo_json,
     echo_table,
@@ -139,8 +140,6 @@ def show_comparison(
 
 def _echo_findings(table: Any) -> None:
     """Print one table per experiment. A note that is too wide for its line follows the tables."""
-    from nanolib.report.tables import compact
-
     notes: dict[str, str] = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
@@ -170,7 +169,6 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     before and after its latest change in turns.
     """
     from nanolib.compare.history import histories, table
-    from nanolib.report.tables import compact
     from nanolib.stats.changes import LEAST_HISTORY
     from nanolib.store import Store
 

@@ -43,11 +43,9 @@ class Params(shared.Params):
 
     NAME: ClassVar[str] = "doctor"
 
-    dtypes: list[str] = pydantic.Field(["float32", "bfloat16", "float16"], min_length=1)
+    dtypes: shared.Dtypes = pydantic.Field(["float32", "bfloat16", "float16"])
 
     sustained_s: float = pydantic.Field(0.0, ge=0, le=3600)
-
-    _dtypes = pydantic.field_validator("dtypes")(shared.known_dtypes)
 
 
 def cases(params: Params) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import pydantic
+from pydantic import Field, field_validator
 
 from nanolib.compare.history import what_changed
 from nanolib.measurement import MOST_LABEL, shown
@@ -37,15 +37,15 @@ class Params(StrictModel):
         "database",
     )
 
-    runs: list[Annotated[str, pydantic.Field(max_length=MOST_LABEL)]] = pydantic.Field(
+    runs: list[Annotated[str, Field(max_length=MOST_LABEL)]] = Field(
         ["newest"], min_length=1, max_length=1000
     )
-    database: str = pydantic.Field("", max_length=4096)
-    suite: str = pydantic.Field("", max_length=MOST_LABEL)
-    label: str = pydantic.Field("", max_length=MOST_LABEL)
+    database: str = Field("", max_length=4096)
+    suite: str = Field("", max_length=MOST_LABEL)
+    label: str = Field("", max_length=MOST_LABEL)
     resume: bool = False
 
-    @pydantic.field_validator("database")
+    @field_validator("database")
     @classmethod
     def _database_is_there(cls, value: str) -> str:
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -16,8 +15,8 @@ from nanolib.numbers import scaled
 from nanolib.report.finding import Estimate, Finding
 from nanolib.report.overview import join_words, of_experiment, pick, why_empty
 from nanolib.report.plot import links, plot, point_columns
-from nanolib.report.tables import Column, add_metric_columns, percent, ratios, short_names
-from nanolib.report.theme import Chart, empty_chart, hues
+from nanolib.report.tables import Column, IntervalColumn, add_metric_columns, percent, ratios
+from nanolib.report.theme import Chart, Drawing, empty_chart, hues
 
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
 COUNTED_KEY = "Points: counted, exact. Dashed: predicted."
@@ -32,21 +31,19 @@ def scaling_chart(
     subtitle: Sequence[str],
     scopes: Mapping[str, str],
     others: Sequence[str],
-    share: bool = False,
 ) -> Chart:
     """Return a function that draws a metric and its prediction over the sequence length.
 
     Args:
         experiment: Name of the experiment.
-        metric: Key of `METRICS`.
+        metric: Key of `METRICS`. A share gets a linear axis that includes zero.
         title: Title of the chart.
         subtitle: Lines below the title.
         scopes: Maps each scope of the metric to the title of its panel.
         others: Factors that distinguish series of one name.
-        share: Whether the metric is a share, which gets a linear axis that includes zero.
     """
 
-    def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    def chart(rows: pd.DataFrame) -> Drawing:
         rows = of_experiment(rows, experiment)
         found = pd.concat([pick(rows, metric, scope) for scope in scopes])
         if found.empty:
@@ -68,18 +65,39 @@ def scaling_chart(
             }
         )
         unit = METRICS[metric].unit
-        axis = METRICS[metric].title + ("" if unit == "1" else f" ({unit})")
+        is_share = unit == "1"
         return plot(
             data,
             title + (shared or alike),
             subtitle=subtitle,
-            unit=axis,
+            unit=METRICS[metric].title + ("" if is_share else f" ({unit})"),
             xunit="Sequence length (tokens)",
-            log="x" if share else "xy",
-            fmt=".1~%" if share else ",.3~r",
+            log="x" if is_share else "xy",
+            fmt=".1~%" if is_share else ",.3~r",
         )
 
     return chart
+
+
+def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFrame, str]:
+    """Name rows by their optimization if all rows are of one model with several optimizations.
+
+    Args:
+        rows: Measurements, or lines of a table.
+        prefix: Prefix of the columns `name` and `optimization`.
+
+    Returns:
+        The renamed rows and the name of the model, or the same rows and an empty name.
+    """
+    name, optimization = f"{prefix}name", f"{prefix}optimization"
+    if optimization not in rows or rows[optimization].nunique() < 2:
+        return rows, ""
+    used = rows[optimization].str.replace("_", " ")
+    names = zip(rows[name], used, strict=True)
+    models = {full.removesuffix(f" ({which})") for full, which in names}
+    if len(models) > 1:
+        return rows, ""
+    return rows.assign(**{name: used}), f": {models.pop()}"
 
 
 def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
@@ -97,12 +115,12 @@ def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
 
 _CASE = ["name", "optimization", "seq_len", "batch_size", "dtype"]
 _TIMED = (
-    Column("achieved", "", "flops_per_second", interval=True),
+    IntervalColumn("achieved", "", "flops_per_second"),
     Column("flops", "", "flops"),
     Column("moved", "", "bytes"),
 )
-_PEAK = Column("peak", "", "ceiling_flops", interval=True)
-_BANDWIDTH = Column("bandwidth", "", "ceiling_bytes", interval=True)
+_PEAK = IntervalColumn("peak", "", "ceiling_flops")
+_BANDWIDTH = IntervalColumn("bandwidth", "", "ceiling_bytes")
 
 
 def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
@@ -150,7 +168,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 def roofline_chart(experiment: str) -> Chart:
     """Return a function that draws measured rates over the intensity, and the peak rates dashed."""
 
-    def chart(rows: pd.DataFrame) -> alt.TopLevelMixin:
+    def chart(rows: pd.DataFrame) -> Drawing:
         table = roofline_table(rows, experiment)
         if table.empty:
             return empty_chart("Roofline", "no timing has FLOPs, bytes and measured peak rates")

@@ -10,6 +10,7 @@ from typing import Any
 from nanolib.measurement import METRICS
 from nanolib.numbers import format_with_interval
 
+OVERLAP = "(the intervals overlap)"
 _MOST_ESTIMATES = 4
 MOST_FINDINGS = 5  # Readers skip longer lists, and the tables show all other results.
 
@@ -66,6 +67,9 @@ class Estimate:
         return f"{self.name} {number}{'' if unit == '1' else f' {unit}'}".strip()
 
 
+Pairs = tuple[tuple[Estimate, Order, Estimate], ...]
+
+
 @dataclass(frozen=True)
 class Finding:
     """Conclusion from measurements.
@@ -83,7 +87,7 @@ class Finding:
     evidence: str = ""
     next_step: str = ""
     about: str = ""
-    compared: tuple[tuple[Estimate, Order, Estimate], ...] = ()
+    compared: Pairs = ()
     figures: tuple[Estimate, ...] = ()
 
     def without_busy_order(self) -> Finding:
@@ -110,7 +114,17 @@ class Finding:
         return f"{self.about}: {self.sentence}" if self.about else self.sentence
 
 
-def comparing(first: Estimate, *others: Estimate) -> tuple[tuple[Estimate, Order, Estimate], ...]:
+def unclear(what: str, evidence: str) -> tuple[str, str]:
+    """Return the text and the evidence of a finding about estimates whose intervals overlap.
+
+    Args:
+        what: Names of the things that were compared.
+        evidence: Their numbers.
+    """
+    return f"No clear difference between {what}", f"{evidence} {OVERLAP}"
+
+
+def comparing(first: Estimate, *others: Estimate) -> Pairs:
     """Pair an estimate with each other estimate and with the order that the intervals allow."""
     return tuple((first, first.compare_to(other), other) for other in others)
 

@@ -37,6 +37,28 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
     return made
 
 
+def table_of(experiment: str, factor: str) -> Callable[..., Any]:
+    """Return a decorator that caches a table of the cases that have a factor.
+
+    The decorated function receives the rows of these cases. Without rows the table is empty.
+
+    Args:
+        experiment: Name of the experiment.
+        factor: Name of the factor.
+    """
+
+    def decorate(make: Callable[[pd.DataFrame], pd.DataFrame]) -> Any:
+        @cached
+        @functools.wraps(make)
+        def table(rows: pd.DataFrame) -> pd.DataFrame:
+            rows = rows_with_factor(rows, experiment, factor)
+            return pd.DataFrame() if rows.empty else make(rows)
+
+        return table
+
+    return decorate
+
+
 def _drop_busy_orders(findings: list[Finding]) -> list[Finding]:
     """Return the first findings, with at most one per heading about a busy machine."""
     kept: dict[tuple[str, str], Finding] = {}

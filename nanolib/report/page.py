@@ -134,7 +134,7 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
     )
 
 
-def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[int, list[Finding]]]:
+def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list[Finding]]]:
     """Yield each sequence length with its findings, if there are several lengths to choose from."""
     own = overview.of_experiment(rows, section.experiment)
     seq_lens = own.get("factor.seq_len", pd.Series(dtype=float))
@@ -142,7 +142,7 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[int, list
     for length in lengths if len(lengths) > 1 else ():
         findings = section.verdict(own[seq_lens.isna() | (seq_lens == length)])
         if findings and (findings[0].compared or findings[0].figures):
-            yield int(length), findings
+            yield f"{length:.0f}", findings
 
 
 def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:

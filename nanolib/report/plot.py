@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from nanolib.report.axis import Axis, domain_of, drop_unloggable, log_ticks
-from nanolib.report.theme import COLOURS, HUES, empty_chart, hues, themed
+from nanolib.report.theme import COLOURS, HUES, Drawing, empty_chart, hues, themed
 
 _HEIGHT = 260  # Height of a line chart, in pixels.
 _LABEL_GAP = 14  # Smallest distance between two labels, in pixels.
@@ -54,7 +54,7 @@ def plot(
     join: bool = True,
     width: int = 680,
     empty: str = "nothing was measured",
-) -> alt.TopLevelMixin:
+) -> Drawing:
     """Draw a chart, or one chart per `panel` next to each other.
 
     Args:
@@ -272,26 +272,13 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
 _LINKS = {"run_id": "link_run", "factor.seq_len": "link_n", "seq_len": "link_n"}
 
 
-def links(frame: pd.DataFrame, but: str = "") -> dict[str, Any]:
+def links(frame: pd.DataFrame) -> dict[str, Any]:
     """Return the columns `link_run` and `link_n`, by which the report page filters charts.
 
     Args:
         frame: Measurements, or a table of cases.
-        but: Name of a column to leave out.
     """
-    known = {source: name for source, name in _LINKS.items() if source in frame and name != but}
-    return {name: frame[source] for source, name in known.items()}
-
-
-def link_columns(frame: pd.DataFrame) -> list[str]:
-    """Return which of the columns `link_run` and `link_n` the data of a chart has."""
-    return [name for name in ("link_run", "link_n") if name in frame]
-
-
-def followed(data: pd.DataFrame) -> pd.DataFrame:
-    """Replace the columns `run_id`, `name` and `seq_len` of a chart's data by those of `links`."""
-    data = data.assign(**links(data))
-    return data.drop(columns=["run_id", "name", "seq_len"], errors="ignore")
+    return {name: frame[source] for source, name in _LINKS.items() if source in frame}
 
 
 def point_columns(table: pd.DataFrame, column: str, axis: str = "x") -> dict[str, Any]:

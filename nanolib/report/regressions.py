@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import altair as alt
 import pandas as pd
 
 from nanolib.compare.findings import Comparison, Line
@@ -14,7 +13,7 @@ from nanolib.report.finding import Estimate, Finding, comparing
 from nanolib.report.overview import cached, machine_name, of_experiment, pick, strip_shared_words
 from nanolib.report.plot import plot
 from nanolib.report.section import CaseTable, Part, Section
-from nanolib.report.theme import hues
+from nanolib.report.theme import Drawing, hues
 from nanolib.stats.changes import LEAST_HISTORY
 from nanolib.stats.compare import MARGIN, THRESHOLD, Kind, Verdict, paired_levels
 from nanolib.stats.intervals import Interval
@@ -94,7 +93,7 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"low": "ratio_low", "high": "ratio_high"})
 
 
-def ab_ratio(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def ab_ratio(rows: pd.DataFrame) -> Drawing:
     """Draw the ratio of two versions with its interval for each case."""
     found = ab_comparison(rows)
     return comparison_chart(found, "Two versions side by side", f"{found.noise[0]}.")
@@ -134,7 +133,7 @@ def _changed(found: Comparison) -> list[Finding]:
     return findings
 
 
-def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLevelMixin:
+def comparison_chart(found: Comparison, title: str, subtitle: str) -> Drawing:
     """Draw ratios with their intervals, and the band of ratios that count as no change.
 
     Args:
@@ -170,7 +169,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> alt.TopLev
     )
 
 
-def history_chart(found: list[History]) -> alt.TopLevelMixin:
+def history_chart(found: list[History]) -> Drawing:
     """Draw each timing over its runs, relative to the first run, in color if its level changed."""
     ordered = sorted(_by_name(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
     short = strip_shared_words([name for name, _ in ordered])

@@ -19,6 +19,7 @@ import vl_convert
 from altair.utils import schemapi
 
 from nanolib.measurement import BadInput, printable
+from nanolib.report.theme import Drawing
 
 VEGALITE_VERSION = "5.20"  # This version compiles to Vega 5, which JupyterLab bundles.
 PAGE_VERSION = "6.4"  # This version compiles to Vega 6, which vl-convert bundles for pages.
@@ -60,7 +61,7 @@ def javascript() -> str:
     return bundle
 
 
-def live_chart(chart: alt.TopLevelMixin) -> alt.JupyterChart:
+def live_chart(chart: Drawing) -> alt.JupyterChart:
     """Return a widget that shows a chart, and that shows another chart if its `chart` is set."""
     alt.JupyterChart.enable_offline()  # Without this call, the widget loads Vega from the network.
     return alt.JupyterChart(chart, embed_options={"actions": False})
@@ -90,7 +91,7 @@ def save(spec: dict[str, Any], folder: Path, name: str) -> None:
         (folder / f"{name}{ending}").write_bytes(content)
 
 
-def save_as(chart: alt.TopLevelMixin, path: Path) -> None:
+def save_as(chart: Drawing, path: Path) -> None:
     """Write a chart to a file.
 
     Args:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import altair as alt
 import pandas as pd
 
 from nanolib.report import tables
 from nanolib.report.finding import Finding
-from nanolib.report.theme import Chart, is_empty
+from nanolib.report.theme import Chart, Drawing, is_empty
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Section:
     verdict: Callable[[pd.DataFrame], list[Finding]]
     files: Mapping[str, Chart] = field(default_factory=dict)
 
-    def main_chart(self, rows: pd.DataFrame) -> alt.TopLevelMixin:
+    def main_chart(self, rows: pd.DataFrame) -> Drawing:
         """Return the first chart that has data, or else the first chart, which shows the reason."""
         drawings = [*self.charts.values(), *self.files.values()]
         for draw in drawings:
@@ -89,15 +88,15 @@ class Part:
     name: str
     title: str
     verdict: Sequence[Finding] = ()
-    charts: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
+    charts: Mapping[str, Drawing] = field(default_factory=dict)
     tables: Mapping[str, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict)
     machine: str = ""
     newest: bool = True
     rows: pd.DataFrame = field(default_factory=pd.DataFrame)
-    by_length: Mapping[int, Sequence[Finding]] = field(default_factory=dict)
-    files: Mapping[str, alt.TopLevelMixin] = field(default_factory=dict)
+    by_length: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
+    files: Mapping[str, Drawing] = field(default_factory=dict)
 
     @property
     def findings(self) -> dict[str, Sequence[Finding]]:
         """Map each sequence length as text to its findings, and the empty text to all findings."""
-        return {"": self.verdict} | {str(length): found for length, found in self.by_length.items()}
+        return {"": self.verdict, **self.by_length}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from nanolib.measurement import Flag
+from nanolib.measurement import OVER, Flag
 from nanolib.numbers import format_with_interval
+from nanolib.report.finding import Estimate, Order, Pairs, comparing
 from nanolib.report.overview import drop_missing, pick
 
 
@@ -23,8 +24,6 @@ class Column:
         metric: Key of `METRICS`, or empty for a factor or a computed column.
         scope: Scope of the measurements, or None for any scope.
         method: Method of the measurements, or None for any method.
-        interval: Whether the table also gets the columns `_low`, `_high`, `_predicted`, and `_busy`,
-            which is true if other processes used the machine.
         detail: Key of the details to show, or empty for the estimate.
     """
 
@@ -33,19 +32,27 @@ class Column:
     metric: str = ""
     scope: str | None = None
     method: str | None = None
-    interval: bool = False
     detail: str = ""
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
         """Return the new columns of the table, from a measurement for each line."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
-        if not self.interval:
-            return {self.name: found["estimate"]}
-        sources = {"_low": "low", "_high": "high", "_predicted": "predicted"}
+        return {self.name: found["estimate"]}
+
+
+class IntervalColumn(Column):
+    """Column of a table of cases that also adds the columns `_low`, `_high`, `_predicted` and `_busy`.
+
+    The column `_busy` is true if other processes used the machine.
+    """
+
+    def of(self, found: pd.DataFrame) -> dict[str, Any]:
+        """Return the new columns of the table, from a measurement for each line."""
+        sources = {"": "estimate", "_low": "low", "_high": "high", "_predicted": "predicted"}
         busy = [Flag.BUSY_MACHINE in flags for flags in found["flags"]]
         ends = {self.name + end: found.get(name) for end, name in sources.items()}
-        return {self.name: found["estimate"], **ends, f"{self.name}_busy": busy}
+        return ends | {f"{self.name}_busy": busy}
 
 
 # The names in these columns are shown without underscores.
@@ -76,52 +83,6 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
         ends = (table.get(f"{column}_{end}", unknown) for end in ("low", "high"))
         result[title] = [_cell(*cell) for cell in zip(values, *ends, strict=True)]
     return result
-
-
-def compact(
-    table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None
-) -> tuple[str, pd.DataFrame]:
-    """Fit a table of findings into a terminal.
-
-    Words that all cases share and empty columns are dropped, and long names are shortened.
-
-    Args:
-        table: Table with the columns `experiment` and `case`.
-        width: Number of characters in a line.
-        notes: Maps each note to a number, which replaces the note if the table is too wide. New notes
-            are added, so that the caller can print them below the table.
-
-    Returns:
-        The words that all cases share, and the table.
-    """
-    names = [name.split() for name in table["case"]]
-    shared = [word for word in names[0] if all(word in name for name in names)]
-    table = table.assign(
-        case=[" ".join(word for word in name if word not in shared) for name in names]
-    )
-    if table["experiment"].nunique() == 1:
-        shared = [table["experiment"].iloc[0], *shared]
-        table = table.drop(columns="experiment")
-    table = table.loc[:, table.astype(bool).any()]
-    if _width(table) > width and "note" in table and notes is not None:
-        numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table.note]
-        table = table.assign(note=numbers)
-    if "case" in table:
-        most = max(16, table["case"].map(len).max() - max(0, _width(table) - width))
-        cut = [_shortened(name, most) for name in table["case"]]
-        if len(set(cut)) == table["case"].nunique():
-            table = table.assign(case=cut)
-    return " ".join(shared), table
-
-
-def _width(table: pd.DataFrame) -> int:
-    return sum(max(len(name), *map(len, table[name].astype(str))) + 1 for name in table) - 1
-
-
-def _shortened(text: str, most: int) -> str:
-    """Cut the middle out of a text, because the ends of names distinguish cases."""
-    end = len(text) - (most - 1) // 2
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[end:]}"
 
 
 def _cell(value: Any, low: float | None, high: float | None) -> str:
@@ -205,6 +166,69 @@ def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) 
     return table.merge(flags.reset_index(), on=key, how="left")
 
 
+ONE = Estimate.exact(1.0)
+
+
+def with_speed_ups(
+    table: pd.DataFrame,
+    rows: pd.DataFrame,
+    scope: str | pd.Series,
+    name: str = "speed_up",
+    key: Sequence[str] = CASE,
+) -> pd.DataFrame:
+    """Add the speed-up of each line over the baselines that were timed in turns with the line.
+
+    Args:
+        table: Table with a line for each `key`.
+        rows: Measurements that have the columns `key`.
+        scope: Scope of the timing, for all lines or per line.
+        name: Name of the new column.
+        key: Names of the columns that identify a line.
+
+    Returns:
+        The table with the smallest speed-up over any baseline as `name`, with `name_low`,
+        `name_high`, `name_busy` and `name_baseline`. The column `name_over` contains a tuple of all
+        speed-ups, each with the name of its baseline.
+    """
+    found: dict[tuple[Any, ...], list[Estimate]] = {}
+    for row in pick(rows, "speed_up").to_dict("records"):
+        of, _, baseline = row["scope"].partition(OVER)
+        ends, busy = (row["low"], row["estimate"], row["high"]), Flag.BUSY_MACHINE in row["flags"]
+        figure = Estimate(*ends, "speed_up", baseline, busy)
+        found.setdefault((*(row[part] for part in key), of), []).append(figure)
+    scopes = table.assign(of=scope)[[*key, "of"]].itertuples(index=False, name=None)
+    lines = [tuple(found.get(line, ())) for line in scopes]
+    nothing = Estimate(*(float("nan"),) * 3)
+    least = [min(figures, key=lambda figure: figure.estimate, default=nothing) for figures in lines]
+    ends = {"estimate": "", "low": "_low", "high": "_high", "busy": "_busy", "name": "_baseline"}
+    columns = pd.DataFrame(map(vars, least), table.index, [*ends])
+    columns[f"{name}_over"] = pd.Series(lines, index=table.index, dtype=object)
+    return table.join(columns.rename(columns={field: name + end for field, end in ends.items()}))
+
+
+def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:
+    """Return the baselines among `others` for which the line's speed-up is not clearly above 1."""
+    speed_ups = line["speed_up_over"]
+    unclear = {one.name for one in speed_ups if one.compare_to(ONE) is not Order.ABOVE}
+    return [other for other in others if other in unclear]
+
+
+def gains(
+    line: pd.Series, what: str, name: str = "speed_up", among: Container[str] | None = None
+) -> Pairs:
+    """Compare the speed-ups of a line over its baselines with 1.
+
+    Args:
+        line: Line of a table from `with_speed_ups`.
+        what: Name of the line for people.
+        name: Name of the column with the speed-up.
+        among: Names of the baselines to compare with, or None for all baselines.
+    """
+    chosen = (figure for figure in line[f"{name}_over"] if among is None or figure.name in among)
+    named = (replace(figure, name=f"{what}{OVER}{figure.name}") for figure in chosen)
+    return tuple(pair for figure in named for pair in comparing(figure, ONE))
+
+
 _STATES = {
     Flag.NO_STEADY_STATE: "not settled",
     Flag.BUSY_MACHINE: "busy machine",
@@ -268,24 +292,3 @@ def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
     share, low, high = (min(row[f"{column}{end}"], most) for end in ("", "_low", "_high"))
     ends = "" if pd.isna(low) or pd.isna(high) else f" [{low:.0%} … {high:.0%}]"
     return f"{share:.0%}{ends}"
-
-
-def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFrame, str]:
-    """Name rows by their optimization if all rows are of one model with several optimizations.
-
-    Args:
-        rows: Measurements, or lines of a table.
-        prefix: Prefix of the columns `name` and `optimization`.
-
-    Returns:
-        The renamed rows and the name of the model, or the same rows and an empty name.
-    """
-    name, optimization = f"{prefix}name", f"{prefix}optimization"
-    if optimization not in rows or rows[optimization].nunique() < 2:
-        return rows, ""
-    used = rows[optimization].str.replace("_", " ")
-    names = zip(rows[name], used, strict=True)
-    models = {full.removesuffix(f" ({which})") for full, which in names}
-    if len(models) > 1:
-        return rows, ""
-    return rows.assign(**{name: used}), f": {models.pop()}"

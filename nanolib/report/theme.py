@@ -8,7 +8,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-Chart = Callable[[pd.DataFrame], alt.TopLevelMixin]
+Drawing = alt.TopLevelMixin  # a chart, or several charts next to each other
+Chart = Callable[[pd.DataFrame], Drawing]  # draws a chart of measurements
 
 COLOURS = {
     "paper": "#FFFFFF",
@@ -47,7 +48,7 @@ def hues(names: Iterable[Any]) -> dict[Any, str]:
     return {name: f"c{at}" if at <= 4 else "rest" for at, name in enumerate(distinct, 1)}
 
 
-def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
+def empty_chart(title: str, why: str) -> Drawing:
     """Return a chart that shows only its title and the reason why it has no data."""
     text = alt.Chart(pd.DataFrame({"why": [why]})).encode(text="why:N")
     text = text.mark_text(fontSize=13, align="left", x=0, color=COLOURS["muted"])
@@ -55,12 +56,12 @@ def empty_chart(title: str, why: str) -> alt.TopLevelMixin:
     return themed(text.properties(**look))
 
 
-def is_empty(chart: alt.TopLevelMixin) -> bool:
+def is_empty(chart: Drawing) -> bool:
     """Return whether a chart was made by `empty_chart`."""
     return isinstance(getattr(chart, "usermeta", None), dict)
 
 
-def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
+def side_by_side(*charts: Drawing) -> Drawing:
     """Place several charts next to each other in one picture."""
     for chart in charts:
         # Vega-Lite allows these properties only in the outermost chart.
@@ -69,7 +70,7 @@ def side_by_side(*charts: alt.TopLevelMixin) -> alt.TopLevelMixin:
     return themed(alt.hconcat(*charts, spacing=28))
 
 
-def themed(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
+def themed(chart: Drawing) -> Drawing:
     """Set the fonts, grid and colors of a finished chart, and return the chart."""
     words = {"fill": COLOURS["muted"], "fontSize": _TEXT}
     # Each `configure_…` method copies the whole chart, so the configuration is assigned.

@@ -22,6 +22,8 @@ from nanolib.meters.time.sampler import Timing
 from nanolib.run.ranks import lacking, run_ranks
 from nanolib.stats.intervals import mean_interval
 
+Ceilings = dict[str, float]  # measured peak rates, as `roofline_ms` takes them
+Predicted = dict[str, float | str]  # name of a metric → predicted value
 # The generator yields rows and timings, and receives the rows of each timing by scope.
 Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]
 
@@ -67,7 +69,7 @@ class Case:
         """Plan the memory of the case without running it."""
         return Plan()
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the predictions of formulas, and after `bytes` the planned `peak_memory`, in MiB.
 
         Args:
@@ -80,11 +82,11 @@ class Case:
                 predicted["peak_memory"] = planned / MIB
         return predicted
 
-    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, Any]:
+    def formulas(self, ceilings: Ceilings | None = None) -> dict[str, Any]:
         """Return the predictions of formulas by name, or nothing if no formula applies."""
         return {}
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Yield the rows of the case, and a `Timing` for each latency that is ranked.
 
         The latencies of a group of cases are ranked. After a `Timing` the generator receives the

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import pydantic
 
@@ -26,6 +26,9 @@ Length = Annotated[int, pydantic.Field(gt=0, le=MAX_SEQ_LEN)]
 Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
 # The number of heads, layers or threads, or the dimension of a head.
 Count = Annotated[int, pydantic.Field(gt=0, le=4096)]
+Steps = Annotated[int, pydantic.Field(gt=0, le=1_000_000)]
+_Value = TypeVar("_Value")
+Grid = Annotated[list[_Value], pydantic.Field(min_length=1, max_length=64)]  # each value has cases
 
 
 class Params(StrictModel):
@@ -143,6 +146,7 @@ def known(values: list[str], names: Any, what: str) -> list[str]:
 known_presets = functools.partial(known, names=PRESETS, what="preset")
 known_dtypes = functools.partial(known, names=DTYPES, what="dtype")
 known_kinds = functools.partial(known, names=ATTENTION_KINDS, what="attention kind")
+Dtypes = Annotated[list[str], pydantic.Field(min_length=1), pydantic.AfterValidator(known_dtypes)]
 
 
 def known_corpus(value: str) -> str:

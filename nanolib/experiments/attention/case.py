@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Unsupported, exact
+from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Measurements, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.models import attention
@@ -18,7 +18,7 @@ from nanolib.models.attention.block_mask import BlockMask
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.sparse import choose_mask, forget_masks
-from nanolib.run.case import Case, Measuring, Plan, compile_row, timed_call_ms
+from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile_row, timed_call_ms
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
@@ -153,7 +153,7 @@ class AttentionCase(Case):
             return Plan(reason="the memory depends on the input, or on your own code")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
-    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict the work by formulas, without planning memory.
 
         Returns:
@@ -187,7 +187,7 @@ class AttentionCase(Case):
             return str(error)
         return ""
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure work, memory and error, and the latency in turns with the other kinds."""
         inputs = self.inputs(params.seed)
         forward, *_ = self.workloads(*inputs)
@@ -242,7 +242,7 @@ class AttentionCase(Case):
         kept = self._parsed.pattern not in CHOOSERS
         return replace(built, details=built.details | {"kept": kept})
 
-    def _counts(self, work: attention.Work, forward: Workload) -> Iterator[Measurement]:
+    def _counts(self, work: attention.Work, forward: Workload) -> Measurements:
         """Yield the sparsity with its target, and the FLOPs by torch's counter."""
         dense_mask = self.masked and not work.sparsity
         yield exact(

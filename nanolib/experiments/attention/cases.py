@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self
 
-import pydantic
+from pydantic import Field, field_validator, model_validator
 
 from nanolib.experiments.attention.case import AttentionCase
 from nanolib.experiments.attention.quality import QUALITY_PATTERNS, QualityCase
@@ -16,10 +16,10 @@ from nanolib.models import attention, functions
 from nanolib.models.attention import flash_attn
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length, known, known_dtypes
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length, Steps, known
 from nanolib.run.peaks_case import ceiling_cases
 
-_Share = Annotated[float, pydantic.Field(gt=0, lt=1)]
+_Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Params(shared.Params):
@@ -68,47 +68,44 @@ class Params(shared.Params):
         "label",
     )
 
-    seq_lens: list[Length] = pydantic.Field([256, 1024, 2048], min_length=1, max_length=64)
-    batch_sizes: list[Batch] = pydantic.Field([1], min_length=1, max_length=64)
-    attention_types: list[dict[str, Any]] = pydantic.Field(
+    seq_lens: Grid[Length] = Field([256, 1024, 2048])
+    batch_sizes: Grid[Batch] = Field([1])
+    attention_types: Grid[dict[str, Any]] = Field(
         [
             {"kind": "dense"},
             {"kind": "sparse", "pattern": "window", "window": 128},
             {"kind": "sparse", "pattern": "random", "sparsity": 0.9},
-        ],
-        min_length=1,
-        max_length=64,
+        ]
     )
-    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    dtypes: Dtypes = Field(["float32"])
     grids: ClassVar = (("seq_lens", "batch_sizes", "dtypes", "attention_types"),)
     num_heads: Count = 4
-    num_kv_heads: int = pydantic.Field(0, ge=0, le=4096)
+    num_kv_heads: int = Field(0, ge=0, le=4096)
     head_dim: Count = 64
     causal: bool = True
     backward: bool = True
     cold_cache: bool = False
-    quality_patterns: list[str] = pydantic.Field(["window"])
-    quality_sparsities: list[_Share] = pydantic.Field([0.5], min_length=1, max_length=64)
-    quality_seq_len: int = pydantic.Field(64, ge=16, le=65_536)
+    quality_patterns: list[str] = Field(["window"])
+    quality_sparsities: Grid[_Share] = Field([0.5])
+    quality_seq_len: int = Field(64, ge=16, le=65_536)
     quality_block_size: Count = 16
-    quality_seeds: int = pydantic.Field(2, ge=2, le=1000)
-    quality_steps: int = pydantic.Field(200, ge=1, le=1_000_000)
-    quality_finetune_steps: int = pydantic.Field(50, ge=1, le=1_000_000)
-    quality_d_model: int = pydantic.Field(32, ge=8, multiple_of=8, le=65_536)
+    quality_seeds: int = Field(2, ge=2, le=1000)
+    quality_steps: Steps = 200
+    quality_finetune_steps: Steps = 50
+    quality_d_model: int = Field(32, ge=8, multiple_of=8, le=65_536)
     quality_layers: Count = 1
 
-    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
-    _patterns = pydantic.field_validator("quality_patterns")(
+    _patterns = field_validator("quality_patterns")(
         lambda names: known(names, QUALITY_PATTERNS, "pattern")
     )
 
-    @pydantic.field_validator("attention_types", mode="before")
+    @field_validator("attention_types", mode="before")
     @classmethod
     def _spell_out(cls, values: Any) -> Any:
         values = [values] if isinstance(values, dict) else values or []
         return [{"kind": value} if isinstance(value, str) else value for value in values]
 
-    @pydantic.field_validator("attention_types")
+    @field_validator("attention_types")
     @classmethod
     def _kinds_exist(cls, values: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for value in values:
@@ -121,7 +118,7 @@ class Params(shared.Params):
                 raise ValueError("; ".join(error.lines)) from None
         return values
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.num_kv_heads and self.num_heads % self.num_kv_heads:
             raise ValueError(

@@ -11,18 +11,22 @@ import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Flag
 from nanolib.report.charts import roofline_words
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import ONE, Pairs, gains, not_slower, with_speed_ups
+from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, Pairs, comparing, unclear
 from nanolib.report.overview import cached, join_words, of_experiment, rows_with_factor
 from nanolib.report.tables import (
+    ONE,
     Column,
+    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
     flagged,
+    gains,
     in_ms,
+    not_slower,
     times,
     titles,
+    with_speed_ups,
     with_state,
 )
 
@@ -33,14 +37,14 @@ _COLUMNS = (
     Column("shape", "Batch, dtype"),
     Column("sparsity", "Sparsity", "sparsity"),
     Column("block_sparsity", "", "block_sparsity"),
-    Column("mask", "Mask, ms [95 %]", "latency", "mask", interval=True),
+    IntervalColumn("mask", "Mask, ms [95 %]", "latency", "mask"),
     Column("mask_kept", "", "latency", "mask", detail="kept"),
     Column("compile", "", "latency", "compile"),
     Column("flops", "", "flops", "forward", "formula"),
-    Column("forward", "Forward, ms [95 %]", "latency", "forward", interval=True),
-    Column("cold", "", "latency", "forward, cold", interval=True),
-    Column("forward_share", "", "mfu", "forward", interval=True),
-    Column("backward", "Backward, ms [95 %]", "latency", "backward", interval=True),
+    IntervalColumn("forward", "Forward, ms [95 %]", "latency", "forward"),
+    IntervalColumn("cold", "", "latency", "forward, cold"),
+    IntervalColumn("forward_share", "", "mfu", "forward"),
+    IntervalColumn("backward", "Backward, ms [95 %]", "latency", "backward"),
     Column("backward_share", "", "mfu", "backward"),
     Column("speed_up", "Speed-up, × [95 %]"),
     Column("peak_memory", "Peak, MiB", "peak_memory", "forward"),
@@ -51,10 +55,10 @@ _COLUMNS = (
 ATTENTION_COLUMNS = titles(_COLUMNS)
 _QUALITY = (
     Column("pattern", "Pattern"),
-    Column("sparsity", "Sparsity", "sparsity", interval=True),
-    Column("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense", interval=True),
-    Column("replaced", "Replaced, Δ [95 %]", "loss_difference", "replaced", interval=True),
-    Column("fine_tuned", "Fine-tuned, Δ [95 %]", "loss_difference", "fine_tuned", interval=True),
+    IntervalColumn("sparsity", "Sparsity", "sparsity"),
+    IntervalColumn("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense"),
+    IntervalColumn("replaced", "Replaced, Δ [95 %]", "loss_difference", "replaced"),
+    IntervalColumn("fine_tuned", "Fine-tuned, Δ [95 %]", "loss_difference", "fine_tuned"),
     Column("seeds", "Seeds"),
     Column("state", "State"),
 )
@@ -120,7 +124,6 @@ _ORDERS = {
     "unclear": "No clear difference between sparse and dense attention",
     "slower": "Dense attention is faster than sparse",
 }
-_OVERLAP = "(the intervals overlap)"
 _NARROWER = "increase budget_s"
 _NONE = Estimate.exact(0.0, "no difference")
 _EFFECTS = {
@@ -188,7 +191,7 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     # The order is also unclear if a dense kernel was not timed in the same rounds.
     overlaps = Estimate.of(longest, "speed_up").compare_to(ONE) is Order.NO_DIFFERENCE
     if main == "unclear" and overlaps:
-        evidence += f" {_OVERLAP}"
+        evidence += f" {OVERLAP}"
     evidence = ". ".join([evidence, *(text for order, text in texts.items() if order != main)])
     if main != "busy":
         best = best[best["order"] != "busy"]
@@ -227,8 +230,7 @@ def _compare_own(group: pd.DataFrame, about: str) -> Iterator[Finding]:
         evidence, order = times(line, "speed_up"), Estimate.of(line, "speed_up").compare_to(ONE)
         text = f"{name} is {'faster' if order is Order.ABOVE else 'slower'} than {dense} {where}"
         if order is Order.NO_DIFFERENCE:
-            text = f"No clear difference between {name} and {dense} {where}"
-            evidence += f" {_OVERLAP}"
+            text, evidence = unclear(f"{name} and {dense} {where}", evidence)
         yield Finding(text, evidence, about=about, compared=_list_speed_ups(line, {dense}))
 
 
@@ -252,9 +254,9 @@ def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     evidence = in_ms(best, "forward")
     if ties := not_slower(best, dense["name"]):
         tied = dense[dense["name"].isin([best["name"], *ties])]
-        text = f"No clear difference between {join_words(tied['name'])} {where}"
         evidence = join_words(in_ms(line, "forward") for _, line in tied.iterrows())
-        evidence, next_step = f"{evidence} {_OVERLAP}", _NARROWER
+        text, evidence = unclear(f"{join_words(tied['name'])} {where}", evidence)
+        next_step = _NARROWER
     yield Finding(text, evidence, next_step, about, _list_speed_ups(best))
 
 

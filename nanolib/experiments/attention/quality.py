@@ -7,7 +7,6 @@ same text in the same order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean  # The last digit of `sum` differs between versions of Python.
 from typing import Any, ClassVar
@@ -16,12 +15,12 @@ import torch
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import planned_training
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Measurements, exact
 from nanolib.models import Transformer, create_model, text
 from nanolib.models.attention.patterns import BY_TILE, DYNAMIC, WINDOWED
 from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
-from nanolib.run.case import Case, Plan, over_seeds
+from nanolib.run.case import Case, Ceilings, Plan, over_seeds
 
 # These patterns have no option `sparsity`, so another option is varied to reach the target. Each
 # entry has the option, its largest value (0 means the sequence length) and its type.
@@ -60,7 +59,7 @@ class QualityCase(Case):
         """Plan a training step of the dense model, which no pattern exceeds by much."""
         return planned_training(self, self._config(), _BATCH)
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from the dense model, before and after the fine-tune of both.
 
         Yields:

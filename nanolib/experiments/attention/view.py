@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import altair as alt
 import pandas as pd
 
 from nanolib.experiments.attention.findings import (
@@ -23,10 +22,10 @@ from nanolib.report.charts import (
     scaling_chart,
 )
 from nanolib.report.overview import join_words, why_empty
-from nanolib.report.plot import link_columns, links, plot, point_columns
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
-from nanolib.report.theme import empty_chart
+from nanolib.report.theme import Drawing, empty_chart
 
 _OTHERS = ["batch_size", "dtype", "causal"]
 _TIMED = {"forward": "forward", "backward": "backward"}
@@ -34,7 +33,7 @@ _PARTS = ["forward", "backward", "mask"]
 _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "after a fine-tune"}
 
 
-def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def attention_speed_up(rows: pd.DataFrame) -> Drawing:
     """Draw the smallest forward speed-up over any dense kernel, and its upper bound."""
     timed = drop_missing(attention_table(rows), "forward")
     table = drop_missing(timed, "speed_up")
@@ -73,7 +72,7 @@ def attention_speed_up(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def attention_parts(rows: pd.DataFrame) -> Drawing:
     """Draw forward, backward and mask time of each kind at the longest length."""
     table = drop_missing(attention_table(rows), "forward")
     if len(table):
@@ -82,7 +81,7 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
         text = total.map(format_number) + " ms"
         table = table.assign(series=table["name"], total=total, text=text, **links(table))
         table = table.sort_values("total")
-        table = table.melt(["series", "text", *link_columns(table)], _PARTS, "part", "x")
+        table = table.melt(["series", "text", "link_run", "link_n"], _PARTS, "part", "x")
         table = table[table["x"] > 0]
     return plot(
         table,
@@ -93,7 +92,7 @@ def attention_parts(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def attention_quality(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def attention_quality(rows: pd.DataFrame) -> Drawing:
     """Draw the loss difference over the sparsity, before and after a fine-tune."""
     title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
@@ -155,7 +154,6 @@ SECTION = Section(
             ["FLOP/s of the kept connections as a share of the measured peak rate."],
             _TIMED,
             _OTHERS,
-            share=True,
         ),
         "attention_roofline": roofline_chart("attention"),
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Annotated, ClassVar, Literal
 
-import pydantic
+from pydantic import Field, conint, field_validator, model_validator
 
 from nanolib.experiments.distributed import prefill
 from nanolib.experiments.distributed.decode import DecodeCase
@@ -14,10 +14,10 @@ from nanolib.meters.machine import resolve_device
 from nanolib.models.attention.tree import ALGORITHMS
 from nanolib.run import params as shared
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length, known_dtypes
+from nanolib.run.params import Batch, Count, Dtypes, Grid, Length
 from nanolib.run.ranks import HANG_S, nodes_of
 
-Lengths = Annotated[list[Length], pydantic.Field(max_length=64)]
+Lengths = Annotated[list[Length], Field(max_length=64)]
 
 
 class Params(shared.Params):
@@ -62,47 +62,39 @@ class Params(shared.Params):
         "label",
     )
 
-    world_sizes: list[pydantic.conint(gt=0, le=1024)] = pydantic.Field(
-        [1, 2], min_length=1, max_length=64
-    )  # type: ignore[valid-type]
-    seq_lens: Lengths = pydantic.Field([32768])
-    algorithms: list[Literal[ALGORITHMS]] = pydantic.Field(
+    world_sizes: Grid[conint(gt=0, le=1024)] = Field([1, 2])  # type: ignore[valid-type]
+    seq_lens: Lengths = Field([32768])
+    algorithms: list[Literal[ALGORITHMS]] = Field(
         ["three_allreduce", "fused", "gather", "pass_q"], min_length=1
     )  # type: ignore[valid-type]
     q_len: Length = 1
-    prefill_seq_lens: Lengths = pydantic.Field([1024])
-    prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = pydantic.Field(
-        ["ring", "zigzag"], min_length=1
-    )  # type: ignore[valid-type]
+    prefill_seq_lens: Lengths = Field([1024])
+    prefill_algorithms: list[Literal[prefill.ALGORITHMS]] = Field(["ring", "zigzag"], min_length=1)  # type: ignore[valid-type]
     backward: bool = False
-    memory_seq_lens: Lengths = pydantic.Field([1024, 16384, 131072, 1048576])
-    memory_measured_up_to: int = pydantic.Field(1024, ge=0)
+    memory_seq_lens: Lengths = Field([1024, 16384, 131072, 1048576])
+    memory_measured_up_to: int = Field(1024, ge=0)
     batch_size: Batch = 1
     num_heads: Count = 8
     num_kv_heads: Count = 8
     head_dim: Count = 64
-    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
+    dtypes: Dtypes = Field(["float32"])
     threads: Count = 1
-    extrapolate_to_ranks: list[pydantic.conint(gt=0, le=65_536)] = pydantic.Field(
-        [4, 8, 16], max_length=64
-    )  # type: ignore[valid-type]
-    rank_timeout_s: float = pydantic.Field(HANG_S, gt=0, le=86_400)
+    extrapolate_to_ranks: list[conint(gt=0, le=65_536)] = Field([4, 8, 16], max_length=64)  # type: ignore[valid-type]
+    rank_timeout_s: float = Field(HANG_S, gt=0, le=86_400)
     private_network: bool = True
     grids: ClassVar = tuple(
         ("world_sizes", "dtypes", lengths)
         for lengths in ("seq_lens", "prefill_seq_lens", "memory_seq_lens")
     )
 
-    _dtypes = pydantic.field_validator("dtypes")(known_dtypes)
-
-    @pydantic.field_validator("trace")
+    @field_validator("trace")
     @classmethod
     def _check_trace(cls, value: bool) -> bool:
         if value:
             raise ValueError("calls in the processes of ranks are not traced; leave trace out")
         return value
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _check_shapes(self) -> Params:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         if heads % kv_heads:

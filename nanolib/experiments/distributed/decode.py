@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
-from nanolib.measurement import Flag, Measurement, Provenance, exact
+from nanolib.measurement import Flag, Measurement, Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.tree import attend_alone, tree_attention_decode
-from nanolib.run.case import Plan, RanksCase, asked_case, measure_on_ranks
+from nanolib.run.case import Ceilings, Plan, Predicted, RanksCase, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import shortage
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
@@ -58,7 +57,7 @@ class SequenceCase(RanksCase):
         return f"{what} {self.ranks} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
 
-def random_heads(case: Any, generator: torch.Generator, heads: int, length: int) -> torch.Tensor:
+def random_heads(case: Any, generator: torch.Generator, heads: int, length: int) -> Tensor:
     """Return random queries, keys or values, shape [batch, heads, length, head_dim]."""
     like = {"dtype": getattr(torch, case.dtype), "device": generator.device}
     shape = (case.batch_size, heads, length, case.head_dim)
@@ -92,7 +91,7 @@ class DecodeCase(SequenceCase):
         """Plan the memory for the keys and values of all ranks that share this device."""
         return Plan({"decode": self.shard_bytes(self.world_size) * self.sharing})
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the communication steps and bytes of each algorithm, and the size of a shard."""
         sent = {name: self.traffic(name, self.world_size) for name in self.algorithms}
         shard = f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"
@@ -104,7 +103,7 @@ class DecodeCase(SequenceCase):
         needed = self.plan().most + 2 * self.shard_bytes(1)
         return not shortage(Plan({"decode": needed}), self.device)
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure times, speed-ups, parts, bytes and errors, and fit the cost of sending."""
         alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
         launch = Launch(*measure_on_ranks(rank, self, params, alone=bool(alone)))
@@ -169,7 +168,7 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     except TooFewSamples:
         return None, rows
     costs = zip(rows, messages, sent, strict=True)
-    rows = [dataclasses.replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
+    rows = [replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
     residuals = list(link.residuals)
     fit = {
         "n": len(rows),
@@ -195,7 +194,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     is_checked = case.shard_bytes(1) <= _CHECKED_ELEMENTS * q.element_size()
     whole = _whole(case, seed, device) if is_checked or (alone and me == 0) else None
 
-    def decode(algorithm: str, shard: tuple[torch.Tensor, ...] = (k, v), timer: Any = None) -> Any:
+    def decode(algorithm: str, shard: tuple[Tensor, ...] = (k, v), timer: Any = None) -> Any:
         return tree_attention_decode(
             q, *shard, algorithm=algorithm, layout=case.layout, timer=timer
         )
@@ -222,10 +221,10 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     return answer | {"links": links, "errors": errors, "bytes": counted}
 
 
-def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
     """Return the queries, which all ranks share, and the keys and values of one rank."""
 
-    def random(number: int, heads: int, length: int) -> torch.Tensor:
+    def random(number: int, heads: int, length: int) -> Tensor:
         generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
         return random_heads(case, generator, heads, length)
 
@@ -234,7 +233,7 @@ def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple
     return queries, random(2 * me + 1, *size), random(2 * me + 2, *size)
 
 
-def _whole(case: DecodeCase, seed: int, device: torch.device) -> list[torch.Tensor]:
+def _whole(case: DecodeCase, seed: int, device: torch.device) -> list[Tensor]:
     """Return the keys and values of the whole sequence."""
     parts = [_inputs(case, rank, seed, device) for rank in range(case.world_size)]
     return [torch.cat([part[at] for part in parts], dim=2) for at in (1, 2)]

@@ -5,7 +5,7 @@ The time of a call is its time on the slowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from nanolib.measurement import OVER, Flag, Measurement, exact
+from nanolib.measurement import OVER, Flag, Measurement, Measurements, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.meters.time.ranks import KINDS, time_across_ranks, time_parts_across_ranks
 from nanolib.meters.time.sampler import interval_of
@@ -88,7 +88,7 @@ class Launch:
             for at, is_busy in enumerate(busy)
         ]
 
-    def speed_ups(self, scope: str, others: Iterable[str]) -> Iterator[Measurement]:
+    def speed_ups(self, scope: str, others: Iterable[str]) -> Measurements:
         """Yield the speed-ups of a call over other calls, if enough rounds timed both calls."""
         for other in others:
             if other == scope:
@@ -99,7 +99,7 @@ class Launch:
 
     def algorithm(
         self, algorithm: str, traffic: Traffic | None, predicted_ms: float | None = None
-    ) -> Iterator[Measurement]:
+    ) -> Measurements:
         """Yield the traffic, the parts and the error of an algorithm.
 
         Args:
@@ -122,7 +122,7 @@ class Launch:
             how = {"n": len(errors), "method": "float64", "scope": algorithm}
             yield Measurement("relative_error", max(errors), **how)
 
-    def _parts(self, algorithm: str, predicted_ms: float | None) -> Iterator[Measurement]:
+    def _parts(self, algorithm: str, predicted_ms: float | None) -> Measurements:
         """Yield `component_time` of each part, and of compute, wait and communication."""
         ranks = {
             rank: pd.DataFrame(one["parts"][algorithm]) for rank, one in enumerate(self.answers)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from nanolib.experiments.distributed.decode import SequenceCase, random_heads
 from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
-from nanolib.measurement import Measurement, Provenance, exact
+from nanolib.measurement import Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import attention
@@ -21,7 +21,7 @@ from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 from nanolib.models.attention.reference import causal_mask, masked_attention, relative_error
 from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.ulysses import ulysses_attention
-from nanolib.run.case import Case, Plan, asked_case, measure_on_ranks
+from nanolib.run.case import Case, Ceilings, Plan, Predicted, asked_case, measure_on_ranks
 from nanolib.run.memory_plan import Workload, planned, shortage
 from nanolib.run.ranks import lacking
 
@@ -68,7 +68,7 @@ class PrefillCase(SequenceCase):
         one = self.rank_plan()
         return Plan({scope: peak * self.sharing for scope, peak in one.peaks.items()}, one.reason)
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the communication steps, bytes and peak memory of each algorithm."""
         peaks = self.rank_plan().peaks
         words = (
@@ -90,7 +90,7 @@ class PrefillCase(SequenceCase):
         with _pretended_ranks(self.world_size):
             return planned(self, workloads)
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure times, parts, bytes, errors and peak memory."""
         plans = self.rank_plan().peaks
         launch = Launch(*measure_on_ranks(rank, self, params))
@@ -140,7 +140,7 @@ class MemoryCase(Case):
         """Plan the peak memory if the case runs. Most cases are only planned and never run."""
         return self._rank_plan() if self._is_run else Plan(reason="the case is planned, not run")
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the planned peak memory of one rank, in MiB."""
         most = self._rank_plan().most
         return {} if most is None else {"peak_memory": most / MIB}
@@ -165,7 +165,7 @@ class MemoryCase(Case):
 
         return Workload(f"{self.memory_algorithm} forward", call, lambda: tensors)
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Yield `peak_memory`: measured if the case runs on one rank, otherwise planned."""
         scope, predicted = f"{self.memory_algorithm} forward", self.predict().get("peak_memory")
         if self._is_run:

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 import pandas as pd
 
 from nanolib.measurement import OVER, Flag
-from nanolib.report.finding import Estimate, Order, comparing
-from nanolib.report.in_turns import Pairs, with_speed_ups
-from nanolib.report.overview import cached, pick, rows_with_factor
-from nanolib.report.tables import CASE, Column, add_metric_columns, case_rows, titles, with_state
+from nanolib.report.finding import Estimate, Order, Pairs, comparing
+from nanolib.report.overview import pick, table_of
+from nanolib.report.tables import (
+    CASE,
+    Column,
+    IntervalColumn,
+    add_metric_columns,
+    case_rows,
+    titles,
+    with_speed_ups,
+    with_state,
+)
 
 EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
@@ -26,9 +34,9 @@ _SHAPE = (Column("ranks", "Ranks"), Column("seq_len", "Seq len"), Column("algori
 _EFFICIENCY = Column("efficiency", "Efficiency [95 %]")
 _DECODE = (
     *_SHAPE,
-    Column("latency", "Token, ms [95 %]", "latency", "", interval=True),
+    IntervalColumn("latency", "Token, ms [95 %]", "latency", ""),
     *(
-        Column(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind, interval=True)
+        IntervalColumn(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind)
         for kind in KINDS
     ),
     _EFFICIENCY,
@@ -38,8 +46,8 @@ DECODE_COLUMNS = titles(_DECODE)
 _PREFILL = (
     *_SHAPE,
     Column("direction", "Direction"),
-    Column("latency", "Time, ms [95 %]", "latency", interval=True),
-    Column("memory", "Peak per rank, MiB", "peak_memory", interval=True),
+    IntervalColumn("latency", "Time, ms [95 %]", "latency"),
+    IntervalColumn("memory", "Peak per rank, MiB", "peak_memory"),
     Column("memory_predicted", "Planned, MiB"),
     _EFFICIENCY,
     *_SENT,
@@ -64,16 +72,13 @@ _WORDS = {
 }
 
 
-@cached
+@table_of(EXPERIMENT, "algorithms")
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per decoding algorithm, number of ranks and length.
 
     `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling. `binds` is
     what limits a decoded token, as `find_limit` names it.
     """
-    rows = rows_with_factor(rows, EXPERIMENT, "algorithms")
-    if rows.empty:
-        return pd.DataFrame()
     parts = rows["scope"].str.partition(": ")
     named = rows.assign(algorithm=parts[0], scope=parts[2])
     listed = zip(parts[0], rows["factor.algorithms"], strict=True)
@@ -83,15 +88,12 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable", ignore_index=True)
 
 
-@cached
+@table_of(EXPERIMENT, "prefill_algorithms")
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per prefill algorithm, direction, number of ranks and length.
 
     `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling.
     """
-    rows = rows_with_factor(rows, EXPERIMENT, "prefill_algorithms")
-    if rows.empty:
-        return pd.DataFrame()
     # The scope of a row of bytes is only the algorithm, since only forward passes are counted.
     parts = rows["scope"].str.partition(" ")
     named = rows.assign(algorithm=parts[0], direction=parts[2].replace("", "forward"))
@@ -160,10 +162,10 @@ def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
 
 
-@cached
+@table_of(EXPERIMENT, "world_size")
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per component of a call, such as local attention."""
-    found = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "component_time")
+    found = pick(rows, "component_time")
     if found.empty:
         return pd.DataFrame()
     names = found["scope"].str.split(": ", expand=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import altair as alt
 import pandas as pd
 
 from nanolib.experiments.distributed.tables import (
@@ -23,21 +22,16 @@ from nanolib.experiments.distributed.tables import (
 )
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import ONE, gains, not_slower
+from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import cached, join_words, pick, rows_with_factor, why_empty
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, in_ms, percent, times
-from nanolib.report.theme import empty_chart
+from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
+from nanolib.report.theme import Drawing, empty_chart
 
 _SCALES = Estimate.exact(0.8)  # More ranks are advised only above this efficiency.
-# Each limit of a decoded token has a finding and a next step.
+# Each clear limit of a decoded token has a finding and a next step.
 _LIMITS = {
-    UNCLEAR: (
-        "No clear difference between computing, waiting and communicating",
-        "increase budget_s",
-    ),
     "compute": ("Decoding is compute-bound", ""),
     "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to the free cores"),
     "communication": (
@@ -47,7 +41,7 @@ _LIMITS = {
 }
 
 
-def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def decode_scaling(rows: pd.DataFrame) -> Drawing:
     """Draw the time per token over ranks, as measured and by the cost model."""
     title = "Time per token over ranks"
     table = drop_missing(decode_table(rows), "latency")
@@ -83,7 +77,6 @@ def decode_scaling(rows: pd.DataFrame) -> alt.TopLevelMixin:
         unit="Time per token (ms)",
         xunit="Ranks",
         log="xy",
-        width=680,
     )
 
 
@@ -91,7 +84,7 @@ def _format_shapes(table: pd.DataFrame) -> pd.Series:
     return "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
 
 
-def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def decode_shares(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each component of a token, such as local attention or waiting."""
     title = "Where the time of a token goes"
     table = component_table(rows_with_factor(rows, EXPERIMENT, "algorithms"))
@@ -107,7 +100,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "part": table["component"].str.split(":").str[0],
             "x": table["ms"],
             "text": table["ms"].map(format_number) + " ms",
-            **links(table, but="link_n"),
+            **links(table[["run_id"]]),
         }
     )
     return plot(
@@ -122,7 +115,7 @@ def decode_shares(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def sharded_memory(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def sharded_memory(rows: pd.DataFrame) -> Drawing:
     """Draw the peak memory of a rank over the sequence length, as measured and as planned."""
     title = "Peak memory of a rank"
     peaks = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "peak_memory")
@@ -206,7 +199,7 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
         tied = lines[lines["call"].isin([best["call"], *ties])]
         ms = join_words(in_ms(line, "latency") for _, line in tied.iterrows())
         names = join_words(tied["algorithm"].str.replace("_", " "))
-        which = f"No clear difference between {names}: {ms} (the intervals overlap)"
+        which = ": ".join(unclear(names, ms))
     compared = gains(best, algorithm, "gain") + gains(best, algorithm, among=rivals)
     gain, share = Estimate.of(best, "gain"), percent(best, "efficiency", math.inf)
     if pd.isna(best["gain"]):
@@ -215,8 +208,8 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
     text = f"{what} is faster on {ranks} than on one"
     evidence = f"{times(best, 'gain')}, {share} of perfect scaling. {which}"
     if gain.compare_to(ONE) is Order.NO_DIFFERENCE:
-        text = f"No clear difference between {ranks} and one rank for {what.lower()}"
-        evidence = f"{times(best, 'gain')} (the intervals overlap). {which}"
+        text, ratio = unclear(f"{ranks} and one rank for {what.lower()}", times(best, "gain"))
+        evidence = f"{ratio}. {which}"
     elif gain.compare_to(ONE) is Order.BELOW:
         text = f"{what} is slower on {ranks} than on one"
     return Finding(text, evidence, about=about, compared=compared)
@@ -226,13 +219,17 @@ def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
     kind, compared = find_limit(best)
     if not kind:
         return
-    text, next_step = _LIMITS[kind]
+    where += f" on {best['ranks']} ranks"
     ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
+    if kind == UNCLEAR:
+        text, ms = unclear(f"computing, waiting and communicating {where}", ms)
+        yield Finding(text, ms, "increase budget_s", about, compared)
+        return
+    text, next_step = _LIMITS[kind]
     scales = comparing(Estimate.of(best, "efficiency"), _SCALES)
     if kind == "compute" and scales[0][1] is Order.ABOVE:
         next_step, compared = "add a larger number to world_sizes", compared + scales
-    evidence = f"{ms}{' (the intervals overlap)' if kind == UNCLEAR else ''}"
-    yield Finding(f"{text} {where} on {best['ranks']} ranks", evidence, next_step, about, compared)
+    yield Finding(f"{text} {where}", ms, next_step, about, compared)
 
 
 SECTION = Section(

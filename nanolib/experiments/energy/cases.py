@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-import pydantic
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from nanolib.experiments.energy.layer_profile import profile
@@ -16,15 +16,15 @@ from nanolib.experiments.model.case import GenerationCase, ModelCase, ModelWorkC
 from nanolib.experiments.model.cases import OwnModelParams, model_name
 from nanolib.experiments.model.look import text_batch
 from nanolib.experiments.model.steps import Generating
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.meters.layers.recording import MODES
 from nanolib.meters.machine import resolve_device
 from nanolib.paths import expanded
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Ceilings, Predicted
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Count, Length
+from nanolib.run.params import Batch, Count, Grid, Length
 from nanolib.store import traces
 
 _TRACE_ROOM = 1.5  # a call runs between the windows, and the last call ends late
@@ -73,26 +73,26 @@ class Params(OwnModelParams):
         "label",
     )
 
-    presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
-    seq_lens: list[Length] = pydantic.Field([128], min_length=1, max_length=64)
+    presets: list[str] = Field(["decoder_nano"], min_length=1)
+    seq_lens: Grid[Length] = Field([128])
     batch_size: Batch = 1
     new_tokens: Length = 32
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    phases: list[Phase] = pydantic.Field([*get_args(Phase)], min_length=1)
-    window_s: float = pydantic.Field(1.2, gt=0, le=86_400)
-    idle_s: float = pydantic.Field(0.5, ge=0.1, le=3600)
+    phases: list[Phase] = Field([*get_args(Phase)], min_length=1)
+    window_s: float = Field(1.2, gt=0, le=86_400)
+    idle_s: float = Field(0.5, ge=0.1, le=3600)
     power_trace: str = ""
-    profiling: list[Literal["minimal", "standard", "deep"]] = pydantic.Field([*MODES])
+    profiling: list[Literal["minimal", "standard", "deep"]] = Field([*MODES])
     detail_every_n_calls: Count = 16
     detail_every_n_layers: Count = 1
 
-    @pydantic.field_validator("power_trace")
+    @field_validator("power_trace")
     @classmethod
     def _from_any_folder(cls, value: str) -> str:
         # a notebook's kernel runs in another folder
         return str(expanded(value).absolute()) if value else ""
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _trace_lasts(self) -> Params:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
@@ -140,12 +140,6 @@ class EnergyCase(ModelWorkCase):
         return GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
-        """Return the first fields of a `ModelCase`."""
-        named = (self.device, self.name, self.preset, self.overrides, self.attention)
-        return (*named, self.seq_len, self.batch_size, self.dtype)
-
-    @property
     def tokens(self) -> int:
         """Return the number of tokens that one call reads or makes."""
         return self.batch_size * (1 if self.phase == "decode" else self.seq_len)
@@ -154,7 +148,7 @@ class EnergyCase(ModelWorkCase):
         """Return the model, the phase and the shape."""
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return `parameters`, `flops` of one call and `tokens`."""
         return self._counted_as.work | {"tokens": self.tokens}
 
@@ -162,7 +156,7 @@ class EnergyCase(ModelWorkCase):
     def _counted_as(self) -> ModelCase:
         return ModelCase(*self.shape, "inference") if self.phase == "prefill" else self.model_case
 
-    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
         """Measure energy, power and time. Without a sensor, energy is a labeled estimate."""
         built = self.model_case.build(params.seed)
         step = self.model_case.step(built, text_batch(self, "", params.seed), 1e-3)
@@ -176,9 +170,7 @@ class EnergyCase(ModelWorkCase):
         trace(Workload(self.phase, call, tuple), self, params)
         yield from self._rows(params, built, call)
 
-    def _rows(
-        self, params: Params, built: nn.Module, call: Callable[[], object]
-    ) -> Iterator[Measurement]:
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
         """Yield FLOPs, time per call, and energy and power by each source."""
         yield exact("flops", int(self._counted_as.known({})["flops"]), scope=self.phase)
         with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
@@ -212,13 +204,11 @@ class ProfileCase(EnergyCase):
         """Return the name of the energy case, and `layers`."""
         return f"{super().__str__()} layers"
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return nothing: the energy case predicts the same work."""
         return {}
 
-    def _rows(
-        self, params: Params, built: nn.Module, call: Callable[[], object]
-    ) -> Iterator[Measurement]:
+    def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
         """Yield the time and energy of each layer, and the overhead of each profiling mode."""
         often = {
             "every_kth_token": self.detail_every_n_calls,

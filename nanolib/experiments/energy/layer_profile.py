@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from nanolib.measurement import BadInput, Measurement, Provenance
+from nanolib.measurement import BadInput, Measurement, Measurements, Provenance
 from nanolib.meters.energy.meter import EnergyMeter, Window
 from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
@@ -30,7 +30,7 @@ def profile(
     call: Callable[[], object],
     modes: dict[str, ProfilingConfig],
     params: Any,
-) -> Iterator[Measurement]:
+) -> Measurements:
     """Profile calls in a window, and then measure the overhead of each mode.
 
     The window has at least twelve calls, two of them in detail. Its samples and statistics go to
@@ -108,9 +108,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     )
 
 
-def _energy_rows(
-    row: Measurement, meter: EnergyMeter, window: Window, calls: int
-) -> Iterator[Measurement]:
+def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: int) -> Measurements:
     """Yield the window's energy by the layer's share of the time, since no sensor reads a layer."""
     for track in meter.tracks:
         try:

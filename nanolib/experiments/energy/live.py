@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
@@ -20,7 +19,7 @@ from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
 from nanolib.report import renderer
 from nanolib.report.plot import plot
-from nanolib.report.theme import side_by_side
+from nanolib.report.theme import Drawing, side_by_side
 from nanolib.run.lock import device_lock
 
 _TICK_S, _MOST_POINTS = 0.5, 120
@@ -114,7 +113,7 @@ class LivePower:
         self.chart.chart = _chart(self._points)
 
 
-def _chart(points: deque[dict[str, Any]]) -> alt.TopLevelMixin:
+def _chart(points: deque[dict[str, Any]]) -> Drawing:
     """Draw power and throughput of the last minute, with estimated power hollow."""
     look = {"xunit": "Seconds", "join": False, "width": 320}
     look["empty"] = "not measured yet"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import altair as alt
 import pandas as pd
 
 from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing
 from nanolib.report.overview import cached, join_words, of_experiment, pick, why_empty
-from nanolib.report.plot import followed, link_columns, plot, point_columns
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
     Column,
+    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
@@ -23,19 +23,19 @@ from nanolib.report.tables import (
     with_ends,
     with_state,
 )
-from nanolib.report.theme import empty_chart, hues
+from nanolib.report.theme import Drawing, empty_chart, hues
 
 _ENERGY = (
     Column("name", "Model"),
     Column("phase", "Phase"),
     Column("seq_len", "Seq len"),
     Column("source", "Source"),
-    Column("power", "Power, W [range]", "power", "", interval=True),
-    Column("idle_power", "Idle, W [range]", "power", "idle", interval=True),
-    Column("energy_per_token", "J per token [range]", "energy_per_token", interval=True),
-    Column("energy", "Window, J [range]", "energy", interval=True),
-    Column("net", "", "net_energy", interval=True),
-    Column("energy_delay", "", "energy_delay", interval=True),
+    IntervalColumn("power", "Power, W [range]", "power", ""),
+    IntervalColumn("idle_power", "Idle, W [range]", "power", "idle"),
+    IntervalColumn("energy_per_token", "J per token [range]", "energy_per_token"),
+    IntervalColumn("energy", "Window, J [range]", "energy"),
+    IntervalColumn("net", "", "net_energy"),
+    IntervalColumn("energy_delay", "", "energy_delay"),
     Column("tokens_per_second", "Tokens/s"),
     Column("state", "Provenance"),
 )
@@ -127,7 +127,7 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def energy_per_token(rows: pd.DataFrame) -> Drawing:
     """Draw joules per token by phase, with bounds: filled if a sensor read them, else hollow."""
     table = drop_missing(energy_table(rows), "energy_per_token")
     if table.empty:
@@ -160,7 +160,7 @@ def energy_per_token(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def power_over_time(rows: pd.DataFrame) -> Drawing:
     """Draw the power in each window as a sensor read it, with the idle window before it."""
     found = pick(of_experiment(rows, "energy"), "power")
     parts = []
@@ -174,8 +174,8 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "x": [at - shift for at in course],
             "y": row["details"]["course_w"],
             "sure": row["provenance"] == Provenance.MEASURED,
-            "run_id": row["run_id"],
-            "seq_len": row["factor.seq_len"],
+            "link_run": row["run_id"],
+            "link_n": row["factor.seq_len"],
         }
         parts.append(pd.DataFrame(line))
     if not parts:
@@ -184,7 +184,7 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
     data = pd.concat(parts, ignore_index=True)
     subtitle = ["Read from a sensor."] if data["sure"].any() else []
     return plot(
-        followed(data),
+        data,
         "Power over time",
         subtitle=subtitle if data["sure"].all() else [*subtitle, _REPLAYED],
         unit="Power (W)",
@@ -192,14 +192,14 @@ def power_over_time(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def operation_breakdown(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def operation_breakdown(rows: pd.DataFrame) -> Drawing:
     """Draw the operations of all layers as shares of a call, one bar per phase."""
     data = operation_table(rows)
     if data.empty:
         return empty_chart("Time by operation", "no layer was profiled; set profiling to [deep]")
     only = f": {data['name'].iloc[0]}" if data["name"].nunique() == 1 else ""
-    data = followed(data)
-    total = data.groupby(["case", *link_columns(data), "part"], sort=False)["ms"].sum()
+    data = data.assign(**links(data))
+    total = data.groupby(["case", "link_run", "link_n", "part"], sort=False)["ms"].sum()
     total = total.reset_index().rename(columns={"case": "series"})
     order = total["part"].map([*_PARTS].index)
     total["x"] = total["ms"] / total.groupby("series")["ms"].transform("sum")

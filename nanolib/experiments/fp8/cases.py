@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import pydantic
+from pydantic import Field, model_validator
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.fp8.small_decoder import (
@@ -20,7 +20,7 @@ from nanolib.measurement import BadInput
 from nanolib.meters.machine import resolve_device
 from nanolib.models import create_model, fp8
 from nanolib.run.case import Case
-from nanolib.run.params import Batch, Count, Length
+from nanolib.run.params import Batch, Count, Length, Steps
 from nanolib.run.peaks_case import ceiling_cases, no_product
 
 
@@ -72,30 +72,28 @@ class Params(OwnModelParams):
     )
     LENGTHS: ClassVar[str] = "seq_len"
 
-    presets: list[str] = pydantic.Field(["decoder_nano"])
-    precisions: list[Literal[tuple(DTYPES)]] = pydantic.Field(
-        ["float32", "bfloat16", "fp8_tensorwise"]
-    )  # type: ignore[valid-type]
-    modes: list[Literal[MODES]] = pydantic.Field(["training_step"])  # type: ignore[valid-type]
-    compiled: list[bool] = pydantic.Field([False])
+    presets: list[str] = Field(["decoder_nano"])
+    precisions: list[Literal[tuple(DTYPES)]] = Field(["float32", "bfloat16", "fp8_tensorwise"])  # type: ignore[valid-type]
+    modes: list[Literal[MODES]] = Field(["training_step"])  # type: ignore[valid-type]
+    compiled: list[bool] = Field([False])
     seq_len: Length = 64
     batch_size: Batch = 1
-    excluded_modules: list[str] = pydantic.Field(["head"], max_length=64)
-    parity_recipes: list[Literal[TRAINED]] = pydantic.Field(
+    excluded_modules: list[str] = Field(["head"], max_length=64)
+    parity_recipes: list[Literal[TRAINED]] = Field(
         ["bf16_again", "fp8_tensorwise", "scale_off_by_1024"]
     )  # type: ignore[valid-type]
-    parity_seeds: int = pydantic.Field(5, ge=2, le=1000)
-    parity_steps: int = pydantic.Field(200, ge=10, le=10_000_000)
-    parity_margin: float = pydantic.Field(0.0025, gt=0, lt=1)
-    d_model: int = pydantic.Field(32, gt=0, multiple_of=32, le=16_384)
+    parity_seeds: int = Field(5, ge=2, le=1000)
+    parity_steps: int = Field(200, ge=10, le=10_000_000)
+    parity_margin: float = Field(0.0025, gt=0, lt=1)
+    d_model: int = Field(32, gt=0, multiple_of=32, le=16_384)
     num_layers: Count = 1
     train_seq_len: Length = 32
     train_batch_size: Batch = 4
-    numerics: list[Literal[tuple(VARIANTS)]] = pydantic.Field(
+    numerics: list[Literal[tuple(VARIANTS)]] = Field(
         ["e4m3 per tensor", "e4m3 per row", "e5m2 per tensor"]
     )  # type: ignore[valid-type]
-    numerics_steps: int = pydantic.Field(5, gt=0, le=1_000_000)
-    corpus: str = pydantic.Field("", max_length=4096)
+    numerics_steps: Steps = 5
+    corpus: str = Field("", max_length=4096)
 
     @property
     def kept(self) -> list[str]:
@@ -109,7 +107,7 @@ class Params(OwnModelParams):
         except BadInput as error:
             raise ValueError(error.lines[0] + where) from None
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _casts_fit(self) -> Params:
         """Check that `excluded_modules` matches layers of the models, the small decoder too."""
         default = type(self).model_fields["overrides"].default

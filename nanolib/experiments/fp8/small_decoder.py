@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import planned_training
 from nanolib.experiments.model.look import text_batches
-from nanolib.measurement import Measurement, Provenance, exact
+from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.training import train
-from nanolib.run.case import Case, Plan, over_seeds
+from nanolib.run.case import Case, Ceilings, Plan, over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
@@ -51,7 +51,7 @@ class SmallDecoderCase(Case):
         """Plan a training step in float32, without the memory of casts."""
         return planned_training(self, self.config, self.batch_size)
 
-    def batches(self, corpus: str, seed: int) -> Iterator[torch.Tensor]:
+    def batches(self, corpus: str, seed: int) -> Iterator[Tensor]:
         """Return the batches of training, in order."""
         return text_batches(self, corpus, seed, self.steps)
 
@@ -93,7 +93,7 @@ class ParityCase(SmallDecoderCase):
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from bf16 over the last tenth of the run.
 
         Both runs of a seed read the same batches in the same order. The learning rate rises over
@@ -221,7 +221,7 @@ class NumericsCase(SmallDecoderCase):
         """Return the name of the cast."""
         return f"numerics {self.variant}"
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the error of each product against float32, and the loss of each operand.
 
         Yields:
@@ -232,7 +232,7 @@ class NumericsCase(SmallDecoderCase):
             yield from _error_rows(name, seen, VARIANTS[self.variant])
 
 
-def _error_rows(name: str, seen: dict[str, torch.Tensor], cast: fp8.Cast) -> Iterator[Measurement]:
+def _error_rows(name: str, seen: dict[str, Tensor], cast: fp8.Cast) -> Measurements:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
     # Each product is a @ b. Each operand has the dimension that the product sums over.
     products = {
@@ -257,7 +257,7 @@ _emulated = functools.partial(exact, provenance=Provenance.EMULATED)
 
 
 @functools.lru_cache(maxsize=4)
-def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, torch.Tensor]]:
+def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, Tensor]]:
     """Train a decoder in bf16 and return the operands of its linear layers at the last step.
 
     The result is cached, since all variants share it.
@@ -273,14 +273,14 @@ def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, torch.Tenso
 
 
 def _note_operands(
-    seen: dict[str, torch.Tensor],
+    seen: dict[str, Tensor],
     layer: nn.Module,
-    args: tuple[torch.Tensor, ...],
-    out: torch.Tensor,
+    args: tuple[Tensor, ...],
+    out: Tensor,
 ) -> None:
     """Store the operands of a linear layer in a step, float32 [tokens, features]."""
 
-    def note(operand: str, x: torch.Tensor) -> None:
+    def note(operand: str, x: Tensor) -> None:
         seen[operand] = x.detach().flatten(0, -2).float()
 
     note("input", args[0])

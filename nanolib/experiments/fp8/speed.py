@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
 from nanolib.experiments.model.look import text_batch
-from nanolib.measurement import Measurement, MemoryKind, exact
+from nanolib.measurement import Measurement, Measurements, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
-from nanolib.run.case import Measuring, timed_call_ms
+from nanolib.run.case import Ceilings, Measuring, Predicted, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
 
@@ -56,12 +54,15 @@ class SpeedCase(ModelWorkCase):
         return self.precision.removeprefix("fp8_") if self.precision.startswith("fp8_") else ""
 
     @property
+    def dtype(self) -> str:
+        """Return the dtype of the weights."""
+        return DTYPES[self.precision]
+
+    @property
     def model_case(self) -> ModelCase:
         """Return the same work as a case of the model notebook."""
         mode = "inference" if self.mode == "forward" else "training"
-        shape = (self.seq_len, self.batch_size, DTYPES[self.precision])
-        named = (self.device, self.name, self.preset, self.overrides, self.attention)
-        return ModelCase(*named, *shape, mode)
+        return ModelCase(*self.shape, mode)
 
     def __str__(self) -> str:
         """Return the model, the precision and the shape."""
@@ -72,11 +73,11 @@ class SpeedCase(ModelWorkCase):
         """Return why this machine cannot run the case."""
         return no_product(product_of(self.precision), self.device) or super().unsupported()
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
         found = self.model_case.work  # a missing model of the user has no FLOPs
         if self.recipe and found and not self.runs_code:
-            built = dataclasses.replace(self.model_case, device="meta").build()
+            built = replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
             row = self.converted_share(built)
             found |= {
@@ -90,7 +91,7 @@ class SpeedCase(ModelWorkCase):
         """Return one name for all precisions of a model and mode."""
         return f"{self.model_case.group} {self.compiled}"
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory by part, and for FP8 the converted share."""
         model = self.model_case.build(params.seed)
         if self.recipe:
@@ -98,17 +99,17 @@ class SpeedCase(ModelWorkCase):
             yield self.converted_share(model)
         ids = text_batch(self, params.corpus, params.seed)
         optimization = "compile" if self.compiled else "eager"
-        case = dataclasses.replace(self.model_case, optimization=optimization)
+        case = replace(self.model_case, optimization=optimization)
         step, counted = case.step(model, ids, 1e-4), case.counted
         (work,) = step.workloads()
         if self.precision == "tf32":
             # the setting belongs to the process, which times other cases too
-            work = dataclasses.replace(work, call=tf32_products(True)(work.call))
+            work = replace(work, call=tf32_products(True)(work.call))
         timed_call_ms(work.call)
         timed = yield params.timed(self.device, {self.mode: work.call})
         latency, flops = timed[self.mode], int(counted.flops)
         details = latency.details | {"parameters": counted.parameters}
-        yield dataclasses.replace(latency, details=details)
+        yield replace(latency, details=details)
         yield exact("flops", flops, scope=self.mode)
         # the share is of the peak rate of the same products
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
@@ -119,7 +120,7 @@ class SpeedCase(ModelWorkCase):
     def converted_share(self, model: nn.Module) -> Measurement:
         """Return the share of FLOPs in FP8, with kept layers and upper bound in its details."""
         layers = fp8.audit(model)
-        forward = dataclasses.replace(self.model_case, mode="inference").counted.flops
+        forward = replace(self.model_case, mode="inference").counted.flops
         tokens = self.batch_size * self.seq_len
         share = sum(layer.flops * tokens for layer in layers if layer.converted) / forward
         kept = [layer.name for layer in layers if not layer.converted]
@@ -130,7 +131,7 @@ class SpeedCase(ModelWorkCase):
         }
         return exact("converted_share", share, method="audit", details=details)
 
-    def _memory(self, model: nn.Module, work: Workload) -> Iterator[Measurement]:
+    def _memory(self, model: nn.Module, work: Workload) -> Measurements:
         """Measure the peak, and split it into weights, gradients, optimizer and activations."""
         if self.compiled and not self.device.startswith("cuda"):
             return  # the counter cannot see allocations inside compiled kernels

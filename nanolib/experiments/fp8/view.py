@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import altair as alt
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance
 from nanolib.numbers import format_number
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import gains, with_speed_ups
+from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, comparing
 from nanolib.report.overview import (
     cached,
     join_words,
     pick,
-    rows_with_factor,
+    table_of,
     why_empty,
 )
 from nanolib.report.plot import links, plot, point_columns
@@ -21,21 +19,24 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
     Column,
+    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
+    gains,
     times,
     titles,
     with_ends,
+    with_speed_ups,
     with_state,
 )
-from nanolib.report.theme import empty_chart
+from nanolib.report.theme import Drawing, empty_chart
 
 _PARITY_METRIC = "loss_difference_from_bf16"
 _SPEED = (
     Column("what", "Model"),
     Column("precision", "Precision"),
-    Column("latency", "Step, ms [95 %]", "latency", interval=True),
+    IntervalColumn("latency", "Step, ms [95 %]", "latency"),
     Column("parameters", "", "latency", detail="parameters"),
     Column("speed_up", "Speed-up over bf16, × [95 %]"),
     Column("bound", "", "converted_share", detail="amdahl_bound"),
@@ -51,10 +52,10 @@ SPEED_COLUMNS = titles(_SPEED)
 _PARITY = (
     Column("recipe", "Recipe"),
     Column("verdict", "Against bf16", _PARITY_METRIC, detail="verdict"),
-    Column("difference", "Loss above bf16, nats/byte [95 %]", _PARITY_METRIC, interval=True),
+    IntervalColumn("difference", "Loss above bf16, nats/byte [95 %]", _PARITY_METRIC),
     Column("margin_nats", "Margin, nats", _PARITY_METRIC, detail="margin_nats"),
     Column("control", "", _PARITY_METRIC, detail="control"),
-    Column("loss", "Loss, nats/byte [95 %]", "loss", interval=True),
+    IntervalColumn("loss", "Loss, nats/byte [95 %]", "loss"),
     Column("seeds", "Seeds"),
     Column("steps", "Steps"),
     Column("provenance", "Products"),
@@ -74,26 +75,20 @@ _LOSSES = {
 }
 
 
-@cached
+@table_of("fp8", "precision")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per model, precision and mode; `bound` is the speed-up's, by Amdahl's law."""
-    rows = rows_with_factor(rows, "fp8", "precision")
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
-    if table.empty:
-        return table
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
     compiled = table["compiled"].map({True: ", compiled"}).fillna("")
     table = table.assign(what=model + compiled)
     return with_state(with_speed_ups(table, rows, table["mode"]))
 
 
-@cached
+@table_of("fp8", "recipe")
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per recipe that was trained; `not_finite` is why it has no difference."""
-    rows = rows_with_factor(rows, "fp8", "recipe")
-    if rows.empty:
-        return pd.DataFrame()
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
     table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
     table = add_metric_columns(table, rows, _PARITY)
@@ -104,9 +99,10 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table.assign(verdict=table["verdict"].mask(smoke, "smoke test")))
 
 
+@table_of("fp8", "variant")
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line per cast, layer and product, with `sqnr`, its signal to noise (dB)."""
-    found = pick(rows_with_factor(rows, "fp8", "variant"), "sqnr")
+    found = pick(rows, "sqnr")
     if found.empty:
         return pd.DataFrame()
     columns = {"factor.variant": "variant", "estimate": "sqnr"}
@@ -115,7 +111,7 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(note=note, **links(found))
 
 
-def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each model in each precision, with its speed-up over bf16."""
     table = drop_missing(speed_table(rows), "latency")
     if table.empty:
@@ -134,7 +130,7 @@ def fp8_precisions(rows: pd.DataFrame) -> alt.TopLevelMixin:
     return plot(data, "Time by precision", "rows", **look)
 
 
-def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def fp8_parity(rows: pd.DataFrame) -> Drawing:
     """Draw the final loss difference of each recipe from bf16, with the declared margin."""
     title = "Loss difference from bf16, paired by seed"
     table = drop_missing(parity_table(rows), "difference")
@@ -168,7 +164,7 @@ def fp8_parity(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def fp8_numerics(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def fp8_numerics(rows: pd.DataFrame) -> Drawing:
     """Draw the signal to noise of each layer's products by cast, with the median of each cast."""
     title = "Signal to noise of FP8 products"
     table = numerics_table(rows)
@@ -231,7 +227,7 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     evidence = f"up to {times(best, 'speed_up')}, for {best['name']} in {best['precision']}"
     main = next(order for order, names in sizes.items() if names)
     if main is Order.NO_DIFFERENCE:
-        evidence += " (the intervals overlap)"
+        evidence += f" {OVERLAP}"
     if main is Order.ABOVE and pd.notna(best["bound"]):
         evidence += f". The upper bound by Amdahl's law is {best['bound']:.2f}×"
     compared = sorted(pairs, key=lambda pair: pair[1] is not main)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.determinism import determinism_rows
@@ -24,7 +22,7 @@ from nanolib.experiments.model.look import (
     text_batches,
 )
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
-from nanolib.measurement import Measurement, exact
+from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import MIB
@@ -32,7 +30,7 @@ from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
 from nanolib.models.training import train
 from nanolib.models.user import missing
-from nanolib.run.case import Case, Measuring, Plan
+from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace, unattributed_rows
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
@@ -90,7 +88,7 @@ class ModelCase(ShapedCase):
         model = replace(self, overrides=overrides).build()
         return self.step(model, self.no_ids(), 1e-3, optimizer)
 
-    def formulas(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict by formula, without planning memory.
 
         Returns:
@@ -108,7 +106,7 @@ class ModelCase(ShapedCase):
         latency = roofline_ms(counted.flops, counted.bytes, self.dtype, ceilings or {})
         return predicted if latency is None else predicted | {"latency": latency}
 
-    def known(self, ceilings: dict[str, float]) -> dict[str, Any]:
+    def known(self, ceilings: Ceilings) -> dict[str, Any]:
         """Predict, after a run that counts FLOPs if they depend on data."""
         counted = self.counted
         if counted is None or (counted.count and counted.count.unread_masks):
@@ -116,7 +114,7 @@ class ModelCase(ShapedCase):
         return self.predict(ceilings)
 
     def step(
-        self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
+        self, model: nn.Module, ids: Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
         """Build the calls whose time and memory are measured."""
         if self.mode == "inference":
@@ -140,7 +138,7 @@ class ModelCase(ShapedCase):
         """Return whether the model is eager: each dtype has its own baseline."""
         return self.optimization == "eager"
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Measuring:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure size, work and memory, and times in turns with the others of its group."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
@@ -202,7 +200,7 @@ class GenerationCase(ModelCase):
         return self.seq_len
 
     def step(
-        self, model: nn.Module, ids: torch.Tensor, learning_rate: float, optimizer: str = "adamw"
+        self, model: nn.Module, ids: Tensor, learning_rate: float, optimizer: str = "adamw"
     ) -> Step:
         """Build the calls that read the prompt and generate one token."""
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
@@ -226,6 +224,12 @@ class ModelWorkCase(Case):
         """Return the attention type of the model, `own` for a model of the user."""
         is_own = self.preset not in PRESETS
         return "own" if is_own else self.overrides.get("attention_type", "dense")
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Return the first fields of a `ModelCase`."""
+        named = (self.device, self.name, self.preset, self.overrides, self.attention)
+        return (*named, self.seq_len, self.batch_size, self.dtype)
 
     @property
     def runs_code(self) -> bool:
@@ -261,7 +265,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         shape = (getattr(self, field.name) for field in fields(ShapedCase))
         return ModelCase(*shape, "training")
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss before each step, and estimate it by the mean of the last tenth."""
         model = self.build(params.seed)
         check_loss(model)

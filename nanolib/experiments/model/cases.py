@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import pydantic
+from pydantic import Field, field_validator, model_validator
 
 from nanolib.experiments.model.case import GenerationCase, LossCase, ModelCase
 from nanolib.experiments.model.look import look_at_code
@@ -54,13 +54,13 @@ class OwnModelParams(shared.Params):
     LENGTHS: ClassVar[str] = "seq_lens"  # name of the parameter with the sequence lengths
     READS_TEXT: ClassVar[bool] = True  # whether a preset reads bytes, not ids of its vocabulary
 
-    overrides: dict[str, Any] = pydantic.Field(default_factory=dict)
-    model: str = pydantic.Field("", max_length=500)
-    model_options: dict[str, Any] = pydantic.Field(default_factory=dict)
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    model: str = Field("", max_length=500)
+    model_options: dict[str, Any] = Field(default_factory=dict)
 
-    _model = pydantic.field_validator("model")(valid_model)
-    _presets = pydantic.field_validator("presets", check_fields=False)(shared.known_presets)
-    _corpus = pydantic.field_validator("corpus", check_fields=False)(shared.known_corpus)
+    _model = field_validator("model")(valid_model)
+    _presets = field_validator("presets", check_fields=False)(shared.known_presets)
+    _corpus = field_validator("corpus", check_fields=False)(shared.known_corpus)
 
     @property
     def reads(self) -> tuple[str, int]:
@@ -77,7 +77,7 @@ class OwnModelParams(shared.Params):
         """Return the overrides of each configuration that is built from a preset."""
         return [self.overrides]
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _models_fit(self) -> OwnModelParams:
         if self.model_options and not self.model:
             raise ValueError(
@@ -208,23 +208,22 @@ class Params(OwnModelParams):
         ("presets", "seq_lens", "batch_sizes", "dtypes", "attention_types", "optimizations"),
     )
 
-    presets: list[str] = pydantic.Field(["decoder_nano"], min_length=1)
-    seq_lens: list[shared.Length] = pydantic.Field([128, 256, 512], min_length=1, max_length=64)
-    batch_sizes: list[shared.Batch] = pydantic.Field([1], min_length=1, max_length=64)
-    dtypes: list[str] = pydantic.Field(["float32"], min_length=1)
-    attention_types: list[str] = pydantic.Field(["dense"], min_length=1)
-    optimizations: list[str] = pydantic.Field(["eager"], min_length=1)
+    presets: list[str] = Field(["decoder_nano"], min_length=1)
+    seq_lens: shared.Grid[shared.Length] = Field([128, 256, 512])
+    batch_sizes: shared.Grid[shared.Batch] = Field([1])
+    dtypes: shared.Dtypes = Field(["float32"])
+    attention_types: list[str] = Field(["dense"], min_length=1)
+    optimizations: list[str] = Field(["eager"], min_length=1)
     train: bool = True
-    new_tokens: int = pydantic.Field(16, ge=0, le=1_000_000)
-    generation_batch_sizes: list[shared.Batch] = pydantic.Field([4, 16], max_length=64)
+    new_tokens: int = Field(16, ge=0, le=1_000_000)
+    generation_batch_sizes: list[shared.Batch] = Field([4, 16], max_length=64)
     determinism: bool = True
-    loss_steps: int = pydantic.Field(20, ge=0, le=1_000_000)
-    learning_rate: float = pydantic.Field(1e-3, gt=0, le=10)
-    corpus: str = pydantic.Field("", max_length=4096)
+    loss_steps: int = Field(20, ge=0, le=1_000_000)
+    learning_rate: float = Field(1e-3, gt=0, le=10)
+    corpus: str = Field("", max_length=4096)
 
-    _dtypes = pydantic.field_validator("dtypes")(shared.known_dtypes)
-    _kinds = pydantic.field_validator("attention_types")(shared.known_kinds)
-    _optimizations = pydantic.field_validator("optimizations")(
+    _kinds = field_validator("attention_types")(shared.known_kinds)
+    _optimizations = field_validator("optimizations")(
         lambda names: shared.known(names, OPTIMIZATIONS, "optimization")
     )
 

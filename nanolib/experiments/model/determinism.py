@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from nanolib.measurement import Measurement, Unsupported, exact
+from nanolib.measurement import Measurements, Unsupported, exact
 from nanolib.models.generation import generation_of
 from nanolib.models.user import logits_of
 
 _POSITIONS = 8  # number of positions to compare, the last of each sequence
 
 
-def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measurement]:
+def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
     """Compare logits run to run, of a sequence alone and in a batch, and of a prompt and its tokens.
 
     Args:
@@ -49,15 +48,15 @@ def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measuremen
 
 
 @torch.no_grad()
-def _read(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
+def _read(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
     """Compute logits of the last positions at once, shape [batch, positions, vocab_size]."""
     logits = logits_of(model)(ids)
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 3:
+    if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise Unsupported("the model returns no logits of shape [batch, length, vocab_size]")
     return logits[:, -positions:].cpu()
 
 
-def _decode(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor:
+def _decode(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
     """Compute logits of the last positions token by token, shape [batch, positions, vocab_size]."""
     generation, logits = generation_of(model, ids[:, :-positions], positions), []
     generation.prefill()
@@ -67,7 +66,7 @@ def _decode(model: nn.Module, ids: torch.Tensor, positions: int) -> torch.Tensor
     return torch.stack(logits, dim=1).cpu()
 
 
-def compare_logits(some: torch.Tensor, others: torch.Tensor) -> tuple[float, float]:
+def compare_logits(some: Tensor, others: Tensor) -> tuple[float, float]:
     """Compare the logits of the same positions.
 
     Args:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.measurement import Unsupported, one_line
@@ -93,12 +92,12 @@ class ShapedCase(Case):
         known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
         return "" if known else "what is kept depends on the input"
 
-    def no_ids(self) -> torch.Tensor:
+    def no_ids(self) -> Tensor:
         """Make ids that are all 0: int64, shape [batch_size, seq_len + 1]."""
         return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
 
-def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[torch.Tensor]:
+def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[Tensor]:
     """Draw batches of real text for a case.
 
     Args:
@@ -115,7 +114,7 @@ def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[torc
     return text.batches(text.load(corpus), *shape, generator, case.device)
 
 
-def text_batch(case: Any, corpus: str, seed: int) -> torch.Tensor:
+def text_batch(case: Any, corpus: str, seed: int) -> Tensor:
     """Draw the first of the batches that `text_batches` yields."""
     return next(text_batches(case, corpus, seed, 1))
 
@@ -149,7 +148,7 @@ class Look:
     """
 
     plan: Plan
-    breakdowns: dict[str, MemoryBreakdown] = dataclasses.field(default_factory=dict)
+    breakdowns: dict[str, MemoryBreakdown] = field(default_factory=dict)
     counted: Counted | None = None
 
 
@@ -220,19 +219,19 @@ def _look(case: Any) -> Look:
             return Look(plan, breakdowns, _count(case))
     except (Exception, SystemExit) as error:
         reason = plan.reason or f"not counted: {why_not_planned(error)}"
-        return Look(dataclasses.replace(plan, reason=reason), breakdowns)
+        return Look(replace(plan, reason=reason), breakdowns)
 
 
 def count_by_running(case: Any) -> None:
     """Count by a run the work that depends on data, and store it for later calls of `look_at`."""
-    _LOOKS[case.case_id] = dataclasses.replace(look_at(case), counted=_count(case))
+    _LOOKS[case.case_id] = replace(look_at(case), counted=_count(case))
 
 
 def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
     # Checkpointing would compute more, and autocast computes the same, so eager is counted.
-    step = dataclasses.replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
+    step = replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
         flops = count_flops(step)

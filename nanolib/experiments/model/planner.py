@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -74,14 +74,14 @@ class Planner:
 
     def __init__(self, request: Any) -> None:
         self.request, self.source, self.ranks = request, request.case, request.ranks
-        self.breakdown, self._late = functools.cache(self._breakdown), ""
-        self._memory, self._step = map(functools.cache, (self._followed, self._built))
-        self._cache_share = functools.cache(self._share_of_cache)
+        self.breakdown, self._late = cache(self._breakdown), ""
+        self._memory, self._step = map(cache, (self._followed, self._built))
+        self._cache_share = cache(self._share_of_cache)
         self._mode = fake_tensors()  # all calls share weights, and so must share the mode
 
     def use(self, name: str) -> Use:
         """Plan a use, and find the largest batch that fits at each context length."""
-        found = functools.partial(Use, name, self.request.memory)
+        found = partial(Use, name, self.request.memory)
         if self._late:
             return found(refused=self._late)
         breakdown, batches = None, {}
@@ -106,7 +106,7 @@ class Planner:
         most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
         for length in self.contexts:
             with planning_time_limit():
-                need = functools.partial(self._need, name, length)
+                need = partial(self._need, name, length)
                 most = largest(need, self.request.memory, guess, most, fixed)
             guess = max(1, most // 4)
             yield length, most * self.ranks
@@ -133,14 +133,14 @@ class Planner:
                 short += (long - short) * (length - shortest) // (longest - shortest)
             return short if short % followed else short // followed * batch
 
-        shared = functools.partial(self._shared, cache_share=self._cache_share(name, length))
+        shared = partial(self._shared, cache_share=self._cache_share(name, length))
         scopes = self._memory(name, followed, lengths).breakdowns(shared, resized)
         return max(scopes.values(), key=lambda found: found.peak)
 
     def _followed(self, name: str, batch: int, lengths: tuple[int, ...]) -> StackMemory:
         """Follow the calls of a use at each length."""
         with without_data(self._mode):
-            ats = (functools.partial(self._at, name, batch, length) for length in lengths)
+            ats = (partial(self._at, name, batch, length) for length in lengths)
             return StackMemory(self.stack[1], *ats)
 
     def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
@@ -183,7 +183,7 @@ class Planner:
             return GenerationCase(**vars(case) | {"seq_len": length - 1})
         return replace(case, seq_len=length)
 
-    @functools.cached_property
+    @cached_property
     def stack(self) -> tuple[str, int]:
         """Return the option that sets the number of equal blocks, and their number, 0 if unknown."""
         source = self.source

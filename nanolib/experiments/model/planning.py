@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-import pydantic
+from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
 
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.cases import check_hugging_face, valid_model
@@ -41,7 +41,7 @@ def memory_bytes(amount: str | int) -> int:
         BadInput: The amount has another form.
     """
     try:
-        size = pydantic.TypeAdapter(pydantic.ByteSize).validate_python(amount)
+        size = TypeAdapter(ByteSize).validate_python(amount)
     except (ValueError, OverflowError):
         size = 0
     if size <= 0:
@@ -53,7 +53,7 @@ class Request(StrictModel):
     """The arguments of `plan`."""
 
     model: str
-    memory: Annotated[int, pydantic.BeforeValidator(memory_bytes)]
+    memory: Annotated[int, BeforeValidator(memory_bytes)]
     seq_len: shared.Length = 1024
     batch_size: shared.Batch = 1
     dtype: str | None = None
@@ -61,16 +61,16 @@ class Request(StrictModel):
     kv_dtype: Literal["float32", "bfloat16", "float16", "float8_e4m3fn"] | None = None
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # type: ignore[valid-type]
     attention_type: str = "dense"
-    ranks: int = pydantic.Field(1, gt=0)
-    options: dict[str, Any] = pydantic.Field(default_factory=dict)
+    ranks: int = Field(1, gt=0)
+    options: dict[str, Any] = Field(default_factory=dict)
 
-    _model = pydantic.field_validator("model")(
+    _model = field_validator("model")(
         lambda name: valid_model(name) if ":" in name else shared.known_presets([name])[0]
     )
-    _dtype = pydantic.field_validator("dtype")(lambda name: name and shared.known_dtypes([name])[0])
-    _kind = pydantic.field_validator("attention_type")(lambda kind: shared.known_kinds([kind])[0])
+    _dtype = field_validator("dtype")(lambda name: name and shared.known_dtypes([name])[0])
+    _kind = field_validator("attention_type")(lambda kind: shared.known_kinds([kind])[0])
 
-    @pydantic.model_validator(mode="after")
+    @model_validator(mode="after")
     def _fits_together(self) -> Request:
         for name in {"dtype", "attention_type"} & set(self.options):
             raise ValueError(f"options: {name} is not one of them; use --{name.replace('_', '-')}")
@@ -119,7 +119,7 @@ class Request(StrictModel):
 
 def format_bytes(size: int) -> str:
     """Format an amount of memory with its unit."""
-    return pydantic.ByteSize(size).human_readable(separator=" ")
+    return ByteSize(size).human_readable(separator=" ")
 
 
 @dataclass(frozen=True)

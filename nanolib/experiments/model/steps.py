@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from nanolib.measurement import Measurement, MemoryKind, Unsupported, exact
+from nanolib.measurement import Measurements, MemoryKind, Unsupported, exact
 from nanolib.meters.ceilings import rate
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
@@ -36,11 +36,11 @@ class Step:
     scope: ClassVar[str]
     compared: ClassVar[str]
     model: nn.Module
-    ids: torch.Tensor
+    ids: Tensor
     phases: dict[str, Callable[[], object]]
     tokens: int
 
-    def read(self, ids: torch.Tensor) -> None:
+    def read(self, ids: Tensor) -> None:
         """Replace the input, which may have another shape."""
         self.ids = ids
 
@@ -49,7 +49,7 @@ class Step:
         for phase in self.phases.values():
             phase()
 
-    def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
+    def kinds(self) -> dict[str, Iterable[Tensor]]:
         """Return the tensors that exist before a call, by `MemoryKind`."""
         weights = [*self.model.parameters(), *self.model.buffers()]
         return {MemoryKind.WEIGHTS: weights, MemoryKind.INPUTS: [self.ids]}
@@ -57,7 +57,7 @@ class Step:
     def first(self) -> None:
         """Make the tensors that a first call makes and later calls reuse."""
 
-    def owners(self) -> dict[int, torch.Tensor]:
+    def owners(self) -> dict[int, Tensor]:
         """Map the `id` of each optimizer state to its weight."""
         return {}
 
@@ -78,12 +78,12 @@ class Step:
         """Return the relative error of the result against the eager one."""
         return relative_error(self.result(), self.eager_result())
 
-    def against_eager(self, optimization: str) -> Iterator[Measurement]:
+    def against_eager(self, optimization: str) -> Measurements:
         """Measure the compile time and the difference from the eager result."""
         if is_compiled(optimization):
             first_ms, later_ms = (timed_call_ms(self.result) for _ in range(2))
             yield compile_row(first_ms, later_ms)
-        if optimization != "eager" and isinstance(self.result(), torch.Tensor):
+        if optimization != "eager" and isinstance(self.result(), Tensor):
             row = {"scope": "against_eager", "method": self.compared}
             yield exact("relative_error", self.difference(), **row)
 
@@ -99,7 +99,7 @@ class Inferring(Step):
 
     scope, compared = "inference", "logits"
 
-    def __init__(self, model: nn.Module, ids: torch.Tensor, optimization: str) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, optimization: str) -> None:
         self.model, self.ids = model.eval(), ids
         self._eager = logits_of(model)
         self._forward = optimize(optimization, model, self._eager, ids)
@@ -151,7 +151,7 @@ class Training(Step):
     def __init__(
         self,
         model: nn.Module,
-        ids: torch.Tensor,
+        ids: Tensor,
         optimization: str,
         learning_rate: float,
         optimizer: str = "adamw",
@@ -187,11 +187,11 @@ class Training(Step):
         self._scaler.update()
         self._optimizer.zero_grad()
 
-    def result(self) -> torch.Tensor:
+    def result(self) -> Tensor:
         """Compute the gradient of all weights as one vector, and leave no gradient in them."""
         return self._gradient(self._forward)
 
-    def eager_result(self) -> torch.Tensor:
+    def eager_result(self) -> Tensor:
         """Compute the gradient without the optimization and without checkpoints."""
         checkpointing = getattr(self.model, "checkpointing", False)
         self.model.checkpointing = False
@@ -199,12 +199,12 @@ class Training(Step):
         self.model.checkpointing = checkpointing
         return found
 
-    def _gradient(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _gradient(self, forward: Callable[[Tensor], Tensor]) -> Tensor:
         weights = [p for p in self.model.parameters() if p.requires_grad]
         found = torch.autograd.grad(next_token_loss(forward, self.ids), weights)
         return torch.cat([gradient.flatten() for gradient in found])
 
-    def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
+    def kinds(self) -> dict[str, Iterable[Tensor]]:
         """Return weights, input and the optimizer's states by kind."""
         return super().kinds() | {MemoryKind.STATES: [state for _, state in self._states()]}
 
@@ -213,13 +213,13 @@ class Training(Step):
         if not self._optimizer.state:
             self()
 
-    def owners(self) -> dict[int, torch.Tensor]:
+    def owners(self) -> dict[int, Tensor]:
         """Map the `id` of each optimizer state to its weight."""
         return {id(state): weight for weight, state in self._states()}
 
-    def _states(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _states(self) -> list[tuple[Tensor, Tensor]]:
         states = [(w, v) for w, state in self._optimizer.state.items() for v in state.values()]
-        return [(w, v) for w, v in states if isinstance(v, torch.Tensor)]
+        return [(w, v) for w, v in states if isinstance(v, Tensor)]
 
 
 class Generating(Step):
@@ -235,29 +235,29 @@ class Generating(Step):
     scope, compared = "decode", "cache"
 
     def __init__(
-        self, model: nn.Module, prompt: torch.Tensor, new_tokens: int, optimization: str = "eager"
+        self, model: nn.Module, prompt: Tensor, new_tokens: int, optimization: str = "eager"
     ) -> None:
         self.model, self._captured = model.eval(), optimization == "cuda_graph"
         self._new_tokens = new_tokens
         self.read(prompt)
         self.tokens = len(prompt)
 
-    def read(self, ids: torch.Tensor) -> None:
+    def read(self, ids: Tensor) -> None:
         """Replace the prompt."""
         self.ids = ids
         self.generation = generation_of(self.model, ids, self._new_tokens, self._captured)
         self.phases = {self.scope: self.generation.decode}
 
-    def result(self) -> torch.Tensor:
+    def result(self) -> Tensor:
         """Return the cache after all tokens."""
         return _filled_cache(self.generation)
 
-    def eager_result(self) -> torch.Tensor:
+    def eager_result(self) -> Tensor:
         """Return the cache after all tokens without the optimization."""
         new_tokens = self.generation.new_tokens
         return _filled_cache(generation_of(self.model, self.ids, new_tokens))
 
-    def filled(self) -> list[torch.Tensor]:
+    def filled(self) -> list[Tensor]:
         """Read the prompt, and return the tensors of its cache."""
         self.generation.prefill()
         return self.generation.tensors[:-2]
@@ -270,7 +270,7 @@ class Generating(Step):
         yield rate("tokens_per_second", self.ids.numel(), timed["prefill"])
         self.generation.all_tokens()
 
-    def kinds(self) -> dict[str, Iterable[torch.Tensor]]:
+    def kinds(self) -> dict[str, Iterable[Tensor]]:
         """Return weights, cache, prompt and last token by kind."""
         *cache, prompt, token = self.generation.tensors
         # The cache comes first, since a loop over the kinds would keep its last tensor alive.
@@ -295,6 +295,6 @@ class Generating(Step):
 
 
 @torch.no_grad()
-def _filled_cache(generation: Any) -> torch.Tensor:
+def _filled_cache(generation: Any) -> Tensor:
     generation.all_tokens()
     return torch.cat([x.flatten() for x in generation.cache.tensors])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pandas as pd
 
-from nanolib.report.in_turns import with_speed_ups
-from nanolib.report.overview import cached, pick, rows_with_factor
+from nanolib.report.overview import cached, pick, table_of
 from nanolib.report.tables import (
     Column,
+    IntervalColumn,
     add_metric_columns,
     drop_missing,
     flagged,
     joined,
     titles,
+    with_speed_ups,
     with_state,
     worst,
 )
@@ -38,17 +39,17 @@ _COLUMNS = (
     Column("weight_memory", "", "weight_memory"),
     Column("flops_kept", "", "flops", "inference"),  # the first row with this scope
     Column("flops_full", "", "flops", "inference", "flop_counter"),
-    Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
+    IntervalColumn("inference", "Inference, ms [95 %]", "latency", "inference"),
     Column("inference_share", "", "mfu", "inference"),
     Column("inference_tokens_per_second", "", "tokens_per_second", "inference"),
     Column("inference_memory", "Peak reading, MiB", "peak_memory", "inference"),
-    Column("prefill", "First token, ms [95 %]", "latency", "prefill", interval=True),
-    Column("decode", "Next token, ms [95 %]", "latency", "decode", interval=True),
+    IntervalColumn("prefill", "First token, ms [95 %]", "latency", "prefill"),
+    IntervalColumn("decode", "Next token, ms [95 %]", "latency", "decode"),
     Column("decode_p99", "", "latency", "decode", detail="p99"),
-    Column("forward", "", "latency", "forward", interval=True),
-    Column("backward", "", "latency", "backward", interval=True),
-    Column("optimizer_step", "", "latency", "optimizer_step", interval=True),
-    Column("training_step", "Training step, ms [95 %]", "latency", "training_step", interval=True),
+    IntervalColumn("forward", "", "latency", "forward"),
+    IntervalColumn("backward", "", "latency", "backward"),
+    IntervalColumn("optimizer_step", "", "latency", "optimizer_step"),
+    IntervalColumn("training_step", "Training step, ms [95 %]", "latency", "training_step"),
     Column("training_share", "", "mfu", "training_step"),
     Column("training_memory", "Peak training, MiB", "peak_memory", "training_step"),
     Column("compile", "", "latency", "compile"),
@@ -81,7 +82,7 @@ PART_COLUMNS = {
 }
 
 
-@cached
+@table_of("model", "mode")
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a table with a line per model and shape.
 
@@ -89,9 +90,6 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         The factors, `_COLUMNS`, `flags`, `message`, and for each scope of `SCOPES` the columns of
         `with_speed_ups`, such as `decode_speed_up`.
     """
-    rows = rows_with_factor(rows, "model", "mode")
-    if rows.empty:
-        return pd.DataFrame()
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
     table = ends.agg(status=("status", worst), message=("message", joined)).reset_index()
@@ -104,7 +102,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-@cached
+@table_of("model", "mode")
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Make a table with the largest peak of each eager model whose parts are known.
 
@@ -115,7 +113,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
         `planned` (MiB) and `parts` (kind, module, operation, line, bytes of each). The largest peak
         comes first.
     """
-    found = pick(rows_with_factor(rows, "model", "mode"), "peak_memory")
+    found = pick(rows, "peak_memory")
     if found.empty:
         return found
     found = found.rename(columns=lambda name: name.removeprefix("factor."))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import altair as alt
 import pandas as pd
 
 from nanolib.experiments.model.tables import (
@@ -29,14 +28,14 @@ from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST
 from nanolib.numbers import format_number
 from nanolib.report.charts import KEY, ROOFLINE_KEY, roofline_chart, roofline_words, scaling_chart
 from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import gains
 from nanolib.report.overview import cached, join_words, pick, rows_with_factor
-from nanolib.report.plot import links, plot
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
-from nanolib.report.tables import drop_missing, in_ms
+from nanolib.report.tables import drop_missing, gains, in_ms
+from nanolib.report.theme import Drawing
 
 
-def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def model_peaks(rows: pd.DataFrame) -> Drawing:
     """Draw the memory at the largest peak of each model, by kind."""
     bars = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
@@ -54,7 +53,7 @@ def model_peaks(rows: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def generation_batches(rows: pd.DataFrame) -> Drawing:
     """Draw tokens per second of all users, and of each user, over the batch size."""
     table, parts = batch_table(rows), [pd.DataFrame()]
     for name, panel in (("total", "all users"), ("user", "each user")) if len(table) else ():
@@ -64,23 +63,19 @@ def generation_batches(rows: pd.DataFrame) -> alt.TopLevelMixin:
             "panel": panel,
             "series": table["name"] + ", " + shape + ", n = " + lengths,
             "x": table["batch_size"].astype(int),
-            "y": table[name],
-            "low": table[f"{name}_low"],
-            "high": table[f"{name}_high"],
         }
-        parts.append(pd.DataFrame(points | links(table)))
+        parts.append(pd.DataFrame(points | point_columns(table, name, "y")))
     return plot(
         pd.concat(parts),
         "Tokens per second as the batch grows",
         unit="Tokens per second",
         xunit="Sequences in the batch",
         log="xy",
-        width=680,
         empty="no generation was measured with several batches; give generation_batch_sizes",
     )
 
 
-def model_loss(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def model_loss(rows: pd.DataFrame) -> Drawing:
     """Draw the loss over training steps on real text.
 
     Args:

@@ -7,27 +7,26 @@ are compared within the same process.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import pydantic
 import torch
+from pydantic import Field, field_validator
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.cases import OwnModelParams
 from nanolib.experiments.model.steps import check_loss
-from nanolib.measurement import Flag, Measurement
+from nanolib.measurement import Flag, Measurement, Measurements
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
 from nanolib.models import create_model, generate_random_batch, text
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace
-from nanolib.run.params import Batch, Length, known_presets
+from nanolib.run.params import Batch, Grid, Length, known_presets
 from nanolib.stats.steady import steady_state, warm_up
 
 
@@ -71,18 +70,16 @@ class Params(OwnModelParams):
     preset: str = "decoder_nano"
     seq_len: Length = 64
     batch_size: Batch = 1
-    warmup_steps: list[Annotated[int, pydantic.Field(ge=0, le=1_000_000)]] = pydantic.Field(
-        [0, 5], min_length=1, max_length=64
-    )
-    steps: int = pydantic.Field(10, ge=6, le=100_000)
-    curve_steps: int = pydantic.Field(40, ge=20, le=100_000)
-    processes: int = pydantic.Field(5, ge=5, le=100)
-    directions: list[Literal["forward", "forward_backward"]] = pydantic.Field(
+    warmup_steps: Grid[Annotated[int, Field(ge=0, le=1_000_000)]] = Field([0, 5])
+    steps: int = Field(10, ge=6, le=100_000)
+    curve_steps: int = Field(40, ge=20, le=100_000)
+    processes: int = Field(5, ge=5, le=100)
+    directions: list[Literal["forward", "forward_backward"]] = Field(
         ["forward_backward"], min_length=1
     )
     isolation: Literal["process"] = "process"
 
-    _preset = pydantic.field_validator("preset")(lambda name: known_presets([name])[0])
+    _preset = field_validator("preset")(lambda name: known_presets([name])[0])
 
     @property
     def presets(self) -> list[str]:
@@ -123,7 +120,7 @@ class WarmupCase(Case):
         """Return why the model of the user cannot be found."""
         return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
 
-    def predict(self, ceilings: dict[str, float] | None = None) -> dict[str, float | str]:
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return only the number of steps, since no formula predicts the time of a cold process."""
         return {"steps": self.timed_steps}
 
@@ -131,7 +128,7 @@ class WarmupCase(Case):
         """Return no plan, since planning would warm up the process."""
         return Plan(reason="planning would warm up the process")
 
-    def measure(self, params: Params, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
         """Measure the step times, how many steps warm up, and the latency after each setting."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
-from nanolib.report.finding import Estimate, Finding, Order, comparing
-from nanolib.report.in_turns import ONE
-from nanolib.report.overview import cached, of_experiment, pick, rows_with_factor, why_empty
+from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
+from nanolib.report.overview import (
+    cached,
+    of_experiment,
+    pick,
+    table_of,
+    why_empty,
+)
 from nanolib.report.plot import links, plot
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import (
     CASE,
+    ONE,
     Column,
+    IntervalColumn,
     add_metric_columns,
     case_rows,
     drop_missing,
     joined,
     worst,
 )
-from nanolib.report.theme import empty_chart
+from nanolib.report.theme import Drawing, empty_chart
 from nanolib.stats.steady import MOVED
 
 _FEWEST = 5  # A range of processes needs at least this number of processes.
@@ -38,11 +44,11 @@ _OF_PROCESS = (
     Column("mean", metric="latency", detail="mean"),
     Column("sd", metric="latency", detail="sd"),
     Column("cv", metric="latency", detail="cv"),
-    Column("median", metric="latency", interval=True),
+    IntervalColumn("median", metric="latency"),
 )
 
 
-@cached
+@table_of("warmup", "process")
 def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per direction and number of warm-up steps.
 
@@ -50,9 +56,6 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     `difference` compares the mean with the mean after five steps of the same process, as a ratio
     minus 1. `mean`, `median` and `difference` have the range of the processes as `_low` and `_high`.
     """
-    rows = rows_with_factor(rows, "warmup", "process")
-    if rows.empty:
-        return pd.DataFrame()
     table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
     table = table.explode("warmup_steps", ignore_index=True)
     table["scope"] = table["direction"] + " after " + table["warmup_steps"].astype(str)
@@ -75,6 +78,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, axis=1).reset_index()
 
 
+@table_of("warmup", "process")
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per step of each curve.
 
@@ -83,12 +87,11 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: Rows with their samples, which are the step times.
     """
-    found = rows_with_factor(rows, "warmup", "process")
-    curves = pick(found, "latency")
+    curves = pick(rows, "latency")
     if curves.empty:
         return pd.DataFrame()
     curves = curves[curves["scope"] == curves["factor.direction"]]
-    needed = pick(found, "warmup_needed")[[*CASE, "estimate"]].rename(columns={"estimate": "cut"})
+    needed = pick(rows, "warmup_needed")[[*CASE, "estimate"]].rename(columns={"estimate": "cut"})
     table = curves[[*CASE, *_CURVE]].merge(needed, on=list(CASE), how="left")
     table = table.rename(columns=_CURVE).explode("ms", ignore_index=True).dropna(subset="ms")
     table["step"] = table.groupby(list(CASE)).cumcount() + 1
@@ -97,7 +100,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns="cut").astype({"process": int, "ms": float})
 
 
-def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def warmup_curve(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each step of each fresh process, with hollow points for the warm-up."""
     title = "Step time from the first step of fresh processes"
     data = curve_table(rows)
@@ -124,11 +127,10 @@ def warmup_curve(rows: pd.DataFrame) -> alt.TopLevelMixin:
         unit="% of the steady time",
         xunit="Step",
         ref=100.0,
-        width=680,
     )
 
 
-def warmup_settings(rows: pd.DataFrame) -> alt.TopLevelMixin:
+def warmup_settings(rows: pd.DataFrame) -> Drawing:
     """Draw how the mean differs from the mean after five steps, by number of warm-up steps."""
     title = "Reported mean by number of warm-up steps"
     table = drop_missing(warmup_table(rows), "difference")
@@ -223,9 +225,8 @@ def _compare_without(line: dict[str, Any]) -> Finding:
     low, share, high = (f"{end:+.0%}" for end in ends)
     evidence = f"{share} [{low} … {high}]"
     if order is Order.NO_DIFFERENCE:
-        text = f"No clear difference between the mean of {direction} without warm-up and "
-        text += f"after {_REFERENCE} steps"
-        evidence += " (the intervals overlap)"
+        what = f"the mean of {direction} without warm-up and after {_REFERENCE} steps"
+        text, evidence = unclear(what, evidence)
     evidence += f", the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
     return Finding(text, evidence, compared=comparing(ratio, ONE))
 
