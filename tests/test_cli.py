@@ -35,17 +35,6 @@ def _options(*pairs):
     return [word for pair in pairs for word in ("-p", pair)]
 
 
-@pytest.mark.parametrize("command", [["run", "attention"], ["doctor"]])
-def test_an_output_folder_that_cannot_be_made_is_told(tmp_path, command):
-    (tmp_path / "file").touch()
-    ended = CliRunner().invoke(main, [*command, "--output", str(tmp_path / "file" / "out")])
-    assert (
-        ended.exit_code == 2
-        and "cannot be made" in ended.output
-        and len(ended.output.strip().splitlines()) == 1
-    )
-
-
 def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
     from tests.store.rows import make_run
 
@@ -105,14 +94,6 @@ def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ended:
         ended.stdout.close()
         assert ended.stderr.read() == b"" and ended.wait() == EXIT_CLOSED
-
-
-def test_a_pipe_is_not_waited_for(nano, tmp_path):
-    with Store(tmp_path / "out" / "results.sqlite"):
-        pass
-    os.mkfifo(tmp_path / "pipe")
-    ended = nano("compare", str(tmp_path / "pipe"), "latest")
-    assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
 
 
 @pytest.mark.parametrize("suite", suites())

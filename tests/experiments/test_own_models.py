@@ -3,7 +3,6 @@
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.measurement import BadInput
 from nanolib.run import sweep
 from nanolib.store import Store
 
@@ -79,18 +78,3 @@ def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):
     assert (ends.status == "ok").sum() >= 2
     refused = ends[ends.status == "unsupported"].message
     assert name != "fp8" or refused.str.contains("cpu has no FP8 tensor cores").any()
-
-
-@pytest.mark.parametrize("name", sorted(ASKED))
-def test_bad_ones_get_one_line_before_anything_runs(name):
-    pytest.importorskip("transformers")
-    long = {"seq_lens": [200]} if name == "energy" else {"seq_len": 200}
-    llama = {"model": "hf:LlamaForCausalLM", "model_options": LLAMA}
-    for given, said in (
-        ({"model_options": {"width": 3}}, "model_options: there is no model to take them"),
-        ({"model": "no colon"}, "model: "),
-        (llama | long, "exceeds the max_position_embeddings 64"),
-    ):
-        with pytest.raises(BadInput, match=said) as told:
-            ALL[name]().Params(**given)
-        assert len(told.value.lines) == 1
