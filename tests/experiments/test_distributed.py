@@ -10,9 +10,9 @@ from nanolib.experiments.distributed.decode import link_rows
 from nanolib.experiments.distributed.launch import Launch
 from nanolib.measurement import Flag, Unsupported
 from nanolib.models.attention.traffic import Traffic
-from nanolib.run import ranks, sweep
+from nanolib.run import ranks
 from nanolib.run.case import oversubscribed
-from nanolib.store import Store
+from tests.measuring import rows_of
 
 
 @pytest.mark.slow
@@ -28,9 +28,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
         return started(body, request, **rest)
 
     monkeypatch.setattr("nanolib.run.case.run_ranks", first_fails)
-    with Store(tmp_path / "results.sqlite") as store:
-        run = sweep.measure(distributed, params, store=store, progress=False)
-        rows = run.measurements(samples=True)
+    rows = rows_of(distributed, params, tmp_path)
     ends = rows[rows["metric"] == "case_duration"]
     assert list(ends["status"]) == ["error", "ok"]
     assert ends["message"].iloc[0] == "RankFailed: rank 1 of 2 raised an error"

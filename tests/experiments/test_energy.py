@@ -9,7 +9,7 @@ from nanolib.experiments.energy.view import verdict as energy_findings
 from nanolib.measurement import BadInput
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.run import sweep
-from nanolib.store import Store
+from tests.measuring import rows_of
 from tests.shown import CHARTS, VERDICTS
 from tests.waiting import until
 
@@ -66,8 +66,7 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
     given |= {"window_s": 0.7, "idle_s": 0.6, "profiling": ["minimal"], "budget_s": 0.02}
     params = energy.Params(power_trace=str(file), **given)
     assert isinstance(params.sources()[0], ReplaySource)
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = sweep.measure(energy, params, store=store, progress=False).measurements()
+    rows = rows_of(energy, params, tmp_path)
     read = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
     assert set(read.provenance) == {"replayed"} and set(read.method) == {"replay"}
     assert read[read.metric == "power"].estimate.between(99, 103).all()

@@ -8,8 +8,7 @@ from nanolib.experiments.fp8.small_decoder import VARIANTS, ParityCase, parity_v
 from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
-from nanolib.run import sweep
-from nanolib.store import Store
+from tests.measuring import rows_of
 
 SMALL = {
     "presets": ["gpt_125M"],
@@ -40,10 +39,7 @@ def rows(tmp_path_factory):
         parity_recipes=["bf16_again", "fp8_tensorwise", "scale_off_by_1024"],
         device="cpu",
     )
-    with Store(tmp_path_factory.mktemp("fp8") / "results.sqlite") as store:
-        run = sweep.measure(fp8, params, store=store, progress=False)
-        run.finish()
-        yield run.measurements(samples=True)
+    return rows_of(fp8, params, tmp_path_factory.mktemp("fp8"))
 
 
 def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):

@@ -3,11 +3,9 @@
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.run import sweep
-from nanolib.store import Store
+from tests.experiments.own import LLAMA
+from tests.measuring import rows_of
 
-LLAMA = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
 QUICK = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5}
 ASKED = {
     "energy": {
@@ -69,8 +67,7 @@ def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):
     if model.startswith("hf:"):
         pytest.importorskip("transformers")
     params = ALL[name]().Params(model=model, model_options=options, **QUICK, **ASKED[name])
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
+    rows = rows_of(ALL[name](), params, tmp_path)
     ends = rows[(rows.metric == "case_duration") & rows["factor.preset"].notna()]
     assert set(ends["factor.preset"]) == {model}
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
