@@ -58,6 +58,13 @@ WITHOUT_DATABASE = {
     "run model -p 'overrides={attention_options: {windo: 3}}'": "attention_options.windo: no attention kind takes it",
     "run model -p corpus=HERE/empty.txt": "empty.txt' has 0 bytes; give a text of at least two",
     "run energy -p phases=[prefill,prefill]": "energy.phases: 'prefill' is given twice",
+    "run energy -p power_trace=HERE/none.csv": "read (No such file or directory); give a CSV file",
+    "run energy -p power_trace=HERE/empty.txt": "cannot be read (No columns to parse from file); give a CSV file",
+    "run energy -p power_trace=HERE/other.csv": "has no column power_w; give t_s and power_w",
+    "run energy -p power_trace=HERE/one.csv": "has 1 sample(s)",
+    "run energy -p power_trace=HERE/short.csv": "'short.csv' lasts 1 s, and idle_s and window_s need ",
+    "run energy -p power_trace=HERE/unsorted.csv": "line 4 of 'unsorted.csv' is not later than the line before; sort by",
+    "run energy -p power_trace=HERE/words.csv": "line 2 of 'words.csv' is not a time and a power; give seconds and",
     "run fp8 -p 'overrides={dtype: float32}'": "fp8.overrides: dtype is chosen by precisions; leave it out",
     "run fp8 -p excluded_modules=[haed]": "fp8.excluded_modules: 'haed' matches no linear layer",
     "run fp8 -p 'overrides={d_ff: 100}'": "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, no multiple of 16",
@@ -85,6 +92,9 @@ WITHOUT_DATABASE = {
     "run --dry-run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
     "runs": "does not exist; run `nano run quick` first",
     "report": "does not exist",
+    "report --output HERE/damaged": "cannot be",
+    "init HERE": "is not an empty folder",
+    "init HERE/text.txt": "is not an empty folder",
     "export HERE/x.json": "does not exist",
     "history": "does not exist",
     "clean": "no run is chosen; name the runs to delete",
@@ -102,6 +112,11 @@ PARAMS_FILES = {
     "twice.yml": b"seed: 1\nseed: 2",
     "latin.yml": b"label: \xe9",
     "empty.txt": b"",
+    "other.csv": b"t_s\n0\n",
+    "one.csv": b"t_s,power_w\n0,5\n",
+    "short.csv": b"t_s,power_w\n0,5\n1,5\n",
+    "unsorted.csv": b"t_s,power_w\n0,5\n2,5\n1,5\n",
+    "words.csv": b"t_s,power_w\n0,x\n1,5\n",
 }
 LONG = "x" * 5000
 WITH_DATABASE = {
@@ -112,6 +127,7 @@ WITH_DATABASE = {
     "export HERE/none/x.json": "none",
     "export HERE/x.json --run nowhere": "'nowhere'",
     "compare nowhere latest": "'nowhere'",
+    "compare befor latest": "'befor' is not in the database; did you mean before?",
     "compare HERE/pipe latest": "pipe",
     "compare latest HERE/text.txt": "text.txt cannot be opened",
     "compare latest latest --threshold -1%": "--threshold: '-1%' is not valid",
@@ -139,7 +155,7 @@ WITH_DATABASE = {
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("good") / "results.sqlite"
     with Store(path) as store:
-        store.add(make_run())
+        store.add(make_run(label="before"))
     return path
 
 
@@ -151,7 +167,10 @@ def here(tmp_path, measured):
     for name, content in PARAMS_FILES.items():
         (folder / name).write_bytes(content)
     shutil.copy(measured, folder / "good.sqlite")
-    (folder / "cut.sqlite").write_bytes(measured.read_bytes()[:5000])
+    content = measured.read_bytes()
+    (folder / "cut.sqlite").write_bytes(content[:5000])
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "results.sqlite").write_bytes(content[: len(content) // 2] + bytes(1000))
     shutil.copy(measured, folder / "newer.sqlite")
     for name, statement in (
         ("foreign", "CREATE TABLE t (x)"),
@@ -189,7 +208,7 @@ def test_it_is_one_line_and_nothing_is_written(
     before = _files(tmp_path)
     named = arguments.replace("HERE", str(here)).replace("OUT", str(out)).replace("LONG", LONG)
     words = shlex.split(named)
-    takes_output = words and words[0] != "nope" and "--output" not in words
+    takes_output = words and words[0] not in ("nope", "init") and "--output" not in words
     ended = CliRunner().invoke(main, [*words, *(["--output", str(out)] if takes_output else [])])
     assert ended.exit_code == 2, ended.output
     assert said in ended.output, ended.output
