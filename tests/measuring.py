@@ -1,6 +1,15 @@
 from nanolib.meters.time.latency import measure_alone
 from nanolib.meters.time.sampler import Timing
+from nanolib.run import sweep
 from nanolib.run.memory_plan import followed
+from nanolib.store import Store
+
+
+def rows_of(experiment, params, folder):
+    """The rows of a run of an experiment, whose database is in a folder."""
+    with Store(folder / "results.sqlite") as store:
+        run = sweep.measure(experiment, params, store=store, progress=False)
+        return run.measurements(samples=True)
 
 
 def timed_alone(measuring):

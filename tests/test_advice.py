@@ -18,29 +18,11 @@ from tests.test_features import SAID
 PACKAGE = Path(nanolib.__file__).parent
 
 # What follows "nano" in a sentence, or in a process's name, and is no command.
-NO_COMMANDS = {"inside", "rank"}
-
-
-def _strings(tree):
-    """The text of each string that is no docstring; what is filled in later is a `{}`."""
-    docstrings = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node, clean=False
-        ):
-            docstrings.add(id(node.body[0].value))
-    parts = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    for node in ast.walk(tree):
-        if id(node) not in docstrings | parts and (text := _text(node)) is not None:
-            yield text
+NO_COMMANDS = {"inside", "rank", "compares"}
 
 
 def _text(node):
+    """Return the text of a string; a value that is filled in later is `{}`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -50,11 +32,12 @@ def _text(node):
 
 @functools.cache
 def _messages():
-    files = sorted(PACKAGE.rglob("*.py"))
-    strings = [
-        (file, text) for file in files for text in _strings(ast.parse(file.read_text("utf-8")))
-    ]
-    return [(file.relative_to(PACKAGE).as_posix(), text) for file, text in strings]
+    """Of each file its texts, docstrings among them."""
+    messages = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        texts = map(_text, ast.walk(ast.parse(file.read_text("utf-8"))))
+        messages += [(file.relative_to(PACKAGE).as_posix(), text) for text in texts if text]
+    return messages
 
 
 def test_commands_in_messages_are_there_with_their_options():

@@ -1,6 +1,7 @@
 """Bad input gets one line with field, value and remedy, exit code 2, and nothing is written."""
 
 import contextlib
+import os
 import shlex
 import shutil
 import sqlite3
@@ -9,215 +10,152 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.experiments.attention import cases as attention
-from nanolib.run import sweep
 from nanolib.store import Store
+from tests.store.rows import make_run
 
 # `OUT` is the output folder, `HERE` a folder with files: text.txt, cut.sqlite, foreign.sqlite, newer.sqlite, good.sqlite.
-WITHOUT_DATABASE = [
-    ("", "Usage"),
-    ("nope", "No such command 'nope'"),
-    ("run atention", "; did you mean attention?"),
-    ("run quick nothing", "'nothing' is neither a suite"),
-    ("run attention -p", "'--output' is not a NAME=VALUE pair"),
-    ("run attention -p seq_lens", "'seq_lens' is not a NAME=VALUE pair"),
-    ("run attention -p seq_len=[8]", "attention.seq_len: unknown name; did you mean seq_lens?"),
-    (
-        "run attention -p seq_lens=[0]",
-        "attention.seq_lens[0]: Input should be greater than 0, got 0",
-    ),
-    (
-        "run attention -p seq_lens=[1",
-        "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in \"<unicode string>\",",
-    ),
-    (
-        "runs --output ~nobody-of-that-name/x",
-        "~nobody-of-that-name/x/results.sqlite does not exist",
-    ),
-    (
-        "run model -p corpus=~nobody-of-that-name/x",
-        "model.corpus: '~nobody-of-that-name/x' does not exist",
-    ),
-    ("run attention -p attention_types=[fast]", "attention.attention_types"),
-    ("run attention -p dtypes=[int8]", "'int8' is not a known dtype; use "),
-    ("run attention -p device=tpu", "attention.device: 'tpu' is not available; use auto or one of"),
-    ("run attention -p budget_s=0", "attention.budget_s: Input should be greater than 0, got 0"),
-    (
-        "run attention -p isolation=yes",
-        "attention.isolation: Input should be 'none' or 'process', got 'yes'",
-    ),
-    ("run model -p presets=[tiny]", "'tiny' is not a known preset; use "),
-    ("run model -p model=mine", "model.model"),
-    (
-        "run model -p model=no.such:thing",
-        "there is no module 'no'; install it or start in its folder",
-    ),
-    ("run model -p model=hf:Nope", "transformers has no model class 'Nope'"),
-    ("run model -p overrides={d_modl:8}", "model."),
-    ("run quick -p seed=1", "parameters belong to one notebook"),
-    (
-        "run attention -p 'attention_types=[{a: 1}]'",
-        "attention.attention_types: {'a': 1} names no kind; give kind",
-    ),
-    (
-        "run attention -p 'attention_types=[{kind: dense, kind: sparse}]'",
-        "'kind' is given twice; leave one out",
-    ),
-    (
-        "run attention -p 'attention_types=[{1: dense}]'",
-        "attention.attention_types[0][1].[key]: Input should be a valid string, got 1",
-    ),
-    ("run attention -p seq_lens=[8,8]", "attention.seq_lens: 8 is given twice; leave one out"),
-    (
-        "run attention -p seq_lens=null",
-        "attention.seq_lens: Input should be a valid list, got None",
-    ),
-    (
-        "run attention -p seq_lens=[true]",
-        "attention.seq_lens: [True] is true or false where something else belongs",
-    ),
-    ("run attention -p seed=1 -p seed=2", "-p: 'seed' is given twice; give it once"),
-    (
-        "run attention -p quality_patterns=[spiral]",
-        "attention.quality_patterns: 'spiral' is not a known pattern; use window",
-    ),
-    ("run attention attention", "run: 'attention' is named twice; name it once"),
-    (
-        "run attention --label 01234567-89ab-cdef-0123-456789abcdef",
-        "label: '01234567-89ab-cdef-0123-456789abcdef' names runs already; choose another",
-    ),
-    (
-        "run attention --label 'a\nb'",
-        "attention.label: 'a\\nb' is not valid; leave out the unprintable character '\\n'",
-    ),
-    ("run attention --output HERE/text.txt", "text.txt is not a folder; name another one"),
-    ("run model -p 'model=no such:thing'", "model.model: 'no such:thing' names no function"),
-    (
-        "run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'",
-        "vocab_size 99 cannot hold the 256",
-    ),
-    ("run model -p model=hf:T5ForConditionalGeneration", "reads two sequences"),
-    (
-        "run model -p seq_lens=[99999999]",
-        "model.seq_lens[0]: Input should be less than or equal to 16777216, got 99999999",
-    ),
-    (
-        "run model -p 'overrides={num_layers: 999999}'",
-        "model.overrides: decoder_nano: config.num_layers: Input should be less than or equal to 10",
-    ),
-    (
-        "run model -p 'overrides={attention_options: {windo: 3}}'",
-        "attention_options.windo: no attention kind takes it",
-    ),
-    ("run model -p corpus=HERE/empty.txt", "empty.txt' has 0 bytes; give a text of at least two"),
-    ("run energy -p phases=[prefill,prefill]", "energy.phases: 'prefill' is given twice"),
-    (
-        "run fp8 -p 'overrides={dtype: float32}'",
-        "fp8.overrides: dtype is chosen by precisions; leave it out",
-    ),
-    ("run summary -p database=HERE/none.sqlite", "none.sqlite' is not a file; name a database"),
-    (
-        "run summary -p runs=[[latest]]",
-        "summary.runs[0]: Input should be a valid string, got ['latest']",
-    ),
-    (
-        "ab HERE/date.yml HERE/date.yml attention",
-        "date.yml is not valid YAML (month must be in 1..12)",
-    ),
-    (
-        "ab HERE/twice.yml HERE/twice.yml attention",
-        "twice.yml is not valid YAML ('seed' is given twice; leave one out",
-    ),
-    ("ab HERE/latin.yml HERE/latin.yml attention", "latin.yml: cannot be read ('utf-8' codec"),
-    ("ab . . --call a:b --label all", "label: 'all' names runs already; choose another"),
-    ("ab . . --call a:b --json /", "/: is a folder; name a file"),
-    (
-        "ab . . --call json:dumps --threshold nan",
-        "--threshold: 'nan' is not valid; give a share such as 5%",
-    ),
-    ("ab . . --call json:dumps --metric speed", "--metric: 'speed' cannot be compared"),
-    ("ab . . --call a:b --total soon", "--total: 'soon' is not valid"),
-    ("run --on mars", "'mars' is not one of 'here', 'ray'"),
-    ("run --on ray --resume", "--resume: a Ray task brings all of its results back or none"),
-    (
-        "run --dry-run attention -p seq_lens=[0]",
-        "attention.seq_lens[0]: Input should be greater than 0, got 0",
-    ),
-    ("runs", "does not exist; run `nano run quick` first"),
-    ("report", "does not exist"),
-    ("export HERE/x.json", "does not exist"),
-    ("history", "does not exist"),
-    ("clean", "no run is chosen; name the runs to delete"),
-    ("clean --older-than -3d", "--older-than: '-3d' is not valid"),
-    ("merge", "Missing argument 'DATABASE...'"),
-    ("merge HERE/text.txt", "text.txt cannot be opened (file is not a database)"),
-    ("merge HERE/foreign.sqlite", "foreign.sqlite is not a nanolib database; name another"),
-    ("merge HERE/newer.sqlite", "has schema 99, this nanolib 5; move it away and measure again"),
-    ("merge HERE/cut.sqlite", "cut.sqlite"),
-    ("ab one", "revision: 'one' is given; give two"),
-    ("ab nowhere . --call json:dumps", "'nowhere' is not a commit"),
-]
+WITHOUT_DATABASE = {
+    "": "Usage",
+    "nope": "No such command 'nope'",
+    "run atention": "; did you mean attention?",
+    "run quick nothing": "'nothing' is neither a suite",
+    "run attention -p": "'--output' is not a NAME=VALUE pair",
+    "run attention -p seq_lens": "'seq_lens' is not a NAME=VALUE pair",
+    "run attention -p seq_len=[8]": "attention.seq_len: unknown name; did you mean seq_lens?",
+    "run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
+    "run attention -p seq_lens=[1": "attention.seq_lens: '[1' is not valid YAML (while parsing a flow sequence in ",
+    "runs --output ~nobody-of-that-name/x": "~nobody-of-that-name/x/results.sqlite does not exist",
+    "run model -p corpus=~nobody-of-that-name/x": "model.corpus: '~nobody-of-that-name/x' does not exist",
+    "run attention -p attention_types=[fast]": "attention.attention_types",
+    "run attention -p dtypes=[int8]": "'int8' is not a known dtype; use ",
+    "run attention -p device=tpu": "attention.device: 'tpu' is not available; use auto or one of",
+    "run attention -p isolation=yes": "attention.isolation: Input should be 'none' or 'process', got 'yes'",
+    "run model -p presets=[tiny]": "'tiny' is not a known preset; use ",
+    "run model -p model=mine": "model.model",
+    "run model -p model=no.such:thing": "there is no module 'no'; install it or start in its folder",
+    "run model -p model=hf:Nope": "transformers has no model class 'Nope'",
+    "run model -p overrides={d_modl:8}": "model.",
+    "run quick -p seed=1": "parameters belong to one notebook",
+    "run attention -p 'attention_types=[{a: 1}]'": "attention.attention_types: {'a': 1} names no kind; give kind",
+    "run attention -p 'attention_types=[{kind: dense, kind: sparse}]'": "'kind' is given twice; leave one out",
+    "run attention -p 'attention_types=[{1: dense}]'": "attention_types[0][1].[key]: Input should be a valid string, got 1",
+    "run attention -p seq_lens=[8,8]": "attention.seq_lens: 8 is given twice; leave one out",
+    "run attention -p seq_lens=null": "attention.seq_lens: Input should be a valid list, got None",
+    "run attention -p seq_lens=[true]": "attention.seq_lens: [True] is true or false where something else belongs",
+    "run attention -p seed=1 -p seed=2": "-p: 'seed' is given twice; give it once",
+    "run attention -p quality_patterns=[spiral]": "attention.quality_patterns: 'spiral' is not a known pattern; use window",
+    "run attention attention": "run: 'attention' is named twice; name it once",
+    "run attention --label 01234567-89ab-cdef-0123-456789abcdef": "0123-456789abcdef' names runs already; choose another",
+    "run attention --label 'a\nb'": "attention.label: 'a\\nb' is not valid; leave out the unprintable character '\\n'",
+    "run attention --output HERE/text.txt/out": "cannot be made",
+    "doctor --output HERE/text.txt/out": "cannot be made",
+    "run attention --output HERE/text.txt": "text.txt is not a folder; name another one",
+    "run model -p 'model=no such:thing'": "model.model: 'no such:thing' names no function",
+    "run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'": "vocab_size 99 is too small for text",
+    "run model -p model=hf:T5ForConditionalGeneration": "reads two sequences",
+    "run model -p seq_lens=[99999999]": "model.seq_lens[0]: Input should be less than or equal to 16777216, got 99999999",
+    "run model -p 'overrides={num_layers: 999999}'": "decoder_nano: config.num_layers: Input should be less than or equal to",
+    "run model -p 'overrides={attention_options: {windo: 3}}'": "attention_options.windo: no attention kind takes it",
+    "run model -p corpus=HERE/empty.txt": "empty.txt' has 0 bytes; give a text of at least two",
+    "run energy -p phases=[prefill,prefill]": "energy.phases: 'prefill' is given twice",
+    "run energy -p power_trace=HERE/none.csv": "read (No such file or directory); give a CSV file",
+    "run energy -p power_trace=HERE/empty.txt": "cannot be read (No columns to parse from file); give a CSV file",
+    "run energy -p power_trace=HERE/other.csv": "has no column power_w; give t_s and power_w",
+    "run energy -p power_trace=HERE/one.csv": "has 1 sample(s)",
+    "run energy -p power_trace=HERE/short.csv": "'short.csv' lasts 1 s, and idle_s and window_s need ",
+    "run energy -p power_trace=HERE/unsorted.csv": "line 4 of 'unsorted.csv' is not later than the line before; sort by",
+    "run energy -p power_trace=HERE/words.csv": "line 2 of 'words.csv' is not a time and a power; give seconds and",
+    "run fp8 -p 'overrides={dtype: float32}'": "fp8.overrides: dtype is chosen by precisions; leave it out",
+    "run fp8 -p excluded_modules=[haed]": "fp8.excluded_modules: 'haed' matches no linear layer",
+    "run fp8 -p 'overrides={d_ff: 100}'": "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, no multiple of 16",
+    "run distributed -p trace=true": "distributed.trace: calls in the processes of ranks are not traced",
+    "run distributed -p world_sizes=[0]": "distributed.world_sizes[0]: Input should be greater than 0, got 0",
+    "run distributed -p num_kv_heads=3": "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor",
+    "run distributed -p q_len=9 -p seq_lens=[8]": "distributed.q_len: must be at most 8, the shortest of seq_lens, got 9",
+    "run distributed -p world_sizes=[3] -p prefill_algorithms=[ulysses]": "ulysses cannot split 8 and 8 heads over 3 ranks",
+    "run energy -p 'model_options={width: 3}'": "model_options: there is no model to take them",
+    "run energy -p model=hf:LlamaForCausalLM -p seq_lens=[9999]": "exceeds the max_position_embeddings 2048",
+    "run warmup -p model=hf:LlamaForCausalLM -p seq_len=9999": "exceeds the max_position_embeddings 2048",
+    "run fp8 -p model=hf:LlamaForCausalLM -p seq_len=9999": "exceeds the max_position_embeddings 2048",
+    "run summary -p database=HERE/none.sqlite": "none.sqlite' is not a file; name a database",
+    "run summary -p runs=[[latest]]": "summary.runs[0]: Input should be a valid string, got ['latest']",
+    "ab HERE/date.yml HERE/date.yml attention": "date.yml is not valid YAML (month must be in 1..12)",
+    "ab HERE/twice.yml HERE/twice.yml attention": "twice.yml is not valid YAML ('seed' is given twice; leave one out",
+    "ab HERE/latin.yml HERE/latin.yml attention": "latin.yml: cannot be read ('utf-8' codec",
+    "ab . . --call a:b --label all": "label: 'all' names runs already; choose another",
+    "ab . . --call a:b --json /": "/: is a folder; name a file",
+    "ab . . --call json:dumps --threshold nan": "--threshold: 'nan' is not valid; give a share such as 5%",
+    "ab . . --call json:dumps --metric speed": "--metric: 'speed' cannot be compared",
+    "ab . . --call a:b --total soon": "--total: 'soon' is not valid",
+    "run --on mars": "'mars' is not one of 'here', 'ray'",
+    "run --on ray --resume": "--resume: a Ray task brings all of its results back or none",
+    "run --dry-run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
+    "runs": "does not exist; run `nano run quick` first",
+    "report": "does not exist",
+    "report --output HERE/damaged": "cannot be",
+    "init HERE": "is not an empty folder",
+    "init HERE/text.txt": "is not an empty folder",
+    "export HERE/x.json": "does not exist",
+    "history": "does not exist",
+    "clean": "no run is chosen; name the runs to delete",
+    "clean --older-than -3d": "--older-than: '-3d' is not valid",
+    "merge": "Missing argument 'DATABASE...'",
+    "merge HERE/text.txt": "text.txt cannot be opened (file is not a database)",
+    "merge HERE/foreign.sqlite": "foreign.sqlite is not a nanolib database; name another",
+    "merge HERE/newer.sqlite": "has schema 99, this nanolib 5; move it away and measure again",
+    "merge HERE/cut.sqlite": "cut.sqlite",
+    "ab one": "revision: 'one' is given; give two",
+    "ab nowhere . --call json:dumps": "'nowhere' is not a commit",
+}
 PARAMS_FILES = {
     "date.yml": b"label: 2024-13-45",
     "twice.yml": b"seed: 1\nseed: 2",
     "latin.yml": b"label: \xe9",
     "empty.txt": b"",
+    "other.csv": b"t_s\n0\n",
+    "one.csv": b"t_s,power_w\n0,5\n",
+    "short.csv": b"t_s,power_w\n0,5\n1,5\n",
+    "unsorted.csv": b"t_s,power_w\n0,5\n2,5\n1,5\n",
+    "words.csv": b"t_s,power_w\n0,x\n1,5\n",
 }
 LONG = "x" * 5000
-WITH_DATABASE = [
-    ("report nowhere --to HERE/report", "'nowhere'"),
-    ("report latest~9 --to HERE/report", "'latest~9'"),
-    ("report latest~² --to HERE/report", "'latest~²'"),
-    ("export HERE/x.pdf", "x.pdf"),
-    ("export HERE/none/x.json", "none"),
-    ("export HERE/x.json --run nowhere", "'nowhere'"),
-    ("compare nowhere latest", "'nowhere'"),
-    ("compare latest HERE/text.txt", "text.txt cannot be opened"),
-    ("compare latest latest --threshold -1%", "--threshold: '-1%' is not valid"),
-    ("compare latest latest --threshold lots", "--threshold: 'lots' is not valid"),
-    ("compare latest latest --chart HERE/x.doc", "x.doc"),
-    (
-        "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md",
-        "none is not a folder; create it or name",
-    ),
-    (
-        "ab . . --call json:dumps --json HERE/none/x.json",
-        "none is not a folder; create it or name another one",
-    ),
-    (f"compare {LONG} latest", "xxx' is not in the database"),
-    (f"compare {LONG}/{LONG} latest", "File name too long; name another place"),
-    (f"export HERE/x.json --run {LONG}", "xxx' is not in the database"),
-    (
-        f"clean --run latest~{LONG}",
-        "xxx' does not exist; the database contains 1 launch(es) of attention",
-    ),
-    (f"{LONG}", "No such command"),
-    (f"report --to HERE/{LONG}", "cannot be made (File name too long); name another folder"),
-    ("history nowhere", "no run of nowhere is in the database; use attention"),
-    ("history --metric speed", "'speed'"),
-    ("clean --older-than nan", "--older-than: 'nan' is not valid"),
-    ("report --to HERE/text.txt", "text.txt"),
-    ("clean --older-than soon", "--older-than: 'soon' is not valid; give days, such as 30d"),
-    ("clean --keep -1", "-1 is not in the range x>=0"),
-    ("merge HERE/good.sqlite OUT/results.sqlite", "is this database itself; name another"),
-    ("merge OUT/results.sqlite", "is this database itself; name another"),
-]
+WITH_DATABASE = {
+    "report nowhere --to HERE/report": "'nowhere'",
+    "report latest~9 --to HERE/report": "'latest~9'",
+    "report latest~² --to HERE/report": "'latest~²'",
+    "export HERE/x.pdf": "x.pdf",
+    "export HERE/none/x.json": "none",
+    "export HERE/x.json --run nowhere": "'nowhere'",
+    "compare nowhere latest": "'nowhere'",
+    "compare befor latest": "'befor' is not in the database; did you mean before?",
+    "compare HERE/pipe latest": "pipe",
+    "compare latest HERE/text.txt": "text.txt cannot be opened",
+    "compare latest latest --threshold -1%": "--threshold: '-1%' is not valid",
+    "compare latest latest --chart HERE/x.doc": "x.doc",
+    "compare latest latest --json HERE/ok.json --markdown HERE/none/x.md": "none is not a folder; create it or name",
+    "ab . . --call json:dumps --json HERE/none/x.json": "none is not a folder; create it or name another one",
+    "compare LONG latest": "xxx' is not in the database",
+    "compare LONG/LONG latest": "File name too long; name another place",
+    "export HERE/x.json --run LONG": "xxx' is not in the database",
+    "clean --run latest~LONG": "xxx' does not exist; the database contains 1 launch(es) of attention",
+    "LONG": "No such command",
+    "report --to HERE/LONG": "cannot be made (File name too long); name another folder",
+    "history nowhere": "no run of nowhere is in the database; use attention",
+    "history --metric speed": "'speed'",
+    "clean --older-than nan": "--older-than: 'nan' is not valid",
+    "report --to HERE/text.txt": "text.txt",
+    "clean --older-than soon": "--older-than: 'soon' is not valid; give days, such as 30d",
+    "clean --keep -1": "-1 is not in the range x>=0",
+    "merge HERE/good.sqlite OUT/results.sqlite": "is this database itself; name another",
+    "merge OUT/results.sqlite": "is this database itself; name another",
+}
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     path = tmp_path_factory.mktemp("good") / "results.sqlite"
-    params = attention.Params(
-        device="cpu",
-        budget_s=0.01,
-        seq_lens=[16],
-        num_heads=2,
-        attention_types=["dense"],
-        backward=False,
-        quality_patterns=[],
-    )
     with Store(path) as store:
-        sweep.measure(attention, params, store=store, progress=False).finish()
+        store.add(make_run(label="before"))
     return path
 
 
@@ -229,16 +167,19 @@ def here(tmp_path, measured):
     for name, content in PARAMS_FILES.items():
         (folder / name).write_bytes(content)
     shutil.copy(measured, folder / "good.sqlite")
-    (folder / "cut.sqlite").write_bytes(measured.read_bytes()[:5000])
+    content = measured.read_bytes()
+    (folder / "cut.sqlite").write_bytes(content[:5000])
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "results.sqlite").write_bytes(content[: len(content) // 2] + bytes(1000))
+    shutil.copy(measured, folder / "newer.sqlite")
     for name, statement in (
         ("foreign", "CREATE TABLE t (x)"),
         ("newer", "PRAGMA user_version = 99"),
     ):
-        if name == "newer":
-            shutil.copy(measured, folder / "newer.sqlite")
         with contextlib.closing(sqlite3.connect(folder / f"{name}.sqlite")) as db:
             db.execute(statement)
             db.commit()
+    os.mkfifo(folder / "pipe")
     return folder
 
 
@@ -251,8 +192,8 @@ def _files(folder):
 
 
 CASES = [
-    *((False, *line) for line in WITHOUT_DATABASE),
-    *((True, *line) for line in WITH_DATABASE),
+    *((False, *line) for line in WITHOUT_DATABASE.items()),
+    *((True, *line) for line in WITH_DATABASE.items()),
 ]
 
 
@@ -265,9 +206,9 @@ def test_it_is_one_line_and_nothing_is_written(
         out.mkdir()
         shutil.copy(measured, out / "results.sqlite")
     before = _files(tmp_path)
-    named = arguments.replace("HERE", str(here)).replace("OUT", str(out))
+    named = arguments.replace("HERE", str(here)).replace("OUT", str(out)).replace("LONG", LONG)
     words = shlex.split(named)
-    takes_output = words and words[0] != "nope" and "--output" not in words
+    takes_output = words and words[0] not in ("nope", "init") and "--output" not in words
     ended = CliRunner().invoke(main, [*words, *(["--output", str(out)] if takes_output else [])])
     assert ended.exit_code == 2, ended.output
     assert said in ended.output, ended.output

@@ -35,37 +35,6 @@ def _options(*pairs):
     return [word for pair in pairs for word in ("-p", pair)]
 
 
-@pytest.mark.parametrize("command", [["run", "attention"], ["doctor"]])
-def test_an_output_folder_that_cannot_be_made_is_told(tmp_path, command):
-    (tmp_path / "file").touch()
-    ended = CliRunner().invoke(main, [*command, "--output", str(tmp_path / "file" / "out")])
-    assert (
-        ended.exit_code == 2
-        and "cannot be made" in ended.output
-        and len(ended.output.strip().splitlines()) == 1
-    )
-
-
-def test_a_damaged_database_is_told_and_left_as_it_is(nano, tmp_path):
-    from tests.store.rows import make_run
-
-    path = tmp_path / "out" / "results.sqlite"
-    with Store(path) as store:
-        for _ in range(50):
-            store.add(make_run())
-        store.connection.execute("PRAGMA journal_mode = DELETE").fetchall()
-    content = path.read_bytes()
-    cut = content[: len(content) // 2] + bytes(1000)
-    path.write_bytes(cut)
-    ended = nano("report")
-    assert (
-        ended.exit_code == 2
-        and len(ended.output.strip().splitlines()) == 1
-        and "cannot be" in ended.output
-    )
-    assert not (tmp_path / "out" / "report").exists()
-
-
 @pytest.mark.parametrize("suite", ["full", "--full"])
 def test_a_dry_run_lists_the_cases_and_what_cannot_run_here(nano, tmp_path, suite):
     small = ["seq_lens=[64]", "batch_sizes=[1]", "quality_patterns=[]"]
@@ -105,14 +74,6 @@ def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ended:
         ended.stdout.close()
         assert ended.stderr.read() == b"" and ended.wait() == EXIT_CLOSED
-
-
-def test_a_pipe_is_not_waited_for(nano, tmp_path):
-    with Store(tmp_path / "out" / "results.sqlite"):
-        pass
-    os.mkfifo(tmp_path / "pipe")
-    ended = nano("compare", str(tmp_path / "pipe"), "latest")
-    assert ended.exit_code == 2 and len(ended.output.splitlines()) == 1
 
 
 @pytest.mark.parametrize("suite", suites())
@@ -158,7 +119,7 @@ def test_help_shows_the_parameters_of_the_notebook_that_is_named(notebook):
         assert any(line.startswith(f"{name}: ") for line in lines), name
 
 
-def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, tmp_path):
+def test_lists_come_as_json_too(nano, tmp_path):
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for at in range(7):
             times = [10.0 + at // 6 * 5 + 0.01 * (i % 7) for i in range(40)]
@@ -171,11 +132,6 @@ def test_lists_come_as_json_too_and_a_name_that_is_nearly_right_is_named(nano, t
     (told,) = json.loads(ended.stdout)["shown"]
     assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
     assert "1 level(s) differ in the last one or two runs" in ended.stderr
-    ended = nano("compare", "befor", "latest")
-    assert (
-        ended.exit_code == 2
-        and "'befor' is not in the database; did you mean before?" in ended.output
-    )
 
 
 def test_a_command_that_measures_nothing_starts_without_torch(tmp_path):

@@ -132,18 +132,15 @@ def test_the_profilers_names_are_there_with_the_arguments_that_others_use():
 
 
 def test_a_model_is_made_of_a_size_or_of_another_config():
-    from nanolib.compat import create_model
-    from nanolib.models import generate_random_batch
-
-    model = create_model(
+    model = compat.create_model(
         MODEL_CONFIGS["small"], context_length=64, device="cpu", num_layers=1, vocab_size=100
     )
     ids = generate_random_batch(2, 64, 100, "cpu")
     assert model(ids).shape == (2, 64, 100) and model.config.context_length == 64
-    again = create_model(model.config, context_length=32)
+    again = compat.create_model(model.config, context_length=32)
     assert again.config == NanoConfig(**model.config.model_dump() | {"context_length": 32})
     with pytest.raises(BadInput, match="nonsense"):
-        create_model(MODEL_CONFIGS["small"], nonsense=1)
+        compat.create_model(MODEL_CONFIGS["small"], nonsense=1)
 
 
 def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monkeypatch):

@@ -63,11 +63,3 @@ def test_a_bad_value_is_one_line_that_names_field_value_and_remedy(values, said)
 def test_an_unknown_preset_is_told():
     with pytest.raises(BadInput, match="preset: 'smal' is not known; use one of decoder_nano"):
         NanoConfig.from_preset("smal")
-
-
-def test_an_attention_option_that_no_kind_knows_is_told():
-    config = NanoConfig(
-        d_model=32, num_layers=1, num_heads=2, vocab_size=16, attention_options={"windo": 3}
-    )
-    with pytest.raises(BadInput, match=r"attention_options\.windo: no attention kind takes it"):
-        create_model(config)

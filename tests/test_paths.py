@@ -60,13 +60,3 @@ def test_init_copies_the_files_to_a_new_or_empty_folder(tmp_path, monkeypatch, e
     assert not list(target.rglob(".*"))
     monkeypatch.chdir(target)
     assert paths.checkout() == target
-
-
-@pytest.mark.parametrize("is_file", [False, True])
-def test_init_refuses_a_folder_with_files_in_it(tmp_path, is_file):
-    file = tmp_path / "mine"
-    file.write_text("kept")
-    ended = CliRunner().invoke(main, ["init", str(file if is_file else tmp_path)])
-    assert ended.exit_code == 2 and "is not an empty folder" in ended.output
-    assert len(ended.output.splitlines()) == 1
-    assert [path.read_text() for path in tmp_path.rglob("*")] == ["kept"]

@@ -8,11 +8,8 @@ from nanolib.measurement import BadInput, exact
 from nanolib.paths import checkout
 from nanolib.report.page import build
 from nanolib.store import Store
-from nanolib.store.schema import Run
 from tests.shown import SECTIONS
-
-MACHINE = {"machine_id": "m", "cpu": "c", "cores": 1, "ram_gib": 1, "gpus": [], "dtypes": {}}
-
+from tests.store.rows import make_run
 
 HOSTILE = "'); DROP TABLE runs; -- <script>alert(1)</script>"
 
@@ -30,17 +27,8 @@ def test_a_database_makes_nothing_run_or_vanish(tmp_path, monkeypatch):
     }
     params = {"model": "evil_module:build", "device": "cpu"}
     with Store(tmp_path / "r.sqlite") as store:
-        store.add(
-            Run(
-                "model",
-                MACHINE,
-                params=params,
-                label=HOSTILE,
-                suite=HOSTILE,
-                rows=rows,
-                run_id=HOSTILE,
-            )
-        )
+        named = {"label": HOSTILE, "suite": HOSTILE, "run_id": HOSTILE}
+        store.add(make_run(experiment="model", params=params, rows=rows, **named))
         assert store.resolve(HOSTILE) == [HOSTILE]
         with pytest.raises(BadInput):
             store.resolve("' OR 1 = 1 --")

@@ -10,7 +10,8 @@ from nanolib.cli import main
 from nanolib.compare.runs import BUSY
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.store import Run, Store
-from tests.compare.test_compare import _case, _machine
+from tests.compare.test_compare import _case
+from tests.store.rows import MACHINE
 
 LONG = "decoder_tiny with num_layers 2, vocab_size 4096"
 
@@ -29,7 +30,7 @@ def nano(tmp_path, monkeypatch):
                 }
                 named = {"git_revision": "new" if run_id.startswith("curr") else "rev"}
                 named |= {"run_id": run_id, "interference": disturbed}
-                store.add(Run(experiment, _machine(), rows=rows, **named))
+                store.add(Run(experiment, MACHINE, rows=rows, **named))
         return CliRunner().invoke(main, ["compare", *arguments])
 
     return asked
@@ -96,7 +97,7 @@ def test_notebooks_of_one_side_are_named_in_one_line_and_no_case_of_theirs_is_mi
         for at, experiment in enumerate(("attention", "model", "energy", "attention")):
             rows = {"a": ({"name": "a"}, _case(at))}
             named = {"label": "mine"} if at == 3 else {"suite": "quick"}
-            store.add(Run(experiment, _machine(), rows=rows, run_id=f"run0000{at}", **named))
+            store.add(Run(experiment, MACHINE, rows=rows, run_id=f"run0000{at}", **named))
     options = ["--all", "--json", str(tmp_path / "found.json"), *["--strict"] * strict]
     ended = nano([], "quick", "mine", *options)
     assert "not compared, since only base has them: energy, model" in ended.output.splitlines()
@@ -145,7 +146,7 @@ def _stored(path, machine, factor, predicted, flops=100.0):
         ]
         cases[f"c{at}"] = ({"name": f"k{at}", "seq_len": 8}, rows)
     with Store(path) as store:
-        store.add(Run("attention", _machine(machine), rows=cases))
+        store.add(Run("attention", MACHINE | {"machine_id": machine}, rows=cases))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,7 @@ from nanolib.compare.spread import KEY, repeats
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.store import Run, Store
-
-
-def _machine(machine_id="m1"):
-    return {"machine_id": machine_id, "cpu": "c", "cores": 2, "ram_gib": 8}
+from tests.store.rows import MACHINE
 
 
 def _case(
@@ -33,11 +30,11 @@ def _case(
     ]
 
 
-def _run(cases, run_id, machine_id="m1", **rest):
+def _run(cases, run_id, **rest):
     rows = {
         name: ({"name": name, "seq_len": 8}, measurements) for name, measurements in cases.items()
     }
-    return Run("attention", _machine(machine_id), rows=rows, run_id=run_id, **rest)
+    return Run("attention", MACHINE, rows=rows, run_id=run_id, **rest)
 
 
 def _earlier_runs(rows):
@@ -56,15 +53,15 @@ def _earlier_runs(rows):
 def found(tmp_path):
     numbers = itertools.count()
 
-    def compare(base, current, machines=("m1", "m1"), **options):
+    def compare(base, current, **options):
         """Compare the cases of two sides; several runs of a side are a list, the oldest first."""
         with Store(tmp_path / f"{next(numbers)}.sqlite") as store:
             rows = []
-            for side, machine in zip((base, current), machines, strict=True):
+            for side in (base, current):
                 runs = side if isinstance(side, list) else [side]
                 ids = [f"{len(rows)}-{at}" for at in range(len(runs))]
                 for run_id, cases in zip(ids, runs, strict=True):
-                    store.add(_run(cases, run_id, machine))
+                    store.add(_run(cases, run_id))
                 rows.append(store.measurements(ids, samples=True))
         return compare_rows(*rows, **{"repeats": _earlier_runs(rows[1])} | options)
 
@@ -189,7 +186,6 @@ def nano(tmp_path):
             store.add(_run({"a": _case(10 + at)}, f"earlier{at}", git_revision="rev"))
         store.add(_run({"a": _case(1)}, "aaaa", label="before", suite="quick"))
         store.add(_run({"a": _case(2, level=12)}, "bbbb", label="after"))
-        store.add(_run({"z": _case(2)}, "cccc", label="else"))
     return lambda *args: CliRunner().invoke(main, ["compare", *args, "--output", str(tmp_path)])
 
 

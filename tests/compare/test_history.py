@@ -8,12 +8,12 @@ from nanolib.measurement import BadInput, Measurement, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.report.regressions import history_verdict
 from nanolib.store import Run, Store
+from tests.store.rows import MACHINE
 
-M1 = {"machine_id": "m1", "cpu": "c", "cores": 2, "ram_gib": 8}
-M2 = M1 | {"machine_id": "m2"}
+M2 = MACHINE | {"machine_id": "m2"}
 
 
-def _run(index, level, machine=M1, flops=100.0, revision=None):
+def _run(index, level, machine=MACHINE, flops=100.0, revision=None):
     wiggle = 1 + 0.002 * (index % 3)
     times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
     rows = [Measurement("case_duration", 1.0), summarize(times, scope="forward")]
@@ -43,7 +43,7 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
 
 def test_machines_are_never_mixed_in_one_history(store):
     for index in range(4):
-        store.add(_run(index, 10.0, M1))
+        store.add(_run(index, 10.0))
         store.add(_run(index, 30.0, M2))
     found = histories(store, machine_ids=["m1", "m2"])
     assert [(history.machine_id, len(history.points)) for history in found] == [

@@ -8,11 +8,11 @@ from nanolib.experiments.distributed import cases as distributed
 from nanolib.experiments.distributed import tables
 from nanolib.experiments.distributed.decode import link_rows
 from nanolib.experiments.distributed.launch import Launch
-from nanolib.measurement import BadInput, Flag, Unsupported
+from nanolib.measurement import Flag, Unsupported
 from nanolib.models.attention.ranks import Traffic
-from nanolib.run import ranks, sweep
+from nanolib.run import ranks
 from nanolib.run.case import oversubscribed
-from nanolib.store import Store
+from tests.measuring import rows_of
 
 
 @pytest.mark.slow
@@ -28,9 +28,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
         return started(body, request, **rest)
 
     monkeypatch.setattr("nanolib.run.case.run_ranks", first_fails)
-    with Store(tmp_path / "results.sqlite") as store:
-        run = sweep.measure(distributed, params, store=store, progress=False)
-        rows = run.measurements(samples=True)
+    rows = rows_of(distributed, params, tmp_path)
     ends = rows[rows["metric"] == "case_duration"]
     assert list(ends["status"]) == ["error", "ok"]
     assert ends["message"].iloc[0] == "RankFailed: rank 1 of 2 raised an error"
@@ -62,32 +60,6 @@ def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     assert "no backend for mps" in ranks.lacking("mps", 1)
     with pytest.raises(Unsupported, match="2 ranks need as many GPUs"):
         ranks.run_ranks(print, {}, world_size=2, device="cuda", timeout_s=1)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"trace": True}, "distributed.trace: calls in the processes of ranks are not traced"),
-        ({"world_sizes": [0]}, "distributed.world_sizes[0]: Input should be greater than 0, got 0"),
-        (
-            {"num_kv_heads": 3},
-            "distributed.num_kv_heads: 3 does not divide num_heads 8; choose a divisor",
-        ),
-        (
-            {"q_len": 9, "seq_lens": [8]},
-            "distributed.q_len: must be at most 8, the shortest of seq_lens, got 9",
-        ),
-        (
-            {"world_sizes": [3], "prefill_algorithms": ["ulysses"]},
-            "distributed.world_sizes: ulysses cannot split 8 and 8 heads over 3 ranks; choose a",
-        ),
-    ],
-)
-def test_bad_parameters_get_one_line(values, said):
-    with pytest.raises(BadInput) as error:
-        distributed.Params(**values)
-    (line,) = error.value.lines
-    assert line.startswith(said)
 
 
 # rows from what ranks saw

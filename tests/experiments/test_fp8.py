@@ -6,11 +6,9 @@ from nanolib.experiments.fp8 import cases as fp8
 from nanolib.experiments.fp8 import small_decoder, view
 from nanolib.experiments.fp8.small_decoder import VARIANTS, ParityCase, parity_verdict
 from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table
-from nanolib.measurement import BadInput
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
-from nanolib.run import sweep
-from nanolib.store import Store
+from tests.measuring import rows_of
 
 SMALL = {
     "presets": ["gpt_125M"],
@@ -41,10 +39,7 @@ def rows(tmp_path_factory):
         parity_recipes=["bf16_again", "fp8_tensorwise", "scale_off_by_1024"],
         device="cpu",
     )
-    with Store(tmp_path_factory.mktemp("fp8") / "results.sqlite") as store:
-        run = sweep.measure(fp8, params, store=store, progress=False)
-        run.finish()
-        yield run.measurements(samples=True)
+    return rows_of(fp8, params, tmp_path_factory.mktemp("fp8"))
 
 
 def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
@@ -137,19 +132,3 @@ def test_the_converted_share_is_of_all_flops():
     assert row.estimate == pytest.approx(LINEAR / (LINEAR + REST))
     assert row.details["kept"] == ["head"]
     assert row.details["amdahl_bound"] == pytest.approx(1 / (1 - row.estimate / 2))
-
-
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        ({"excluded_modules": ["haed"]}, "fp8.excluded_modules: 'haed' matches no linear layer"),
-        (
-            {"overrides": {"d_ff": 100}},
-            "fp8.excluded_modules: blocks.0.mlp.gate is 100 x 256, no multiple of 16",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(field, words):
-    with pytest.raises(BadInput, match=words) as error:
-        fp8.Params(**field)
-    assert len(error.value.lines) == 1

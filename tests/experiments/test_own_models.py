@@ -3,12 +3,9 @@
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.measurement import BadInput
-from nanolib.run import sweep
-from nanolib.store import Store
+from tests.experiments.own import LLAMA
+from tests.measuring import rows_of
 
-LLAMA = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
 QUICK = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5}
 ASKED = {
     "energy": {
@@ -70,8 +67,7 @@ def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):
     if model.startswith("hf:"):
         pytest.importorskip("transformers")
     params = ALL[name]().Params(model=model, model_options=options, **QUICK, **ASKED[name])
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
+    rows = rows_of(ALL[name](), params, tmp_path)
     ends = rows[(rows.metric == "case_duration") & rows["factor.preset"].notna()]
     assert set(ends["factor.preset"]) == {model}
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
@@ -79,18 +75,3 @@ def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):
     assert (ends.status == "ok").sum() >= 2
     refused = ends[ends.status == "unsupported"].message
     assert name != "fp8" or refused.str.contains("cpu has no FP8 tensor cores").any()
-
-
-@pytest.mark.parametrize("name", sorted(ASKED))
-def test_bad_ones_get_one_line_before_anything_runs(name):
-    pytest.importorskip("transformers")
-    long = {"seq_lens": [200]} if name == "energy" else {"seq_len": 200}
-    llama = {"model": "hf:LlamaForCausalLM", "model_options": LLAMA}
-    for given, said in (
-        ({"model_options": {"width": 3}}, "model_options: there is no model to take them"),
-        ({"model": "no colon"}, "model: "),
-        (llama | long, "exceeds the max_position_embeddings 64"),
-    ):
-        with pytest.raises(BadInput, match=said) as told:
-            ALL[name]().Params(**given)
-        assert len(told.value.lines) == 1

@@ -3,8 +3,7 @@
 import pytest
 
 from nanolib.experiments import ALL
-from nanolib.run import sweep
-from nanolib.store import Store
+from tests.measuring import rows_of
 
 _MODEL = {"overrides": {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}}
 # Notebook → parameters that make it small, and what it profiles: scopes of one call each.
@@ -28,8 +27,7 @@ def test_what_is_timed_is_profiled_on_request(tmp_path, monkeypatch, name):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path))
     given, scopes = GIVEN[name]
     params = ALL[name]().Params(**given, trace=True, device="cpu", budget_s=0.01, rel_ci=0.5)
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = sweep.measure(ALL[name](), params, store=store, progress=False).measurements()
+    rows = rows_of(ALL[name](), params, tmp_path)
     ended = rows[rows["metric"] == "case_duration"]
     assert set(ended["status"]) <= {"ok", "unsupported"}, ended["message"].tolist()
     found = sorted((tmp_path / "traces").iterdir())

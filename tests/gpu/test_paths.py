@@ -16,7 +16,7 @@ from nanolib.models.generation import generation_of
 from nanolib.run import sweep
 from nanolib.run.ranks import answer, failure, results_in
 from nanolib.run.timeout import DeviceLost, Outcome, is_out_of_memory
-from nanolib.store import Store
+from tests.measuring import rows_of
 from tests.run import sample_experiment as sample
 
 
@@ -95,9 +95,8 @@ def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeyp
 
     monkeypatch.setattr(sweep, "run_here", here)
     monkeypatch.setattr(sweep, "run_in_process", alone)
-    with Store(tmp_path / "results.sqlite") as store:
-        params = sample.Params(behaviors=["ok-1", "ok-2", "ok-3"])
-        rows = sweep.measure(sample, params, store=store, progress=False).measurements()
+    params = sample.Params(behaviors=["ok-1", "ok-2", "ok-3"])
+    rows = rows_of(sample, params, tmp_path)
     assert asked == [False, True, True]
     assert list(rows[rows.metric == "case_duration"].status) == ["error", "ok", "ok"]
 

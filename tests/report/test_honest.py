@@ -10,8 +10,7 @@ from nanolib.experiments import ALL
 from nanolib.experiments.attention.findings import attention_table
 from nanolib.measurement import LEARNING_STEPS, METRICS, Flag, exact
 from nanolib.report.finding import Estimate
-from nanolib.run import sweep
-from nanolib.store import Store
+from tests.measuring import rows_of
 from tests.report.cases import (
     COMPUTING,
     attention_case,
@@ -56,8 +55,7 @@ def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(tmp_path):
     kinds = [{"kind": "dense", "backend": "flash"}]
     kinds += [sparse | {"block_size": size} for size in (128, 8)]  # one block, and twelve
     params = ALL["attention"]().Params(attention_types=kinds, budget_s=0.01, rel_ci=0.5, **shape)
-    with Store(tmp_path / "results.sqlite") as store:
-        rows = sweep.measure(ALL["attention"](), params, store=store, progress=False).measurements()
+    rows = rows_of(ALL["attention"](), params, tmp_path)
     found = rows[(rows.metric == "sparsity") & (rows["factor.attention_type"] == "sparse")]
     assert list(found["estimate"] > 0) == [False, True]
     assert [Flag.MASK_IS_DENSE.value in flags for flags in found["flags"]] == [True, False]

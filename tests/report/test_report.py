@@ -1,7 +1,6 @@
 import json
 import re
 
-import pandas as pd
 import pytest
 
 from nanolib.experiments import ALL
@@ -52,28 +51,19 @@ def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
     assert len(profile["measurements"]) == len(store.measurements(["evil"]))
 
 
-@pytest.mark.parametrize("ending", [".sqlite", ".json", ".csv", ".md"])
-def test_an_export_holds_every_row(store, tmp_path, ending):
+@pytest.mark.parametrize("ending", [".csv", ".md"])
+def test_an_export_has_a_line_for_every_row(store, tmp_path, ending):
     target = tmp_path / f"share{ending}"
     export.write(store, ["evil"], target)
-    count = len(store.measurements(["evil"]))
-    if ending == ".sqlite":
-        with Store(target) as shared:
-            assert len(shared.measurements()) == count
-    elif ending == ".json":
-        assert len(json.loads(target.read_text())["measurements"]) == count
-    elif ending == ".csv":
-        assert len(pd.read_csv(target)) == count
-    else:
-        assert len(target.read_text().strip().splitlines()) == count + 2
+    lines = target.read_text().strip().splitlines()
+    headers = 1 if ending == ".csv" else 2
+    assert len(lines) == len(store.measurements(["evil"])) + headers
 
 
-def test_bad_exports_are_refused_and_nothing_is_written(store, tmp_path):
-    with pytest.raises(BadInput, match="no known ending"):
-        export.write(store, ["evil"], tmp_path / "x.exe")
+def test_an_export_of_no_runs_is_refused_and_nothing_is_written(store, tmp_path):
     with pytest.raises(BadInput, match="there are no runs"):
         export.write(store, [], tmp_path / "x.json")
-    assert not list(tmp_path.glob("x.*"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_glossary_explains_every_flag_as_the_report_does():
