@@ -1,4 +1,4 @@
-"""Charts and findings of whole models: time of a call, peak memory, generation, and loss."""
+"""Draw the charts and build the findings of whole models: time, memory, generation, loss."""
 
 from __future__ import annotations
 
