@@ -181,7 +181,7 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 
     Returns:
         Comparison of the newest run of each suite and machine with the run before, or None without
-        an earlier run. The second value is the history of each timing.
+        an earlier run, and the history of each timing.
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=RECENT_RUNS)

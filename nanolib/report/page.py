@@ -110,7 +110,7 @@ def _parts(
 
 
 def _whole_table(title: str, table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return a table of which people see all columns, or nothing if the table has no line."""
+    """Return a table that shows all columns, or nothing if the table has no line."""
     return {title: (table, table)} if len(table) else {}
 
 

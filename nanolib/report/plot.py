@@ -5,7 +5,7 @@ A chart needs a table with a line per mark. `line` charts need the columns `seri
 
 low, high: Ends of the interval.
 pred: Predicted value.
-sure: False for an estimated, emulated or unsettled value, which gets a hollow mark.
+sure: Whether the value is measured and settled, otherwise the mark is hollow.
 hue: Name of a color in `theme.COLOURS`.
 part: Name of the part of a bar.
 panel: Name of the panel that shows the mark.
@@ -64,7 +64,7 @@ def plot(
         subtitle: Lines below the title.
         unit: Title of the value axis.
         xunit: Title of the horizontal axis of a line chart.
-        log: Names of the logarithmic axes: `x`, `y` or `xy`.
+        log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
         ref_text: Label of the reference line.
         band: Lowest and highest value that count as no change.

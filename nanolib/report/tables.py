@@ -62,7 +62,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
     Args:
         table: Table of cases.
-        names: Maps each column to its title. The columns `_low` and `_high` are its interval.
+        names: Maps each column to its title. The interval of a column is in the columns `_low` and
+            `_high`.
     """
     unknown = [None] * len(table)
     result = pd.DataFrame(index=table.index)
@@ -159,7 +160,7 @@ def add_metric_columns(
     """Add columns with the measurements of each line.
 
     Args:
-        table: Table with a line for each `key`. A table without these columns stays empty.
+        table: Table with a line for each `key`. A table without the columns `key` stays empty.
         rows: Measurements that have the columns `key`.
         columns: Columns to add. Columns without a metric are skipped.
         key: Names of the columns that identify a line.

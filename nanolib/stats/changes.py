@@ -53,9 +53,9 @@ def changes_of_level(
     """Find where a history of estimates changed, and by which factor.
 
     The search uses medians of five neighbors, so one or two outliers are not a change. The scale is
-    the larger of the noise between neighbors and the uncertainty of the estimates. So a quiet
-    period does not look like a change, and neither does a wide interval. A change must also exceed
-    the noise near the change, because noise may grow at a constant level.
+    the larger of the noise between neighbors and the uncertainty of the estimates. With this scale,
+    neither a quiet period nor a wide interval looks like a change. A change must also exceed the
+    noise near the change, because noise may grow at a constant level.
 
     Args:
         values: Estimates in order of time, shape [n], above 0. With n < 6 there is no change.

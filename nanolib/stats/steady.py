@@ -104,7 +104,7 @@ def leading_slow_samples(series: ArrayLike) -> int:
     """Count the cold calls, which are the first samples above the severe fence of the second half.
 
     Args:
-        series: Timings in the order taken, shape [n]. The second half counts as warm.
+        series: Timings in the order taken, shape [n]. The second half of the series counts as warm.
     """
     x = np.asarray(series, dtype=float)
     _, limit = fences(x[len(x) // 2 :], SEVERE)
@@ -159,7 +159,7 @@ def fences(samples: ArrayLike, reach: float) -> tuple[float, float]:
 
     Args:
         samples: Samples, shape [n], any unit.
-        reach: Distance from a quartile to its fence, in interquartile ranges: `MILD` or `SEVERE`.
+        reach: Distance from a quartile to the fence, in interquartile ranges, for example `MILD`.
 
     Source: Tukey (1977), Exploratory Data Analysis.
     """

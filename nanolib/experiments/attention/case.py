@@ -80,13 +80,13 @@ class AttentionCase(Case):
 
     @property
     def moved(self) -> int:
-        """Size of q, k, v and the output together, in bytes."""
+        """Return the size of q, k, v and the output together, in bytes."""
         row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
     @property
     def work(self) -> attention.Work | None:
-        """The kept connections, or None if they depend on the input or on code of the user."""
+        """Return the kept connections, or None if the input or code of the user decides."""
         if self.runs_code:
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
@@ -94,13 +94,13 @@ class AttentionCase(Case):
 
     @property
     def group(self) -> str:
-        """The shape, which all kinds that are timed in turns share."""
+        """Return the shape, which all kinds that are timed in turns share."""
         factors = self.factors.items()
         return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
 
     @property
     def title(self) -> str:
-        """The name of the kind."""
+        """Return the name of the kind."""
         return self.name
 
     @property
