@@ -225,7 +225,8 @@ def _timing_line(
     if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
     line = _line(then, now, verdict.kind, verdict=verdict, message=message)
-    # The verdict's ratio is that of the geometric means, so the table shows these.
+    # The ratio of the verdict is the ratio of the geometric means, so the table shows geometric
+    # means.
     base, current = (float(np.exp(np.log(one).mean())) for one in blocks)
     return replace(line, base=base, current=current)
 

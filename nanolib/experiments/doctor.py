@@ -69,7 +69,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         sustained_s: Length of a sustained measurement of each product, s. 0 means none.
 
     Returns:
-        Texts by heading and name.
+        Text of each fact, by heading and name.
 
     Raises:
         BadInput: A budget is not positive, or the output folder cannot be created.
@@ -131,7 +131,7 @@ def _attention_support(kind: str, device: str) -> str:
         attention.attend(kind, x, x, x, causal=True)
     except Unsupported as error:
         return f"unsupported: {error}"
-    except Exception as error:  # For example, the compiler does not work.
+    except Exception as error:  # The compiler may not work.
         return f"fails: {one_line(error)}"
     return "runs"
 

@@ -1,7 +1,7 @@
 """Draw every chart of nanolib with one function, so that all charts have the same look.
 
 A chart needs a table with a line per mark. `line` charts need the columns `series`, `x` and `y`.
-`rows` and `bars` charts need `series` and `x`. These columns are optional:
+`rows` and `bars` charts need `series` and `x`. All other columns are optional:
 
 low, high: Ends of the interval.
 pred: Predicted value.
@@ -58,7 +58,8 @@ def plot(
     """Draw a chart, or one chart per `panel` next to each other.
 
     Args:
-        data: Table with the columns above. A line chart with a single `x` becomes a `rows` chart.
+        data: Table with the columns that this module describes. A line chart with a single `x`
+            becomes a `rows` chart.
         title: Title of the chart.
         kind: `line` over an ordered quantity, `rows` per series, or `bars` for parts of a whole.
         subtitle: Lines below the title.
@@ -289,7 +290,7 @@ def link_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def followed(data: pd.DataFrame) -> pd.DataFrame:
-    """Replace the columns `run_id`, `name` and `seq_len` of a chart's data by those of `links`."""
+    """Replace the columns `run_id`, `name` and `seq_len` of data by the columns of `links`."""
     data = data.assign(**links(data))
     return data.drop(columns=["run_id", "name", "seq_len"], errors="ignore")
 

@@ -135,7 +135,7 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
     return format_with_interval(float(value), low, high)
 
 
-CASE = ("run_id", "case_id")  # These columns identify a case.
+CASE = ("run_id", "case_id")  # Columns that identify a case.
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:

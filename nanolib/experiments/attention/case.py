@@ -23,14 +23,14 @@ from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, t
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 _ERROR_ROWS = 128  # This number of queries is enough to find a wrong tile.
-# All factors except these describe the shape.
+# All other factors describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """One attention kind on one shape. Charts show its `name`."""
+    """Case of one attention kind on one shape, whose `name` charts show."""
 
     name: str
     attention_type: str
@@ -121,7 +121,7 @@ class AttentionCase(Case):
         return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
-        """Run one forward pass, with torch's own flash kernels unless the options name others."""
+        """Run one forward pass, by default with the flash kernels of torch."""
         if self.attention_type != "dense":
             dense.activate("")
         kind, options = self.attention_type, self.options

@@ -68,8 +68,8 @@ _WORDS = {
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per decoding algorithm, number of ranks and length.
 
-    `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling. `binds` is
-    what limits a decoded token, as `find_limit` names it.
+    `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling. `binds`
+    is what limits a decoded token, as `find_limit` names it.
     """
     rows = rows_with_factor(rows, EXPERIMENT, "algorithms")
     if rows.empty:
@@ -87,7 +87,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per prefill algorithm, direction, number of ranks and length.
 
-    `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling.
+    `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
     rows = rows_with_factor(rows, EXPERIMENT, "prefill_algorithms")
     if rows.empty:

@@ -27,7 +27,8 @@ from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Length
 from nanolib.store import traces
 
-_TRACE_ROOM = 1.5  # One call runs between the windows, and the last call ends late.
+# A recording must be longer than its windows, because calls run between and after the windows.
+_TRACE_ROOM = 1.5
 Phase = Literal["prefill", "decode", "training_step"]
 
 

@@ -44,9 +44,9 @@ def profile(
         params: Parameters of the energy notebook.
 
     Yields:
-        A `layer_time` per layer (ms per call), with operations and statistics in the details. A
-        `layer_energy` per layer and source (J per call), which divides the window's energy by time.
-        An `overhead` per mode, and of the baseline against itself.
+        A `layer_time` row per layer (ms per call), with operations and statistics in the details. A
+        `layer_energy` row per layer and source (J per call), which divides the energy of the window
+        by time. An `overhead` row per mode, and a row of the baseline against itself.
     """
     *_, config = modes.values()
     trace = traces.current()

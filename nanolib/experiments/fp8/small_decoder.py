@@ -100,9 +100,9 @@ class ParityCase(SmallDecoderCase):
         the first tenth and then falls to zero, because a constant rate adds noise between the runs.
 
         Yields:
-            `loss_difference_from_bf16` (nats per byte) with the verdict in the details, and `loss`
-            of the recipe and of bf16. If a loss is not finite, the verdict is `worse`, and the row
-            has no number.
+            Rows of `loss_difference_from_bf16` (nats per byte) with the verdict in the details, and
+            `loss` of the recipe and of bf16. If a loss is not finite, the verdict is `worse`, and
+            the row has no number.
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         base, recipe = (
@@ -152,8 +152,9 @@ def parity_verdict(differences: list[float], margin: float) -> str:
         margin: Largest difference that counts as equivalent, declared before the run.
 
     Returns:
-        `equivalent` if the 90 % interval is within the margin, which is two one-sided tests at 5 %.
-        `worse` or `better` if the 95 % interval excludes zero, otherwise `inconclusive`.
+        The verdict is `equivalent` if the 90 % interval is within the margin, which is two
+        one-sided tests at 5 %. Otherwise, the verdict is `worse` or `better` if the 95 % interval
+        excludes zero, or else `inconclusive`.
     """
     low, _, high = mean_interval(differences, 0.90)
     if -margin < low and high < margin:
@@ -226,8 +227,8 @@ class NumericsCase(SmallDecoderCase):
         """Measure the error of each product against float32, and the loss of each operand.
 
         Yields:
-            `relative_error` and `sqnr` (dB) with the scope `LAYER PRODUCT`, and `underflow` and
-            `overflow` with the scope `LAYER OPERAND`.
+            Rows of `relative_error` and `sqnr` (dB) with the scope `LAYER PRODUCT`, and `underflow`
+            and `overflow` with the scope `LAYER OPERAND`.
         """
         for name, seen in _trained(replace(self, variant=""), params.corpus).items():
             yield from _error_rows(name, seen, VARIANTS[self.variant])

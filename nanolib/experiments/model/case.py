@@ -94,8 +94,8 @@ class ModelCase(ShapedCase):
         """Predict by formula, without planning memory.
 
         Returns:
-            `parameters`, `weight_memory` (MiB of weights), `flops` and `bytes` as in `Counted`, and
-            `latency` (ms, roofline) if the peak rates are known.
+            Predictions of `parameters`, `weight_memory` (MiB of weights), `flops` and `bytes` as in
+            `Counted`, and `latency` (ms, roofline) if the peak rates are known.
         """
         if (counted := self.counted) is None:
             return {}

@@ -25,7 +25,7 @@ def determinism_rows(model: nn.Module, ids: torch.Tensor) -> Iterator[Measuremen
             batch has several sequences and needs no more memory than a forward pass.
 
     Yields:
-        `ulp_difference` and `greedy_agreement` of the last positions, by scope.
+        Rows of `ulp_difference` and `greedy_agreement` for the last positions, by scope.
     """
     length = ids.shape[1] // 2
     if (positions := min(_POSITIONS, length - 1)) < 1:
@@ -76,8 +76,8 @@ def compare_logits(some: torch.Tensor, others: torch.Tensor) -> tuple[float, flo
 
     Returns:
         The largest difference of two logits, and the share of positions with the same largest
-        logit. The unit of a difference is the last place of the largest logit of its position,
-        because a logit near zero would have a tiny unit.
+        logit. The unit of a difference is the last place of the largest logit of the position,
+        because logits near zero have tiny units.
 
     Raises:
         Unsupported: A logit is not finite.

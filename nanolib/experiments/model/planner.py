@@ -92,11 +92,11 @@ class Planner:
                 batches[length] = batch
         except Unsupported as error:
             return found(refused=str(error))
-        except TimeoutError as error:  # For example, the model computes token by token.
+        except TimeoutError as error:  # A model that computes token by token takes too long.
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        except (Exception, SystemExit) as error:  # For example, the model reads its data.
+        except (Exception, SystemExit) as error:  # A model that reads its data has no plan.
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 

@@ -18,7 +18,7 @@ from nanolib.report.tables import (
 )
 
 MIB = 2**20
-MOST_MODELS, _MOST_PARTS = 4, 8  # Models per chart, and parts per model.
+MOST_MODELS, _MOST_PARTS = 4, 8  # Largest number of models in a chart, and of parts of a model.
 _FACTORS = ["name", "optimization", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 MODEL = ["run_id", "name", "attention_type", "dtype"]
 SERIES = [*MODEL, "seq_len"]
@@ -36,7 +36,7 @@ _COLUMNS = (
     Column("shape", "Attention, batch, dtype"),
     Column("parameters", "", "parameters"),
     Column("weight_memory", "", "weight_memory"),
-    Column("flops_kept", "", "flops", "inference"),  # The first row has kept FLOPs.
+    Column("flops_kept", "", "flops", "inference"),  # The first row of a scope has kept FLOPs.
     Column("flops_full", "", "flops", "inference", "flop_counter"),
     Column("inference", "Inference, ms [95 %]", "latency", "inference", interval=True),
     Column("inference_share", "", "mfu", "inference"),
@@ -112,8 +112,8 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Table with the largest peak first, and the columns `run_id`, `name`, `attention_type`,
-        `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB) and `parts` (kind, module,
-        operation, line and bytes of each part).
+        `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB) and `parts`. Each part has
+        a kind, a module, an operation, a line and bytes.
     """
     found = pick(rows_with_factor(rows, "model", "mode"), "peak_memory")
     if found.empty:
