@@ -88,7 +88,7 @@ class ParityCase(SmallDecoderCase):
 
     @property
     def emulated(self) -> bool:
-        """Return whether products are emulated, like controls, or bf16 on a CPU."""
+        """Return whether products are emulated (controls, FP8 without hardware, bf16 on a CPU)."""
         if self.recipe in _TYPES:
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS

@@ -19,7 +19,7 @@ from nanolib.run.case import Measuring, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
 
-# The keys are precisions, and the values are dtypes of weights, which `tf32` does not change.
+# The values are dtypes of weights. `tf32` and FP8 recipes change only the dtype of products.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
     f"fp8_{recipe}": "bfloat16" for recipe in fp8.RECIPES
 }

@@ -24,7 +24,7 @@ from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # Masks of more tokens have too many tiles.
-_BISECT_EVERY = 4  # Guesses from lines can converge slowly near a bend.
+_BISECT_EVERY = 4  # Guesses by lines may converge slowly, so every fourth guess bisects.
 # A plan records calls on a prime number of sequences, which divides only the bytes of tensors that
 # grow with the batch. The plan scales these bytes to any other batch.
 _FOLLOWED_BATCH = 10_007
