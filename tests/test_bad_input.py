@@ -57,7 +57,7 @@ WITHOUT_DATABASE = [
     ("run quick -p seed=1", "parameters belong to one notebook"),
     (
         "run attention -p 'attention_types=[{a: 1}]'",
-        "attention.attention_types: {'a': 1} names no kind; give kind",
+        "attention.attention_types: {'a': 1} has no attention kind; give kind",
     ),
     (
         "run attention -p 'attention_types=[{kind: dense, kind: sparse}]'",
@@ -94,7 +94,7 @@ WITHOUT_DATABASE = [
     ("run model -p 'model=no such:thing'", "model.model: 'no such:thing' names no function"),
     (
         "run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'",
-        "vocab_size 99 cannot hold the 256",
+        "vocab_size 99 is too small for text",
     ),
     ("run model -p model=hf:T5ForConditionalGeneration", "reads two sequences"),
     (

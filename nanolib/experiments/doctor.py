@@ -89,7 +89,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
 def _facts(machine: Machine) -> dict[str, str]:
     ram, folder = psutil.virtual_memory().total, output_folder()
     allowed = min([ram, *(limit for limit, _ in memory_limits())])
-    limit = f", of which control groups allow {allowed / 2**30:.3g} GiB"
+    limit = f" (control groups allow {allowed / 2**30:.3g} GiB)"
     facts = {
         "id": machine.machine_id,
         "system": machine.system,

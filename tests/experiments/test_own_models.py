@@ -87,7 +87,7 @@ def test_bad_ones_get_one_line_before_anything_runs(name):
     long = {"seq_lens": [200]} if name == "energy" else {"seq_len": 200}
     llama = {"model": "hf:LlamaForCausalLM", "model_options": LLAMA}
     for given, said in (
-        ({"model_options": {"width": 3}}, "model_options: there is no model to take them"),
+        ({"model_options": {"width": 3}}, "model_options: needs a model"),
         ({"model": "no colon"}, "model: "),
         (llama | long, "exceeds the max_position_embeddings 64"),
     ):

@@ -101,7 +101,7 @@ class Params(OwnModelParams):
             if t_s[-1] < needed:
                 raise ValueError(
                     f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
-                    f"idle_s and window_s need {needed:g} s; use a longer one, or shorten them"
+                    f"idle_s and window_s need {needed:g} s; use a longer recording, or reduce both"
                 )
         return self
 

@@ -44,7 +44,7 @@ class LivePower:
         self._points = deque(maxlen=_MOST_POINTS)
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.said = widgets.HTML("Generates until you stop it. Nothing is stored.")
+        self.said = widgets.HTML("Select Generate to start. nanolib stores nothing.")
         self.chart = renderer.live_chart(_chart(self._points))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())

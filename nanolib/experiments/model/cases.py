@@ -81,8 +81,7 @@ class OwnModelParams(shared.Params):
     def _models_fit(self) -> OwnModelParams:
         if self.model_options and not self.model:
             raise ValueError(
-                "model_options: there is no model to take them; "
-                "set model, or use overrides for presets"
+                "model_options: needs a model; set model, or use overrides for presets"
             )
         if not self.model:
             for preset, changes in itertools.product(self.presets, self.changes()):
@@ -137,9 +136,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
             f"shorten it or raise max_position_embeddings to {longest}"
         )
     if layers and getattr(config, layers) < 1:
-        raise BadInput(
-            f"model_options: {layers} {getattr(config, layers)} makes no model; give 1 or more"
-        )
+        raise BadInput(f"model_options: {layers} must be at least 1, got {getattr(config, layers)}")
     read = inspect.signature(resolve(name).args[0].forward).parameters
     refused = "" if "input_ids" in read else "no ids of tokens"
     if "decoder_input_ids" in read:

@@ -91,7 +91,7 @@ class ShapedCase(Case):
         if self.attention_type == "flex":
             return UNCOUNTED
         known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
-        return "" if known else "what is kept depends on the input"
+        return "" if known else "the mask depends on the input"
 
     def no_ids(self) -> torch.Tensor:
         """Return ids that are all 0, int64, shape [batch_size, seq_len + 1]."""

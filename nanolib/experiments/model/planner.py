@@ -270,7 +270,7 @@ def uses_of(request: Any) -> Iterator[Use]:
         resolve(source.preset)
     if planner.ranks > 1 and not planner.stack[1]:
         raise BadInput(
-            f"ranks: FSDP gathers equal blocks, which {source.preset} is not known to have"
+            f"ranks: FSDP needs equal blocks, and the blocks of {source.preset} are not known"
         )
     for name in USES:
         yield planner.use(name)

@@ -74,15 +74,21 @@ class Request(StrictModel):
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Request:
         for name in {"dtype", "attention_type"} & set(self.options):
-            raise ValueError(f"options: {name} is not one of them; use --{name.replace('_', '-')}")
+            raise ValueError(
+                f"options: {name} is not an option of the model; use --{name.replace('_', '-')}"
+            )
         if self.batch_size % self.ranks:
             raise ValueError(f"ranks: {self.ranks} does not divide batch_size {self.batch_size}")
         case = self.case
         if self.attention_type != "dense":
             if case.own:
-                raise ValueError(f"attention_type: {self.model} has its own; leave it out")
+                raise ValueError(
+                    f"attention_type: {self.model} has its own attention; leave attention_type out"
+                )
             if self.seq_len > MAX_MASKED:
-                raise ValueError(f"seq_len: {self.seq_len} is planned with dense attention only")
+                raise ValueError(
+                    f"seq_len: {self.seq_len} is too long to plan; use dense attention"
+                )
         if case.own and not case.runs_code:
             check_hugging_face(self.model, self.options, "seq_len", self.seq_len)
         if not case.own and self.seq_len > (most := case.config.context_length):

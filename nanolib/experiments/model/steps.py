@@ -121,7 +121,7 @@ def check_loss(model: nn.Module) -> None:
     if not predicts_tokens(model):
         lacking = "gives no logits of tokens"
     elif not any(weight.requires_grad for weight in model.parameters()):
-        lacking = "has no weight that learns"
+        lacking = "has no trainable weight"
     if lacking:
         raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")
 

@@ -246,15 +246,15 @@ BAD = {
     f"{TINY} --attention-type flex": "cannot be planned: the memory counter cannot track",
     f"{TINY} --attention-type odd": "attention_type: 'odd' is not a known attention kind",
     f"{TINY} -p d_model=x": "d_model: Input should be a valid integer",
-    f"{TINY} -p dtype=bfloat16": "options: dtype is not one of them; use --dtype",
+    f"{TINY} -p dtype=bfloat16": "options: dtype is not an option of the model; use --dtype",
     f"{TINY} --json nowhere/f.json": "nowhere is not a folder",
-    f"{HF} -p attention_type=x": "attention_type is not one of them; use --attention-type",
-    f"{HF} --attention-type sparse": f"attention_type: {HF} has its own; leave it out",
+    f"{HF} -p attention_type=x": "attention_type is not an option of the model; use --attention-type",
+    f"{HF} --attention-type sparse": f"attention_type: {HF} has its own attention; leave attention_type out",
     f"{HF} --seq-len 9999": "shorten it or raise max_position_embeddings to 9999",
-    f"{HF} -p num_hidden_layers=-1": "makes no model; give 1 or more",
+    f"{HF} -p num_hidden_layers=-1": "must be at least 1",
     f"{HF} -p attn_implementation=flex_attention": "cannot be planned; use sdpa or eager",
     f"{HF} -p foo=1": "'foo' is not a field of LlamaConfig",
-    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "equal blocks, which hf:Gemma2ForCausalLM",
+    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "equal blocks, and the blocks of hf:Gemma2ForCausalLM",
 }
 
 
