@@ -130,8 +130,8 @@ def find_recent_outlier(
     """Find whether the last one or two values stick out from the values before.
 
     A value sticks out if it is outside Student's prediction interval for the next value. The
-    interval uses the values since the last change of level. If the latest ten of these values give
-    a wider interval, that interval counts, because noise may grow.
+    interval uses the values since the last change of level. If the latest ten values give a wider
+    interval, the wider interval counts, because noise may grow.
 
     Args:
         values: Estimates in order of time, shape [n], above 0.
