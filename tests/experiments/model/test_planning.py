@@ -240,7 +240,7 @@ BAD = {
     f"{TINY} --kv-dtype int3": "kv_dtype: Input should be 'float32', 'bfloat16', 'float16' or",
     f"{TINY} --seq-len 0": "seq_len: Input should be greater than 0, got 0",
     f"{TINY} --seq-len {'9' * 20}": "nano: seq_len: ",
-    f"{TINY} --seq-len 200000 --attention-type sparse": "200000 is planned with dense",
+    f"{TINY} --seq-len 200000 --attention-type sparse": "200000 is too long to plan; use dense",
     f"{TINY} -p context_length=64 --seq-len 128": "seq_len: 128 exceeds the context_length 64",
     f"{TINY} --optimizer lion": "Input should be 'adamw', 'sgd' or 'momentum', got 'lion'",
     f"{TINY} --attention-type flex": "cannot be planned: the memory counter cannot track",
