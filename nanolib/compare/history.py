@@ -21,7 +21,7 @@ from nanolib.stats.compare import MARGIN
 from nanolib.store import Store
 from nanolib.store.schema import DURING
 
-TIMED = ("latency", "tokens_per_second")  # `nano ab` measures these metrics.
+TIMED = ("latency", "tokens_per_second")  # Metrics that `nano ab` measures.
 
 _POINTS = ["run_id", "started", "git_revision", "estimate", "low", "high", "confidence"]
 
@@ -180,8 +180,8 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
         runs: Runs to report, the oldest first.
 
     Returns:
-        Comparison of the newest run of each suite and machine with the run before, or None without
-        an earlier run. The second value is the history of each timing.
+        Comparison of the newest run of each suite and machine with the run before, and the history
+        of each timing. The comparison is None without an earlier run.
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=RECENT_RUNS)

@@ -57,8 +57,8 @@ def compare_rows(
         base: Measurements of the base, from `Store.measurements(samples=True)`.
         current: Current measurements, from `Store.measurements(samples=True)`.
         threshold: Smallest change that counts, as a share.
-        noise: Maps the ID of a run to its interference, from `noise_of`. Timings of such a run are
-            `suspect` at most.
+        noise: Maps the ID of a run to its interference, from `noise_of`. Timings of a run with
+            interference are `suspect` at most.
         repeats: Earlier runs of each timing, from `spread.repeats`. A timing with an unknown spread
             is `suspect` at most.
 
@@ -225,7 +225,8 @@ def _timing_line(
     if any(row["run_id"] in noise or Flag.BUSY_MACHINE in row["flags"] for row in (then, now)):
         message = BUSY
     line = _line(then, now, verdict.kind, verdict=verdict, message=message)
-    # The verdict's ratio is that of the geometric means, so the table shows these.
+    # The ratio of the verdict is the ratio of the geometric means, so the table shows geometric
+    # means.
     base, current = (float(np.exp(np.log(one).mean())) for one in blocks)
     return replace(line, base=base, current=current)
 
@@ -252,8 +253,8 @@ _TIMES = ["estimate", "low", "high", "predicted", "samples"]
 def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """Scale each latency of the base to another machine, by the peak rates of both machines.
 
-    The factor is the ratio of the predicted times of a case. A prediction is the time of the case at
-    the measured peak rates of its run.
+    The scaling factor is the ratio of the predicted times of a case. A prediction is the time of
+    the case at the measured peak rates of its run.
 
     Args:
         base: Measurements of the base, with their samples.

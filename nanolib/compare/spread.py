@@ -12,9 +12,9 @@ import pandas as pd
 from nanolib.stats.compare import Spread
 
 LEAST_RUNS = 3  # With fewer runs of a revision, the spread is unknown.
-RECENT_RUNS = 60  # Charts and spreads use at most this many runs per experiment and machine.
+RECENT_RUNS = 60  # Largest number of runs per experiment and machine in charts and spreads.
 UNKNOWN = "spread between runs unknown; nano ab decides"
-KEY = ["machine_id", "experiment", "case_id", "scope", "method"]  # These columns identify a timing.
+KEY = ["machine_id", "experiment", "case_id", "scope", "method"]  # Columns that identify a timing.
 
 Repeats = Mapping[tuple[str, ...], pd.DataFrame]
 

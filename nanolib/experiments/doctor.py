@@ -66,16 +66,15 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         sustained_s: Length of a sustained measurement of each product, s. 0 means none.
 
     Returns:
-        Texts by heading and name.
+        Text of each fact, by heading and name.
 
     Raises:
         BadInput: A budget is not positive, or the output folder cannot be created.
     """
     params = Params(budget_s=budget_s, sustained_s=sustained_s)
-    make_folder(
-        output_folder()
-    )  # a folder that cannot be created is reported before any measurement
-    with limit_threads():  # runs have this limit too
+    # An error of the folder is reported before any measurement.
+    make_folder(output_folder())
+    with limit_threads():  # Runs limit their threads too.
         machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),
@@ -87,7 +86,7 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
 def _facts(machine: Machine) -> dict[str, str]:
     ram, folder = psutil.virtual_memory().total, output_folder()
     allowed = min([ram, *(limit for limit, _ in memory_limits())])
-    limit = f", of which control groups allow {allowed / 2**30:.3g} GiB"
+    limit = f" (control groups allow {allowed / 2**30:.3g} GiB)"
     facts = {
         "id": machine.machine_id,
         "system": machine.system,
@@ -107,7 +106,9 @@ def _facts(machine: Machine) -> dict[str, str]:
 
 def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     found = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
-    kinds = [kind for kind in ATTENTION_KINDS if kind != "own"]  # a function of the user
+    kinds = [
+        kind for kind in ATTENTION_KINDS if kind != "own"
+    ]  # The kind `own` needs a function of the user.
     found |= {f"attention {kind}": _attention_support(kind, device) for kind in kinds}
     sensors = find_sources()
     for source in sensors.sources:
@@ -127,7 +128,7 @@ def _attention_support(kind: str, device: str) -> str:
         attention.attend(kind, x, x, x, causal=True)
     except Unsupported as error:
         return f"unsupported: {error}"
-    except Exception as error:  # for example, a compiler that does not work
+    except Exception as error:  # The compiler may not work.
         return f"fails: {one_line(error)}"
     return "runs"
 

@@ -109,7 +109,7 @@ class Explore:
         return type(self._params)(**self._params.model_dump() | given)
 
     def _update(self, _: Any = None) -> None:
-        """Show the command of the controls, or the error in them."""
+        """Show the command of the controls, or the error in a control."""
         self.predicted.value = ""
         try:
             self.command.text = command_of(self.params())
@@ -166,7 +166,7 @@ class Explore:
         self._show()
 
     def _new(self) -> pd.DataFrame:
-        """Return the rows of the last run, without those of unfinished cases."""
+        """Return the rows of the last run, without rows of unfinished cases."""
         if not self._path.exists():
             return pd.DataFrame()
         with Store(self._path) as store:
@@ -201,7 +201,7 @@ class Explore:
 
 
 def command_of(params: shared.Params) -> str:
-    """Return the `nano run` command for parameters, with those that differ from the suite."""
+    """Return the `nano run` command with the parameters that differ from the suite."""
     usual = _usual(params.NAME)
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():
@@ -218,7 +218,7 @@ def _usual(experiment: str) -> dict[str, Any]:
 
 
 def _control(params: shared.Params, name: str) -> Any:
-    """Return the control of a parameter: a checkbox, a dropdown, or text as `-p` takes it."""
+    """Return the control of a parameter, which is a checkbox, a dropdown or a text field."""
     import ipywidgets as widgets
 
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation

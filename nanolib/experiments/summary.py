@@ -62,7 +62,7 @@ class Params(StrictModel):
 
 
 def select_runs(store: Store, names: list[str]) -> list[str]:
-    """Return the IDs of the runs that the names match, each once.
+    """Return the IDs of the runs that the names match, without duplicates.
 
     Raises:
         BadInput: A name matches no run.

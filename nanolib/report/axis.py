@@ -11,7 +11,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-_MOST_NAMED = 4  # The subtitle names at most this many series that lost a point.
+_MOST_NAMED = 4  # Largest number of series with a lost point that the subtitle names.
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
 def _side(cells: Iterable[str]) -> str:
-    """Return the alignment of a column: `right` if all cells are numbers, else `left`."""
+    """Return `right` as the alignment of a column if all cells are numbers, else `left`."""
     return "right" if all(_NUMBER.match(cell) for cell in cells if cell) else "left"
 
 

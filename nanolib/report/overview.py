@@ -129,7 +129,7 @@ def join_words(names: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-# The tests of `make gpu` passed on these GPUs (docs/gpu.md).
+# GPUs on which the tests of `make gpu` passed (docs/gpu.md).
 GPUS_SEEN = frozenset({"NVIDIA H200"})
 
 

@@ -37,11 +37,11 @@ def build(
 ) -> Path:
     """Write the report of some runs.
 
-    The page shows the results of all machines. The other files show each experiment on the machine
-    of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a picture as
-    PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md` contain the
-    main table, and `NAME_profile.json` contains the runs, measurements and findings. Each other
-    table that has a line becomes a CSV file and a Markdown file too.
+    The page shows the results of all machines. All files except the page show each experiment on
+    the machine of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a
+    picture as PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md`
+    contain the main table, and `NAME_profile.json` contains the runs, measurements and findings.
+    Each other table that has a line becomes a CSV file and a Markdown file too.
 
     Args:
         store: Store with the runs.
@@ -110,7 +110,7 @@ def _parts(
 
 
 def _whole_table(title: str, table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return a table of which people see all columns, or nothing if the table has no line."""
+    """Return a table that shows all columns, or nothing if the table has no line."""
     return {title: (table, table)} if len(table) else {}
 
 

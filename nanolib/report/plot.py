@@ -1,11 +1,11 @@
 """Draw every chart of nanolib with one function, so that all charts have the same look.
 
 A chart needs a table with a line per mark. `line` charts need the columns `series`, `x` and `y`.
-`rows` and `bars` charts need `series` and `x`. These columns are optional:
+`rows` and `bars` charts need `series` and `x`. All other columns are optional:
 
 low, high: Ends of the interval.
 pred: Predicted value.
-sure: False for an estimated, emulated or unsettled value, which gets a hollow mark.
+sure: Whether the value is measured and settled, otherwise the mark is hollow.
 hue: Name of a color in `theme.COLOURS`.
 part: Name of the part of a bar.
 panel: Name of the panel that shows the mark.
@@ -58,13 +58,14 @@ def plot(
     """Draw a chart, or one chart per `panel` next to each other.
 
     Args:
-        data: Table with the columns above. A line chart with a single `x` becomes a `rows` chart.
+        data: Table with the columns that this module describes. A line chart with a single `x`
+            becomes a `rows` chart.
         title: Title of the chart.
         kind: `line` over an ordered quantity, `rows` per series, or `bars` for parts of a whole.
         subtitle: Lines below the title.
         unit: Title of the value axis.
         xunit: Title of the horizontal axis of a line chart.
-        log: Names of the logarithmic axes: `x`, `y` or `xy`.
+        log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
         ref_text: Label of the reference line.
         band: Lowest and highest value that count as no change.

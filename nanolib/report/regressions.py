@@ -27,7 +27,8 @@ _HUES = {
 _MOST_SHOWN = 40  # Largest number of ratios in a chart.
 _MOST_LINES = 80  # Largest number of histories in a chart.
 _MOST_NAMED = 5  # Largest number of changes in a verdict.
-_NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")  # A verdict only counts these findings.
+# Findings that a verdict counts but does not name.
+_NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")
 
 AB_COLUMNS = {
     "case": "Case",

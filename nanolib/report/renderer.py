@@ -1,7 +1,7 @@
 """Render charts in JupyterLab without a network, and as pictures on code hosts and in nbconvert.
 
 JupyterLab bundles Vega 5. Altair writes Vega-Lite 6, whose layered charts JupyterLab cannot draw.
-So nanolib compiles charts to Vega 5, and adds a PNG for viewers that do not draw Vega.
+nanolib therefore compiles charts to Vega 5, and adds a PNG for viewers that do not draw Vega.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from altair.utils import schemapi
 from nanolib.measurement import BadInput, printable
 from nanolib.report.theme import Drawing
 
-VEGALITE_VERSION = "5.20"  # This version compiles to Vega 5, which JupyterLab bundles.
-PAGE_VERSION = "6.4"  # This version compiles to Vega 6, which vl-convert bundles for pages.
+VEGALITE_VERSION = "5.20"  # Version that compiles to Vega 5, which JupyterLab bundles.
+PAGE_VERSION = "6.4"  # Version that compiles to Vega 6, which vl-convert bundles for pages.
 _SCALE = 2  # Pixels per point of a picture in a report.
 _NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because notebooks are committed.
 

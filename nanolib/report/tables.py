@@ -69,7 +69,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
     Args:
         table: Table of cases.
-        names: Maps each column to its title. The columns `_low` and `_high` are its interval.
+        names: Maps each column to its title. The interval of a column is in the columns `_low` and
+            `_high`.
     """
     unknown = [None] * len(table)
     result = pd.DataFrame(index=table.index)
@@ -95,7 +96,7 @@ def _cell(value: Any, low: float | None, high: float | None) -> str:
     return format_with_interval(float(value), low, high)
 
 
-CASE = ("run_id", "case_id")  # These columns identify a case.
+CASE = ("run_id", "case_id")  # Columns that identify a case.
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
@@ -120,7 +121,7 @@ def add_metric_columns(
     """Add columns with the measurements of each line.
 
     Args:
-        table: Table with a line for each `key`. A table without these columns stays empty.
+        table: Table with a line for each `key`. A table without the columns `key` stays empty.
         rows: Measurements that have the columns `key`.
         columns: Columns to add. Columns without a metric are skipped.
         key: Names of the columns that identify a line.

@@ -13,17 +13,17 @@ Chart = Callable[[pd.DataFrame], Drawing]  # draws a chart of measurements
 
 COLOURS = {
     "paper": "#FFFFFF",
-    "wash": "#F5F7F9",  # Findings have this background.
+    "wash": "#F5F7F9",  # Background color of findings.
     "line": "#DEE3E8",
     "ink": "#191D22",
-    "muted": "#58626D",  # Labels of axes have this color.
+    "muted": "#58626D",  # Color of the labels of axes.
     # Each color of a series has a contrast of at least 4.9 : 1 with the paper, so labels can use it.
     "c1": "#0B62B0",
     "c2": "#C2480A",
     "c3": "#00785A",
     "c4": "#A4437F",
-    "base": "#3B434D",  # The baseline of a comparison has this color.
-    "rest": "#89929C",  # The fifth and all further series share this color.
+    "base": "#3B434D",  # Color of the baseline of a comparison.
+    "rest": "#89929C",  # Color of the fifth series and of all further series.
 }
 DARK = {
     "paper": "#15181C",

@@ -12,12 +12,12 @@ from scipy.special import stdtrit
 MIN_SEGMENT = 2  # Fewest values between two changes of a series of timings.
 LEAST_RUNS = 3  # Fewest runs on either side of a change, since fewer runs may be a spike.
 LEAST_HISTORY = 2 * LEAST_RUNS  # Fewest runs that can show a change.
-PENALTY = 8.0  # Each change must save this many times ln n in squared deviations.
-# A change must exceed the noise of this many runs on either side, because noise may grow.
+PENALTY = 8.0  # Factor of ln n in the penalty of a change, in squared deviations.
+# Number of runs on either side whose noise a change must exceed, because noise may grow.
 _NEAR = 8
-_RECENT = 10  # The noise of this many latest runs counts as the present noise.
+_RECENT = 10  # Number of latest runs whose noise counts as the present noise.
 _ALARMS = 0.01  # Share of histories at one level in which a run may stick out by chance.
-_FAR = 5.0  # An outlier must differ by this many standard deviations of its own interval.
+_FAR = 5.0  # Smallest difference of an outlier, in standard deviations of its interval.
 
 
 def step_noise(series: ArrayLike) -> float:
@@ -39,7 +39,7 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
 
     Source: Killick, Fearnhead & Eckley (2012), with the code of `ruptures`.
     """
-    import ruptures  # This import takes long, and only measurements need it.
+    import ruptures  # Importing `ruptures` is slow, so only a search does.
 
     x = np.asarray(series, dtype=float)
     # The linear kernel gives the L2 cost in compiled code, which is far faster than `ruptures.Pelt`.
@@ -53,9 +53,9 @@ def changes_of_level(
     """Find where a history of estimates changed, and by which factor.
 
     The search uses medians of five neighbors, so one or two outliers are not a change. The scale is
-    the larger of the noise between neighbors and the uncertainty of the estimates. So a quiet
-    period does not look like a change, and neither does a wide interval. A change must also exceed
-    the noise near the change, because noise may grow at a constant level.
+    the larger of the noise between neighbors and the uncertainty of the estimates. With this scale,
+    neither a quiet period nor a wide interval looks like a change. A change must also exceed the
+    noise near the change, because noise may grow at a constant level.
 
     Args:
         values: Estimates in order of time, shape [n], above 0. With n < 6 there is no change.
@@ -130,8 +130,8 @@ def find_recent_outlier(
     """Find whether the last one or two values stick out from the values before.
 
     A value sticks out if it is outside Student's prediction interval for the next value. The
-    interval uses the values since the last change of level. If the latest ten of these values give
-    a wider interval, that interval counts, because noise may grow.
+    interval uses the values since the last change of level. If the latest ten values give a wider
+    interval, the wider interval counts, because noise may grow.
 
     Args:
         values: Estimates in order of time, shape [n], above 0.

@@ -76,7 +76,7 @@ class Verdict:
 
     @property
     def open(self) -> str:
-        """Words that add to the verdict of a time: its side, its size, or the detectable change."""
+        """Return words that add the direction, the size or the detectable change to a verdict."""
         way = "slower" if self.worse > 0 else "faster"
         by = f"{abs(self.ratio - 1):.1%} {way}"
         seen = not self.interval.low <= 1 <= self.interval.high
@@ -197,8 +197,8 @@ def compare_processes(
     """Compare two versions by a ratio for each pair of processes, some of which are outliers.
 
     The place of a process in memory and on the cores changes its speed by chance, in most pairs by
-    1 to 3 %. Some processes are 10 to 40 % slower until they end. So the center and its interval
-    are from signed ranks that are capped at n / 4, which such outliers hardly move.
+    1 to 3 %. Some processes are 10 to 40 % slower until they end. The center and its interval are
+    from signed ranks that are capped at n / 4, so outliers hardly move the estimate.
 
     Args:
         ratios: B / A for each pair of processes, shape [n], above 0, n >= 6.

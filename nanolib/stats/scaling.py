@@ -46,7 +46,7 @@ def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) ->
     m, b, s = (np.asarray(x, dtype=float) for x in (messages, sent_bytes, seconds))
     if len(np.unique(b / m)) < 2:
         raise TooFewSamples(
-            "one size of message does not separate the two costs; send at least two"
+            "messages of one size cannot separate the two costs; send at least two sizes"
         )
     from scipy.optimize import nnls
 

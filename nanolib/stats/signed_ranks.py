@@ -1,4 +1,4 @@
-"""Estimate the center of a distribution by signed ranks: Wilcoxon's ranks, or capped ranks."""
+"""Estimate the center of a distribution by Wilcoxon's signed ranks, or by capped ranks."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from nanolib.stats.changes import (
 )
 
 GROUP = 5  # Samples per median. The median hides an isolated spike.
-_PENALTY = 10.0  # Each change must save this many times ln n in squared deviations.
+_PENALTY = 10.0  # Factor of ln n in the penalty of a change, in squared deviations.
 MOVED = 0.05  # Smallest difference of the first steps that counts, as a share of the later level.
-_CLEAR = 4.0  # Noise explains differences of up to this many standard deviations.
+_CLEAR = 4.0  # Largest difference that noise explains, in standard deviations.
 # Interquartile ranges from a quartile to the fence of mild outliers, and of severe outliers.
 MILD, SEVERE = 1.5, 3.0
 
@@ -104,7 +104,7 @@ def leading_slow_samples(series: ArrayLike) -> int:
     """Count the cold calls, which are the first samples above the severe fence of the second half.
 
     Args:
-        series: Timings in the order taken, shape [n]. The second half counts as warm.
+        series: Timings in the order taken, shape [n]. The second half of the series counts as warm.
     """
     x = np.asarray(series, dtype=float)
     _, limit = fences(x[len(x) // 2 :], SEVERE)
@@ -159,7 +159,7 @@ def fences(samples: ArrayLike, reach: float) -> tuple[float, float]:
 
     Args:
         samples: Samples, shape [n], any unit.
-        reach: Distance from a quartile to its fence, in interquartile ranges: `MILD` or `SEVERE`.
+        reach: Distance from a quartile to the fence, in interquartile ranges, for example `MILD`.
 
     Source: Tukey (1977), Exploratory Data Analysis.
     """

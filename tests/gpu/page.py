@@ -43,7 +43,7 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
         "# GPU status",
         "",
         "`make gpu` checks every GPU code path on an NVIDIA GPU in at most nine minutes. Each line of"
-        " its output is one check, and a failing part does not stop the others. Without a GPU,"
+        " the output is one check, and a failing part does not stop the other parts. Without a GPU,"
         " `tests/benchmarks/gpu_rehearsal.py` runs all parts on a stand-in for CUDA that computes"
         " nothing. `python -m tests.gpu.page` writes this page from `outputs/reference/gpu`.",
         "",

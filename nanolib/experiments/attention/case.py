@@ -23,14 +23,14 @@ from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, t
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 _ERROR_ROWS = 128  # This number of queries is enough to find a wrong tile.
-# All factors except these describe the shape.
+# All other factors describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """One attention kind on one shape. Charts show its `name`."""
+    """Case of one attention kind on one shape, whose `name` charts show."""
 
     name: str
     attention_type: str
@@ -80,13 +80,13 @@ class AttentionCase(Case):
 
     @property
     def moved(self) -> int:
-        """Size of q, k, v and the output together, in bytes."""
+        """Return the size of q, k, v and the output together, in bytes."""
         row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
     @property
     def work(self) -> attention.Work | None:
-        """The kept connections, or None if they depend on the input or on code of the user."""
+        """Return the kept connections, or None if the input or code of the user decides."""
         if self.runs_code:
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
@@ -94,13 +94,13 @@ class AttentionCase(Case):
 
     @property
     def group(self) -> str:
-        """The shape, which all kinds that are timed in turns share."""
+        """Return the shape, which all kinds that are timed in turns share."""
         factors = self.factors.items()
         return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
 
     @property
     def title(self) -> str:
-        """The name of the kind."""
+        """Return the name of the kind."""
         return self.name
 
     @property
@@ -121,7 +121,7 @@ class AttentionCase(Case):
         return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
-        """Run one forward pass, with torch's own flash kernels unless the options name others."""
+        """Run one forward pass, by default with the flash kernels of torch."""
         if self.attention_type != "dense":
             dense.activate("")
         kind, options = self.attention_type, self.options

@@ -111,7 +111,7 @@ class Params(shared.Params):
         for value in values:
             if "kind" not in value:
                 kinds = ", ".join(attention.kinds())
-                raise ValueError(f"{shown(value)} names no kind; give kind: one of {kinds}")
+                raise ValueError(f"{shown(value)} has no attention kind; give kind: one of {kinds}")
             try:
                 attention.parse_options(*_kind(value))
             except BadInput as error:

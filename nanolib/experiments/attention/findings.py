@@ -92,7 +92,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         bound=(1 - dense_tiles) / (1 - table["block_sparsity"]),
         unsteady=[Flag.NO_STEADY_STATE in flags for flags in table["flags"]],
     )
-    # A mask that is not kept depends on the input, so the forward time includes it.
+    # A mask that is not kept depends on the input, so the forward time includes the mask.
     is_kept = table["mask_kept"].ne(False)
     for end in ("", "_low", "_high"):
         mask = table[f"mask{end}"].where(is_kept).fillna(0)
@@ -244,7 +244,7 @@ def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
 
 
 def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """Yield the fastest dense kernel, at the longest length at which two of them were timed."""
+    """Yield the fastest dense kernel, at the longest length with two timed dense kernels."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return

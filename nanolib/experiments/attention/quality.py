@@ -60,11 +60,12 @@ class QualityCase(Case):
         return planned_training(self, self._config(), _BATCH)
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the loss difference from the dense model, before and after the fine-tune of both.
+        """Measure the loss difference from the dense model, before and after a fine-tune.
 
         Yields:
-            `sparsity` of the mask, `loss` of the dense model, and `loss_difference` with the scopes
-            `replaced` and `fine_tuned`. Losses are means over seeds with intervals, nats per byte.
+            Rows of `sparsity` of the mask, `loss` of the dense model, and `loss_difference` with
+            the scopes `replaced` and `fine_tuned`. Losses are means over seeds with intervals, nats
+            per byte.
         """
         # All patterns share one dense case, so that its models are trained only once.
         dense = replace(self, name="", pattern="dense", target=0.0, seeds=1)

@@ -23,7 +23,7 @@ from nanolib.run.memory_plan import shortage
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
-ONE_RANK = "one rank"  # The first rank attends to all keys while the others wait.
+ONE_RANK = "one rank"  # The first rank attends to all keys while the other ranks wait.
 # The float64 check keeps all keys on every rank, so larger caches are not checked.
 _CHECKED_ELEMENTS = 2**25
 
@@ -185,7 +185,7 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
 
 @torch.no_grad()
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Time the algorithms on this rank, and return its times, parts, errors and bytes."""
+    """Time the algorithms on a rank, and return the times, parts, errors and bytes of the rank."""
     alone = asked.pop("alone")
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
     me, several = dist.get_rank(), case.world_size > 1

@@ -35,9 +35,9 @@ def time_calls(
     """Time whole calls on one rank, in turns, and then the parts of calls.
 
     Args:
-        calls: Whole calls by scope.
+        calls: Maps a scope to a whole call.
         parts: Calls by algorithm. Each call takes a timer, which times its parts.
-        budget_s: Time limit for the whole calls, and again for the parts, s.
+        budget_s: Time limit of all whole calls, and time limit of all parts, s.
         device: Device of this rank.
         seed: Seed of the random order of the turns.
 

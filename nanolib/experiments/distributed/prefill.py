@@ -36,7 +36,8 @@ _CHECKED_SCORES = 2**25
 class PrefillCase(SequenceCase):
     """Case of causal attention over a whole sharded sequence, with several algorithms.
 
-    `dense` is the baseline: the first rank attends to the whole sequence while the others wait.
+    `dense` is the baseline: the first rank attends to the whole sequence while the other ranks
+    wait.
     """
 
     prefill_algorithms: tuple[str, ...]
@@ -195,7 +196,7 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Time the algorithms on this rank, and return its times, peaks, errors and bytes."""
+    """Time the algorithms on a rank, and return the times, peaks, errors and bytes of the rank."""
     case, seed, budget_s, device = asked_case(PrefillCase, asked)
     scores = case.seq_len**2 * case.batch_size * case.num_heads
     is_checked = scores <= _CHECKED_SCORES * case.world_size

@@ -76,8 +76,8 @@ _WORDS = {
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per decoding algorithm, number of ranks and length.
 
-    `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling. `binds` is
-    what limits a decoded token, as `find_limit` names it.
+    `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling. `binds`
+    is what limits a decoded token, as `find_limit` names it.
     """
     parts = rows["scope"].str.partition(": ")
     named = rows.assign(algorithm=parts[0], scope=parts[2])
@@ -92,7 +92,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per prefill algorithm, direction, number of ranks and length.
 
-    `gain` is the speed-up over one rank, and `efficiency` the share of perfect scaling.
+    `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
     # The scope of a row of bytes is only the algorithm, since only forward passes are counted.
     parts = rows["scope"].str.partition(" ")

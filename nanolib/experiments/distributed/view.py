@@ -29,8 +29,8 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
 from nanolib.report.theme import Drawing, empty_chart
 
-_SCALES = Estimate.exact(0.8)  # More ranks are advised only above this efficiency.
-# Each clear limit of a decoded token has a finding and a next step.
+_SCALES = Estimate.exact(0.8)  # Smallest efficiency at which more ranks are advised.
+# Each limit of a decoded token has a finding and a next step.
 _LIMITS = {
     "compute": ("Decoding is compute-bound", ""),
     "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to the free cores"),
@@ -174,7 +174,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield each combination of values, its longest sequence length, and the lines of both."""
+    """Yield each combination of values, its longest sequence length, and the matching lines."""
     for values, group in table.groupby(by, sort=False) if len(table) else ():
         n = int(group["seq_len"].max())
         yield *values, f"{n:,}", group[group["seq_len"] == n]

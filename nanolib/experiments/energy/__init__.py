@@ -1,1 +1,1 @@
-"""Energy per token, and the layers that use it."""
+"""Measure the energy per token, and the energy of layers."""

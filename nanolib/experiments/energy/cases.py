@@ -1,4 +1,4 @@
-"""Parameters and cases of the energy notebook: prefill, decoding and training steps."""
+"""Define the parameters and cases of the energy notebook for prefill, decoding and training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Grid, Length
 from nanolib.store import traces
 
-_TRACE_ROOM = 1.5  # a call runs between the windows, and the last call ends late
+# A recording must be longer than its windows, because calls run between and after the windows.
+_TRACE_ROOM = 1.5
 Phase = Literal["prefill", "decode", "training_step"]
 
 
@@ -89,7 +90,7 @@ class Params(OwnModelParams):
     @field_validator("power_trace")
     @classmethod
     def _from_any_folder(cls, value: str) -> str:
-        # a notebook's kernel runs in another folder
+        # The kernel of a notebook runs in another folder.
         return str(expanded(value).absolute()) if value else ""
 
     @model_validator(mode="after")
@@ -100,28 +101,28 @@ class Params(OwnModelParams):
             if t_s[-1] < needed:
                 raise ValueError(
                     f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "
-                    f"idle_s and window_s need {needed:g} s; use a longer one, or shorten them"
+                    f"idle_s and window_s need {needed:g} s; use a longer recording, or reduce both"
                 )
         return self
 
     @property
     def reads(self) -> tuple[str, int]:
-        """Return the parameters with the longest sequence that the model reads, and its tokens."""
+        """Return the parameters that set the longest sequence, and its number of tokens."""
         field, longest = super().reads
         if "decode" not in self.phases:
             return field, longest
         return "seq_lens and new_tokens", longest + self.new_tokens
 
     def sources(self) -> list[ReplaySource] | None:
-        """Return the recording as the source of power, or None for this machine's own sensors."""
+        """Return the recording as the source of power, or None for the sensors of this machine."""
         return [ReplaySource(*read_trace(Path(self.power_trace)))] if self.power_trace else None
 
 
 @dataclass(frozen=True)
 class EnergyCase(ModelWorkCase):
-    """One phase of one model on one shape."""
+    """Case of one phase of one model on one shape."""
 
-    supports_ab: ClassVar[bool] = False  # a window of seconds is not a block
+    supports_ab: ClassVar[bool] = False  # A window of seconds is not a block.
 
     name: str
     preset: str
@@ -134,14 +135,14 @@ class EnergyCase(ModelWorkCase):
 
     @property
     def model_case(self) -> ModelCase:
-        """Return the same work as a case of the model notebook."""
+        """Return the case of the model notebook that does the same work."""
         if self.phase == "training_step":
             return ModelCase(*self.shape, "training")
         return GenerationCase(*self.shape, "generation", new_tokens=self.new_tokens)
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens that one call reads or makes."""
+        """Return the number of tokens that one call reads or generates."""
         return self.batch_size * (1 if self.phase == "decode" else self.seq_len)
 
     def __str__(self) -> str:
@@ -149,7 +150,7 @@ class EnergyCase(ModelWorkCase):
         return f"{self.name} {self.phase} n={self.seq_len} batch={self.batch_size} {self.dtype}"
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return `parameters`, `flops` of one call and `tokens`."""
+        """Return the number of weights, and the FLOPs and the tokens of one call."""
         return self._counted_as.work | {"tokens": self.tokens}
 
     @property
@@ -194,18 +195,18 @@ class EnergyCase(ModelWorkCase):
 
 @dataclass(frozen=True)
 class ProfileCase(EnergyCase):
-    """The same work, profiled layer by layer."""
+    """Case that profiles the work of an energy case layer by layer."""
 
     look: Literal["layers"] = "layers"
     detail_every_n_calls: int = 16
     detail_every_n_layers: int = 1
 
     def __str__(self) -> str:
-        """Return the name of the energy case, and `layers`."""
+        """Return the name of the energy case, followed by `layers`."""
         return f"{super().__str__()} layers"
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return nothing: the energy case predicts the same work."""
+        """Return no prediction, because the energy case predicts the same work."""
         return {}
 
     def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
@@ -219,7 +220,7 @@ class ProfileCase(EnergyCase):
 
 
 def cases(params: Params) -> list[Case]:
-    """List every phase of every model at every length, for energy and for layers."""
+    """List the energy cases and the layer cases of each phase, model and length."""
     device = resolve_device(params.device)
     work = (params.batch_size, params.new_tokens, params.dtype)
     shapes = [

@@ -33,20 +33,20 @@ def profile(
 ) -> Measurements:
     """Profile calls in a window, and then measure the overhead of each mode.
 
-    The window has at least twelve calls, two of them in detail. Its samples and statistics go to
-    the trace of the case as well.
+    The window has at least twelve calls and records at least two calls in detail. The samples and
+    statistics of the window are also stored in the trace of the case.
 
     Args:
-        phase: Start of the scope of the rows.
-        model: The model.
-        call: A function that calls it once.
-        modes: Profiling modes. The last mode, the deepest, profiles the layers.
+        phase: First word of the scope of the rows.
+        model: Model to profile.
+        call: Function that calls the model once.
+        modes: Profiling modes. The last mode is the deepest and profiles the layers.
         params: Parameters of the energy notebook.
 
     Yields:
-        Per layer a `layer_time` (ms per call, with operations and statistics in its details), and
-        per source a `layer_energy` (J per call), the window's energy by the layer's share of time.
-        Then the overhead of each mode, and of the baseline against itself.
+        A `layer_time` row per layer (ms per call), with operations and statistics in the details. A
+        `layer_energy` row per layer and source (J per call), which divides the energy of the window
+        by time. An `overhead` row per mode, and a row of the baseline against itself.
     """
     *_, config = modes.values()
     trace = traces.current()
@@ -60,7 +60,7 @@ def profile(
         while calls < least or time.monotonic() < window.start_s + params.window_s:
             begin = time.monotonic()
             call()
-            synchronize()  # otherwise only the launches are timed
+            synchronize()  # Without synchronization, only the launches are timed.
             trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
             calls += 1
     layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
@@ -69,7 +69,7 @@ def profile(
         row = _layer_row(phase, layer, whole)
         yield row
         yield from _energy_rows(row, meter, window, calls)
-    # rows go to a temporary database, so that writing is part of the overhead
+    # The rows go to a temporary database, so that writing is part of the overhead.
     limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
     folder = TemporaryDirectory(prefix="nanolib-overhead-")
     with folder, Store(Path(folder.name) / "traces.sqlite") as store:
@@ -109,11 +109,11 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
 
 
 def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: int) -> Measurements:
-    """Yield the window's energy by the layer's share of the time, since no sensor reads a layer."""
+    """Yield the layer's share of the window's energy by time, since no sensor reads a layer."""
     for track in meter.tracks:
         try:
             energy = track.energy(window)
-        except BadInput:  # the energy case reports too few readings
+        except BadInput:  # The energy case reports too few readings.
             continue
         low, estimate, high = (end * row.details["share"] / calls for end in energy)
         yield Measurement(

@@ -26,13 +26,13 @@ _TICK_S, _MOST_POINTS = 0.5, 120
 
 
 class LivePower:
-    """Buttons that start and stop generation in a thread, and a chart that follows it.
+    """Widget with buttons that start and stop generation, and a chart of power and throughput.
 
     Args:
         params: Parameters of the notebook. Only the first preset and length are used.
 
     Attributes:
-        widget: The widget that a notebook displays.
+        widget: Widget that a notebook displays.
     """
 
     def __init__(self, params: energy.Params) -> None:
@@ -43,7 +43,7 @@ class LivePower:
         self._points = deque(maxlen=_MOST_POINTS)
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.said = widgets.HTML("Generates until you stop it. Nothing is stored.")
+        self.said = widgets.HTML("Select Generate to start. nanolib stores nothing.")
         self.chart = renderer.live_chart(_chart(self._points))
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
@@ -85,7 +85,7 @@ class LivePower:
     def _tick(
         self, meter: EnergyMeter, phase: str, call: Callable[[], object], tokens: int
     ) -> None:
-        """Add a point: power and throughput of half a second of a phase."""
+        """Add a point to the chart, with the power and throughput of half a second of a phase."""
         calls, track = 0, meter.tracks[0]
         with meter.window(phase) as window:
             while not self._stop.is_set() and time.monotonic() < window.start_s + _TICK_S:
@@ -97,7 +97,7 @@ class LivePower:
             power = f"{watts:.0f} W by {track.source.name}"
             if provenance is Provenance.ESTIMATED:
                 power = f"{low:.0f} to {high:.0f} W, estimated from CPU utilization"
-        except BadInput as error:  # the throughput is shown without power
+        except BadInput as error:  # The throughput is shown without power.
             low = watts = high = math.nan
             has_ended = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
             power = (
@@ -114,7 +114,7 @@ class LivePower:
 
 
 def _chart(points: deque[dict[str, Any]]) -> Drawing:
-    """Draw power and throughput of the last minute, with estimated power hollow."""
+    """Draw power and throughput of the last minute, with hollow points for estimated power."""
     look = {"xunit": "Seconds", "join": False, "width": 320}
     look["empty"] = "not measured yet"
     shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])

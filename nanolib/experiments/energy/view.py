@@ -1,4 +1,4 @@
-"""Tables, charts and findings of energy: joules per token, power over time, time by operation."""
+"""Build the tables, charts and findings of energy, power, operations and profiling overhead."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _OVERHEAD = {
     "pass_ms": "Detailed call, ms",
     "n": "Pairs",
 }
-# Part of a bar → its operations. Operations outside this table belong to `other`.
+# The keys are parts of a bar, and the values are operations. Other operations belong to `other`.
 _PARTS = {
     "attention": "attention_fused rope cache",
     "projections": "q_proj k_proj v_proj qkv_proj out_proj",
@@ -67,9 +67,9 @@ _PART_OF = {operation: part for part, names in _PARTS.items() for operation in n
 
 @cached
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per phase, shape and source; `net` is the energy above idle."""
+    """Return a line per phase, shape and source, with the energy above idle in `net`."""
     rows = of_experiment(rows, "energy")
-    if "factor.look" in rows:  # the other tables have the rows of profiling
+    if "factor.look" in rows:  # Other tables show the rows of profiling.
         rows = rows[rows["factor.look"].isna()]
     table = case_rows(rows, ["name", "phase", "seq_len", "batch_size"], "phase")
     if table.empty:
@@ -91,7 +91,7 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
-    """Yield the columns that name the case of each row of a metric, and the row."""
+    """Yield the columns that name the case of a row, and the row, for all rows of a metric."""
     found = pick(of_experiment(rows, "energy"), metric)
     for row in found.to_dict("records"):
         line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
@@ -102,7 +102,7 @@ def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]
 
 @cached
 def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per layer and operation: its `part` of `_PARTS`, and `ms` of a detailed call."""
+    """Return a line per layer and operation, with its part of the bar and its time in ms."""
     lines = []
     for line, row in _profile_rows(rows, "layer_time"):
         for name, ms in row["details"].get("operations_ms", {}).items():
@@ -113,7 +113,7 @@ def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per profiling mode, phase and shape; `wall` and `cpu` are shares of the baseline."""
+    """Return the overhead per profiling mode, phase and shape, as shares of the baseline."""
     lines = []
     for line, row in _profile_rows(rows, "overhead"):
         details = row["details"]
@@ -128,7 +128,7 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def energy_per_token(rows: pd.DataFrame) -> Drawing:
-    """Draw joules per token by phase, with bounds: filled if a sensor read them, else hollow."""
+    """Draw joules per token by phase with bounds, hollow if no sensor read the power."""
     table = drop_missing(energy_table(rows), "energy_per_token")
     if table.empty:
         return empty_chart("Energy per token", why_empty(rows, "energy"))
@@ -161,14 +161,14 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
 
 
 def power_over_time(rows: pd.DataFrame) -> Drawing:
-    """Draw the power in each window as a sensor read it, with the idle window before it."""
+    """Draw the power that a sensor read in each window, and in the idle window before it."""
     found = pick(of_experiment(rows, "energy"), "power")
     parts = []
     for row in found.to_dict("records"):
         course = row["details"].get("course_s")
         if not course or row["provenance"] == Provenance.ESTIMATED:
             continue
-        shift = course[-1] if row["scope"] == "idle" else 0.0  # idle ends when work begins
+        shift = course[-1] if row["scope"] == "idle" else 0.0  # Work begins when idle ends.
         line = {
             "series": row["scope"].replace("_", " "),
             "x": [at - shift for at in course],
@@ -193,7 +193,7 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
 
 
 def operation_breakdown(rows: pd.DataFrame) -> Drawing:
-    """Draw the operations of all layers as shares of a call, one bar per phase."""
+    """Draw the operations of all layers as shares of a call, with one bar per phase."""
     data = operation_table(rows)
     if data.empty:
         return empty_chart("Time by operation", "no layer was profiled; set profiling to [deep]")
@@ -215,7 +215,7 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return the energy per token in each phase and by each source, and where the time goes."""
+    """Return the energy per token by phase and source, and the operations that take most time."""
     table = energy_table(rows)
     if table.empty:
         return [Finding("Energy was not measured", next_step="nano run quick energy")]
@@ -258,7 +258,7 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
 
 
 def _find_largest(case: str, part: pd.DataFrame) -> Finding:
-    """Return at least three operations, and as many as take half of the time."""
+    """Return the operations that take half of the time, and at least three operations."""
     total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
     shares = total / total.sum()
     most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))
@@ -266,7 +266,8 @@ def _find_largest(case: str, part: pd.DataFrame) -> Finding:
     gaps = shares.get("between", 0)
     evidence = "faster kernels would change less than half of the time" if gaps > 0.5 else ""
     next_step = "increase batch_size to shorten the gaps" if gaps > 0.2 else ""
-    what = "forward pass" if case.startswith("training step") else "time"  # only it is profiled
+    # In a training step, only the forward pass is profiled.
+    what = "forward pass" if case.startswith("training step") else "time"
     return Finding(f"Most of the {what} goes to {names}", evidence, next_step, case)
 
 

@@ -1,1 +1,1 @@
-"""FP8: speed, loss parity, numerics."""
+"""Measure the speed, the loss parity and the numerics of FP8."""

@@ -1,4 +1,4 @@
-"""Parameters and cases of the FP8 notebook."""
+"""Define the parameters and cases of the FP8 notebook."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Params(OwnModelParams):
 
     @property
     def kept(self) -> list[str]:
-        """Layers to keep in high precision. transformers calls the head of a model `lm_head`."""
+        """Return the layers to keep in high precision, by default `lm_head` for transformers."""
         unset = "excluded_modules" not in self.model_fields_set
         return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
 
@@ -109,7 +109,7 @@ class Params(OwnModelParams):
 
     @model_validator(mode="after")
     def _casts_fit(self) -> Params:
-        """Check that `excluded_modules` matches layers of the models, the small decoder too."""
+        """Check that `excluded_modules` matches layers of the models and of the small decoder."""
         default = type(self).model_fields["overrides"].default
         if not self.presets and self.overrides not in ({}, default):
             raise ValueError(
@@ -129,7 +129,7 @@ class Params(OwnModelParams):
 
 
 def cases(params: Params) -> list[Case]:
-    """List the peak rates, the models in each precision, the training pairs and the numerics."""
+    """List the cases of peak rates, of models in each precision, of parity and of numerics."""
     device = resolve_device(params.device)
     keep = tuple(params.kept)
     speed = [

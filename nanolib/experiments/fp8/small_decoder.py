@@ -1,6 +1,6 @@
-"""What reduced precision does to a small decoder: to its loss next to bf16, and to its products.
+"""Measure the effect of reduced precision on the loss and on the products of a small decoder.
 
-Losses are compared in pairs: both models of a pair have one seed, its weights and its text.
+nanolib compares losses in pairs. The two models of a pair have the same seed, weights and text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nanolib.run.case import Case, Ceilings, Plan, over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
-# Recipe → dtype of its products. All other recipes use bf16.
+# The keys are recipes, and the values are dtypes of products. All other recipes use bf16.
 _TYPES = {
     BASE: torch.bfloat16,
     AGAIN: torch.bfloat16,
@@ -38,9 +38,9 @@ _RATE = 1e-3
 
 
 class SmallDecoderCase(Case):
-    """Training of the small decoder, planned as one training step."""
+    """Case that trains the small decoder, and plans one training step."""
 
-    supports_ab: ClassVar[bool] = False  # the case times nothing
+    supports_ab: ClassVar[bool] = False  # The case has no timings.
 
     @property
     def config(self) -> NanoConfig:
@@ -52,18 +52,18 @@ class SmallDecoderCase(Case):
         return planned_training(self, self.config, self.batch_size)
 
     def batches(self, corpus: str, seed: int) -> Iterator[Tensor]:
-        """Return the batches of training, in order."""
+        """Return the batches of the training, in order."""
         return text_batches(self, corpus, seed, self.steps)
 
 
 @dataclass(frozen=True)
 class ParityCase(SmallDecoderCase):
-    """One recipe against bf16, over seeds.
+    """Case that compares one recipe with bf16 over several seeds.
 
     Attributes:
-        recipe: A dtype, an FP8 recipe, a control, or `bf16_again`, whose initial weights differ
-            from bf16 in their last bit.
-        margin: Largest difference that counts as none, as a share of the loss.
+        recipe: Dtype, FP8 recipe, control, or `bf16_again`, whose initial weights differ from bf16
+            in the last bit.
+        margin: Largest difference that counts as equivalent, as a share of the loss.
     """
 
     recipe: str
@@ -88,7 +88,7 @@ class ParityCase(SmallDecoderCase):
 
     @property
     def emulated(self) -> bool:
-        """Return whether products are emulated: controls, FP8 without hardware, and bf16 on a CPU."""
+        """Return whether products are emulated (controls, FP8 without hardware, bf16 on a CPU)."""
         if self.recipe in _TYPES:
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
@@ -96,12 +96,13 @@ class ParityCase(SmallDecoderCase):
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
         """Measure the loss difference from bf16 over the last tenth of the run.
 
-        Both runs of a seed read the same batches in the same order. The learning rate rises over
-        the first tenth and then falls to zero, since a constant rate adds noise between the runs.
+        The two runs of a seed read the same batches in the same order. The learning rate rises over
+        the first tenth and then falls to zero, because a constant rate adds noise between the runs.
 
         Yields:
-            `loss_difference_from_bf16` (nats per byte) with the verdict in its details, and `loss`
-            of both recipes. A loss that is not finite makes the recipe worse, without a number.
+            Rows of `loss_difference_from_bf16` (nats per byte) with the verdict in the details, and
+            `loss` of the recipe and of bf16. If a loss is not finite, the verdict is `worse`, and
+            the row has no number.
         """
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         base, recipe = (
@@ -132,7 +133,7 @@ class ParityCase(SmallDecoderCase):
 
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
-    """Return the configuration of the decoder over bytes that parity and numerics train."""
+    """Return the configuration of the small decoder, which reads bytes."""
     heads = max(1, d_model // 32)
     return NanoConfig(
         vocab_size=text.VOCAB_SIZE,
@@ -147,12 +148,13 @@ def parity_verdict(differences: list[float], margin: float) -> str:
     """Return the verdict on differences paired by seed.
 
     Args:
-        differences: Loss of the recipe minus loss of bf16, one per seed.
-        margin: Largest difference that counts as none, declared before the run.
+        differences: Loss of the recipe minus loss of bf16 for each seed, nats per byte.
+        margin: Largest difference that counts as equivalent, declared before the run.
 
     Returns:
-        `equivalent` (the 90 % interval is within the margin: two one-sided tests at 5 %), `worse`
-        or `better` (the 95 % interval excludes zero), or `inconclusive`.
+        The verdict is `equivalent` if the 90 % interval is within the margin, which is two
+        one-sided tests at 5 %. Otherwise, the verdict is `worse` or `better` if the 95 % interval
+        excludes zero, or else `inconclusive`.
     """
     low, _, high = mean_interval(differences, 0.90)
     if -margin < low and high < margin:
@@ -163,16 +165,16 @@ def parity_verdict(differences: list[float], margin: float) -> str:
 
 @functools.cache
 def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
-    """Train once and return the mean loss of the last tenth of the steps.
+    """Train a decoder and return the mean loss of the last tenth of the steps.
 
-    The result is cached, since all recipes share the runs in bf16.
+    The result is cached, because all recipes share the runs in bf16.
     """
     dtype = _TYPES.get(case.recipe, torch.bfloat16)
     cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
     warm = max(1, case.steps // TENTHS)
 
     def rate(step: int) -> float:
-        """Return the learning rate of a step: it rises, and then falls to zero."""
+        """Return the learning rate of a step, which rises and then falls to zero."""
         return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
 
     how = {"autocast": dtype if cast else None, "clip": 1.0}
@@ -202,11 +204,11 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class NumericsCase(SmallDecoderCase):
-    """One cast of the operands of a small decoder after some training.
+    """Case of one cast of the operands of a small decoder after some training.
 
     Attributes:
-        variant: A key of `VARIANTS`.
-        steps: Training steps, in bf16.
+        variant: Key of `VARIANTS`, which names the cast.
+        steps: Number of training steps in bf16.
     """
 
     variant: str
@@ -225,8 +227,8 @@ class NumericsCase(SmallDecoderCase):
         """Measure the error of each product against float32, and the loss of each operand.
 
         Yields:
-            `relative_error` and `sqnr` (dB) with scope `LAYER PRODUCT`, `underflow` and `overflow`
-            with scope `LAYER OPERAND`.
+            Rows of `relative_error` and `sqnr` (dB) with the scope `LAYER PRODUCT`, and `underflow`
+            and `overflow` with the scope `LAYER OPERAND`.
         """
         for name, seen in _trained(replace(self, variant=""), params.corpus).items():
             yield from _error_rows(name, seen, VARIANTS[self.variant])
@@ -234,7 +236,7 @@ class NumericsCase(SmallDecoderCase):
 
 def _error_rows(name: str, seen: dict[str, Tensor], cast: fp8.Cast) -> Measurements:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
-    # Each product is a @ b. Each operand has the dimension that the product sums over.
+    # Each operand of a product has the dimension that the product sums over.
     products = {
         "output": ((x, -1), (weight.t(), 0)),
         "input_gradient": ((gradient, -1), (weight, 0)),
@@ -260,7 +262,7 @@ _emulated = functools.partial(exact, provenance=Provenance.EMULATED)
 def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, Tensor]]:
     """Train a decoder in bf16 and return the operands of its linear layers at the last step.
 
-    The result is cached, since all variants share it.
+    The result is cached, because all variants share these operands.
     """
     model = create_model(case.config, case.device, seed=case.seed)
     seen = {}
@@ -278,7 +280,7 @@ def _note_operands(
     args: tuple[Tensor, ...],
     out: Tensor,
 ) -> None:
-    """Store the operands of a linear layer in a step, float32 [tokens, features]."""
+    """Store the operands of a linear layer in float32, shape [tokens, features]."""
 
     def note(operand: str, x: Tensor) -> None:
         seen[operand] = x.detach().flatten(0, -2).float()

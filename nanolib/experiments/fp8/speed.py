@@ -17,7 +17,7 @@ from nanolib.run.case import Ceilings, Measuring, Predicted, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
 
-# Precision → dtype of the weights. `tf32` and the recipes change only the products.
+# The values are dtypes of weights. `tf32` and FP8 recipes change only the dtype of products.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
     f"fp8_{recipe}": "bfloat16" for recipe in fp8.RECIPES
 }
@@ -26,7 +26,7 @@ MODES = ("forward", "training_step")
 
 @dataclass(frozen=True)
 class SpeedCase(ModelWorkCase):
-    """One model in one precision. The plan leaves the memory of casts out."""
+    """Case of one model in one precision, whose plan excludes the memory of casts."""
 
     name: str
     preset: str
@@ -60,7 +60,7 @@ class SpeedCase(ModelWorkCase):
 
     @property
     def model_case(self) -> ModelCase:
-        """Return the same work as a case of the model notebook."""
+        """Return the case of the model notebook that does the same work."""
         mode = "inference" if self.mode == "forward" else "training"
         return ModelCase(*self.shape, mode)
 
@@ -74,8 +74,8 @@ class SpeedCase(ModelWorkCase):
         return no_product(product_of(self.precision), self.device) or super().unsupported()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return `flops` and `parameters`, and for FP8 the converted share and its upper bound."""
-        found = self.model_case.work  # a missing model of the user has no FLOPs
+        """Return the FLOPs and the weights, and for FP8 the converted share and its upper bound."""
+        found = self.model_case.work  # A missing model of the user has no FLOPs.
         if self.recipe and found and not self.runs_code:
             built = replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
@@ -88,7 +88,7 @@ class SpeedCase(ModelWorkCase):
 
     @property
     def group(self) -> str:
-        """Return one name for all precisions of a model and mode."""
+        """Return the name that all precisions of a model and mode share."""
         return f"{self.model_case.group} {self.compiled}"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
@@ -103,7 +103,7 @@ class SpeedCase(ModelWorkCase):
         step, counted = case.step(model, ids, 1e-4), case.counted
         (work,) = step.workloads()
         if self.precision == "tf32":
-            # the setting belongs to the process, which times other cases too
+            # The process times other cases too, so each call sets and resets tf32.
             work = replace(work, call=tf32_products(True)(work.call))
         timed_call_ms(work.call)
         timed = yield params.timed(self.device, {self.mode: work.call})
@@ -111,14 +111,14 @@ class SpeedCase(ModelWorkCase):
         details = latency.details | {"parameters": counted.parameters}
         yield replace(latency, details=details)
         yield exact("flops", flops, scope=self.mode)
-        # the share is of the peak rate of the same products
+        # The share refers to the peak rate of the same products.
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
         yield from self._memory(model, work)
 
     def converted_share(self, model: nn.Module) -> Measurement:
-        """Return the share of FLOPs in FP8, with kept layers and upper bound in its details."""
+        """Return the share of FLOPs in FP8, with kept layers and upper bound in the details."""
         layers = fp8.audit(model)
         forward = replace(self.model_case, mode="inference").counted.flops
         tokens = self.batch_size * self.seq_len
@@ -132,9 +132,9 @@ class SpeedCase(ModelWorkCase):
         return exact("converted_share", share, method="audit", details=details)
 
     def _memory(self, model: nn.Module, work: Workload) -> Measurements:
-        """Measure the peak, and split it into weights, gradients, optimizer and activations."""
+        """Measure the peak memory of weights, gradients, optimizer and activations."""
         if self.compiled and not self.device.startswith("cuda"):
-            return  # the counter cannot see allocations inside compiled kernels
+            return  # The counter misses allocations in compiled kernels.
         existing, weights = tuple(work.existing()), [*model.parameters()]
         trained = weights if self.mode == "training_step" else []
         tensors = {
@@ -152,5 +152,5 @@ class SpeedCase(ModelWorkCase):
 
 
 def product_of(precision: str) -> str:
-    """Return the name of the products of a precision: `fp8` for all recipes."""
+    """Return the name of the products of a precision, which is `fp8` for all recipes."""
     return "fp8" if precision.startswith("fp8") else precision

@@ -1,4 +1,4 @@
-"""Tables, charts and findings of FP8: speed, loss next to bf16, error of emulated products."""
+"""Build the tables, charts and findings of FP8 speed, loss, and error of emulated products."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _LOSSES = {
 
 @table_of("fp8", "precision")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per model, precision and mode; `bound` is the speed-up's, by Amdahl's law."""
+    """Return a line per model, precision and mode, with Amdahl's upper bound in `bound`."""
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
@@ -88,7 +88,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("fp8", "recipe")
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per recipe that was trained; `not_finite` is why it has no difference."""
+    """Return a line per trained recipe, with the reason in `not_finite` if a loss is not finite."""
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
     table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
     table = add_metric_columns(table, rows, _PARITY)
@@ -101,7 +101,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("fp8", "variant")
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per cast, layer and product, with `sqnr`, its signal to noise (dB)."""
+    """Return a line per cast, layer and product, with the signal to noise in dB in `sqnr`."""
     found = pick(rows, "sqnr")
     if found.empty:
         return pd.DataFrame()

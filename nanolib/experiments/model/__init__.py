@@ -1,1 +1,1 @@
-"""Whole models: inference, generation, training, and what optimizations change."""
+"""Measure whole models in inference, generation and training, and their optimizations."""

@@ -1,4 +1,4 @@
-"""The cases of the model notebook: a model that runs, trains or generates, and its loss."""
+"""Define the cases of the model notebook: a model runs, trains or generates, and has a loss."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 @dataclass(frozen=True)
 class ModelCase(ShapedCase):
-    """A model that runs, trains or generates."""
+    """Case of a model that runs, trains or generates."""
 
     mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
 
-    position: ClassVar[int] = 0  # number of tokens in the cache before the counted ones
+    position: ClassVar[int] = 0  # Tokens in the cache before the counted tokens.
 
     @property
     def model_case(self) -> ModelCase:
-        """Return the case itself, which is its own model case."""
+        """Return the case itself, because it is already a `ModelCase`."""
         return self
 
     @property
     def planned_as(self) -> ModelCase:
-        """Return the case whose plan is used: without a name, and eager instead of compiled."""
+        """Return the case to plan, without a name, and eager if the model is compiled."""
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
@@ -83,7 +83,7 @@ class ModelCase(ShapedCase):
         return look_at(self.planned_as).plan
 
     def at_depth(self, depth: int, optimizer: str = "adamw", layers: str = "num_layers") -> Step:
-        """Build the calls of a model with `depth` blocks, or its own number for 0, set by `layers`."""
+        """Build the calls of a model with `depth` blocks, or with all blocks if `depth` is 0."""
         overrides = self.overrides | ({layers: depth} if depth else {})
         model = replace(self, overrides=overrides).build()
         return self.step(model, self.no_ids(), 1e-3, optimizer)
@@ -92,8 +92,8 @@ class ModelCase(ShapedCase):
         """Predict by formula, without planning memory.
 
         Returns:
-            `parameters`, `weight_memory` (MiB of weights), `flops` and `bytes` (see `Counted`), and
-            `latency` (ms, roofline) if the ceilings are known.
+            Predictions of `parameters`, `weight_memory` (MiB of weights), `flops` and `bytes` as in
+            `Counted`, and `latency` (ms, roofline) if the peak rates are known.
         """
         if (counted := self.counted) is None:
             return {}
@@ -107,7 +107,7 @@ class ModelCase(ShapedCase):
         return predicted if latency is None else predicted | {"latency": latency}
 
     def known(self, ceilings: Ceilings) -> dict[str, Any]:
-        """Predict, after a run that counts FLOPs if they depend on data."""
+        """Predict the work, after a run that counts FLOPs if the FLOPs depend on data."""
         counted = self.counted
         if counted is None or (counted.count and counted.count.unread_masks):
             count_by_running(self.planned_as)
@@ -135,11 +135,11 @@ class ModelCase(ShapedCase):
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether the model is eager: each dtype has its own baseline."""
+        """Return whether the model is eager, so that each dtype has a baseline."""
         return self.optimization == "eager"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Measure size, work and memory, and times in turns with the others of its group."""
+        """Measure size, work and memory, and the times in turns with other cases of the group."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())
@@ -171,7 +171,7 @@ class ModelCase(ShapedCase):
         yield from rate_rows(whole, flops, self.dtype, ceilings)
         yield rate("tokens_per_second", step.tokens, whole)
         for work in step.workloads():
-            trace(work, self, params)  # first, since a memory counter stops compiled models
+            trace(work, self, params)  # A memory counter stops compiled models.
             yield from self._memory_rows(work, model)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
         compiles = self.optimization != "eager" or self.attention_type == "flex"
@@ -190,13 +190,13 @@ class ModelCase(ShapedCase):
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
-    """A model that reads a prompt, then generates; FLOPs are those of the first new token."""
+    """Case of a model that reads a prompt and generates. FLOPs are of the first new token."""
 
     new_tokens: int = 1
 
     @property
     def position(self) -> int:
-        """Return the prompt's length, tokens."""
+        """Return the length of the prompt, in tokens."""
         return self.seq_len
 
     def step(
@@ -217,11 +217,11 @@ class GenerationCase(ModelCase):
 
 
 class ModelWorkCase(Case):
-    """A case whose calls are those of a `ModelCase`, its `model_case`, which also plans it."""
+    """Case that makes and plans the calls of a `ModelCase`, which is its `model_case`."""
 
     @property
     def attention(self) -> str:
-        """Return the attention type of the model, `own` for a model of the user."""
+        """Return the attention type of the model, or `own` for a model of the user."""
         is_own = self.preset not in PRESETS
         return "own" if is_own else self.overrides.get("attention_type", "dense")
 
@@ -247,9 +247,9 @@ class ModelWorkCase(Case):
 
 @dataclass(frozen=True)
 class LossCase(ModelWorkCase, ShapedCase):
-    """A model that trains on real text for some steps."""
+    """Case of a model that trains on real text for some steps."""
 
-    supports_ab: ClassVar[bool] = False  # the case times nothing
+    supports_ab: ClassVar[bool] = False  # The case has no timings.
 
     steps: int
     learning_rate: float
@@ -291,7 +291,7 @@ class LossCase(ModelWorkCase, ShapedCase):
 
 
 def planned_training(case: Case, config: NanoConfig, batch_size: int) -> Plan:
-    """Plan the peak memory of a training step of a config's model, at a case's sequence length."""
+    """Plan the peak memory of a training step of a configuration at a case's sequence length."""
     shape = (config.attention_type, case.seq_len, batch_size, config.dtype)
     named = ("", min(PRESETS), config.model_dump())
     return ModelCase(case.device, *named, *shape, "training").plan()

@@ -1,4 +1,4 @@
-"""The model notebook's parameters and grid, and what all notebooks on whole models share."""
+"""Define the parameters and the cases of the model notebook, and parameters of whole models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def valid_model(name: str) -> str:
     """Check that a name has the form of a user's model, without running code.
 
     Raises:
-        ValueError: The name has another form.
+        ValueError: The name does not have the form of a user's model.
     """
     try:
         check_name(name)
@@ -46,13 +46,13 @@ def valid_model(name: str) -> str:
 
 
 class OwnModelParams(shared.Params):
-    """Parameters of a notebook on whole models: presets, or a model of your own.
+    """Parameters of a notebook that measures presets or a model of your own.
 
     Subclasses add `presets` and describe the parameters for their notebook.
     """
 
-    LENGTHS: ClassVar[str] = "seq_lens"  # name of the parameter with the sequence lengths
-    READS_TEXT: ClassVar[bool] = True  # whether a preset reads bytes, not ids of its vocabulary
+    LENGTHS: ClassVar[str] = "seq_lens"  # Name of the parameter with the lengths.
+    READS_TEXT: ClassVar[bool] = True  # Whether a preset reads bytes of text.
 
     overrides: dict[str, Any] = Field(default_factory=dict)
     model: str = Field("", max_length=500)
@@ -81,15 +81,14 @@ class OwnModelParams(shared.Params):
     def _models_fit(self) -> OwnModelParams:
         if self.model_options and not self.model:
             raise ValueError(
-                "model_options: there is no model to take them; "
-                "set model, or use overrides for presets"
+                "model_options: needs a model; set model, or use overrides for presets"
             )
         if not self.model:
             for preset, changes in itertools.product(self.presets, self.changes()):
                 reads = {"longest": self.reads, "reads_text": self.READS_TEXT}
                 shared.fitting_config(preset, changes, **reads)
         elif not runs_code(self.model):
-            with contextlib.suppress(Unsupported):  # the cases report a missing library
+            with contextlib.suppress(Unsupported):  # The cases report a missing library.
                 config = check_hugging_face(self.model, self.model_options, *self.reads)
                 vocabulary = getattr(config.get_text_config(), "vocab_size", text.VOCAB_SIZE)
                 if vocabulary < text.VOCAB_SIZE:
@@ -100,13 +99,13 @@ class OwnModelParams(shared.Params):
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
-        """Run your code once, without data, for the plans of all cases.
+        """Run the code of your model once, without data, to plan all cases.
 
         Args:
-            cases: The cases that will be measured.
+            cases: Cases to plan.
 
         Raises:
-            BadInput: There is no such model.
+            BadInput: The model does not exist.
         """
         if runs_code(self.model):
             known = [case.model_case.planned_as for case in cases if hasattr(case, "model_case")]
@@ -117,7 +116,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
     """Check the configuration of a model of transformers.
 
     Args:
-        name: `hf:` and a class.
+        name: `hf:` and the name of a class of transformers.
         options: Fields of the model's configuration.
         field: Name of the parameter with the longest sequence.
         longest: Longest sequence that the model reads, tokens.
@@ -126,8 +125,8 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
         The configuration.
 
     Raises:
-        BadInput: There is no such class, it reads two sequences, or its context is too small.
-        Unsupported: transformers is not installed.
+        BadInput: The class does not exist or reads two sequences, or its context is too small.
+        Unsupported: The package transformers is not installed.
     """
     config = hugging_face_config(name, options)
     context, layers = context_length(config), layers_field(config)
@@ -137,9 +136,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
             f"shorten it or raise max_position_embeddings to {longest}"
         )
     if layers and getattr(config, layers) < 1:
-        raise BadInput(
-            f"model_options: {layers} {getattr(config, layers)} makes no model; give 1 or more"
-        )
+        raise BadInput(f"model_options: {layers} must be at least 1, got {getattr(config, layers)}")
     read = inspect.signature(resolve(name).args[0].forward).parameters
     refused = "" if "input_ids" in read else "no ids of tokens"
     if "decoder_input_ids" in read:
@@ -233,7 +230,7 @@ class Params(OwnModelParams):
 
 
 def cases(params: Params) -> list[Case]:
-    """List the peak rates, then each model in each mode and its loss at the shortest length."""
+    """List the peak rates, each model in each mode, and its loss at the shortest length."""
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = ["own"] if params.model else params.attention_types

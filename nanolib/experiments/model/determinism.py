@@ -1,4 +1,4 @@
-"""How far a model's logits differ if the same tokens are computed in another way."""
+"""Measure how far the logits of a model differ if they are computed in another way."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nanolib.measurement import Measurements, Unsupported, exact
 from nanolib.models.generation import generation_of
 from nanolib.models.user import logits_of
 
-_POSITIONS = 8  # number of positions to compare, the last of each sequence
+_POSITIONS = 8  # The last positions of each sequence are compared.
 
 
 def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
-    """Compare logits run to run, of a sequence alone and in a batch, and of a prompt and its tokens.
+    """Compare logits of two runs, with and without a batch, and by prefill and by decode.
 
     Args:
-        model: The model, in evaluation mode.
-        ids: int64, shape [batch, length]. Each sequence becomes two of half the length, so that a
+        model: Model in evaluation mode.
+        ids: Tokens, int64, shape [batch, length]. Each sequence is split into two halves, so that a
             batch has several sequences and needs no more memory than a forward pass.
 
     Yields:
-        `ulp_difference` and `greedy_agreement` of the last positions, by scope.
+        Rows of `ulp_difference` and `greedy_agreement` for the last positions, by scope.
     """
     length = ids.shape[1] // 2
     if (positions := min(_POSITIONS, length - 1)) < 1:
@@ -41,7 +41,7 @@ def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
     }
     for scope, (logits, other) in others.items():
         row = {"scope": scope, "method": f"logits of the last {positions} positions"}
-        with contextlib.suppress(Unsupported):  # the model has no cache, or a logit is not finite
+        with contextlib.suppress(Unsupported):  # Not every model has a cache and finite logits.
             ulps, agreement = compare_logits(logits, other())
             yield exact("ulp_difference", ulps, **row)
             yield exact("greedy_agreement", agreement, **row)
@@ -74,8 +74,9 @@ def compare_logits(some: Tensor, others: Tensor) -> tuple[float, float]:
         others: Logits of another computation, same shape and dtype.
 
     Returns:
-        The largest difference, in units in the last place of its position's largest logit. A logit
-        near zero would have a tiny unit. Then the share of positions with the same largest logit.
+        The largest difference of two logits, and the share of positions with the same largest
+        logit. The unit of a difference is the last place of the largest logit of the position,
+        because logits near zero have tiny units.
 
     Raises:
         Unsupported: A logit is not finite.

@@ -1,4 +1,4 @@
-"""A model at one shape, and its memory, work and traffic as tensors without data show them."""
+"""Find the memory, the work and the traffic of a model at one shape, on tensors without data."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from nanolib.run.memory_plan import UNCOUNTED, StackMemory
 from nanolib.run.timeout import answers_of, planning_time_limit
 from nanolib.torch_internals import FakeTensorMode
 
-# Time limit of each case of the user's code, s. `planning_time_limit` usually ends it earlier.
+# Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.
 _LIMIT_S = 90.0
 
 
 @dataclass(frozen=True)
 class ShapedCase(Case):
-    """A model at one shape. Charts show `name`."""
+    """Case of a model at one shape, whose `name` charts show."""
 
     name: str
     preset: str
@@ -48,7 +48,7 @@ class ShapedCase(Case):
 
     @property
     def own(self) -> bool:
-        """Return whether `preset` names the user's own model, whose options are `overrides`."""
+        """Return whether `preset` names a model of the user, whose options are `overrides`."""
         return self.preset not in PRESETS
 
     @property
@@ -73,7 +73,7 @@ class ShapedCase(Case):
 
     @property
     def item(self) -> int:
-        """Return the bytes of a weight."""
+        """Return the size of a weight, in bytes."""
         return getattr(torch, self.dtype).itemsize
 
     def build(self, seed: int | None = None) -> nn.Module:
@@ -90,10 +90,10 @@ class ShapedCase(Case):
         if self.attention_type == "flex":
             return UNCOUNTED
         known = attention.work(self.attention_type, 1, 1, causal=True, options=options)
-        return "" if known else "what is kept depends on the input"
+        return "" if known else "the mask depends on the input"
 
     def no_ids(self) -> Tensor:
-        """Make ids that are all 0: int64, shape [batch_size, seq_len + 1]."""
+        """Return ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
         return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
 
@@ -102,12 +102,12 @@ def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[Tens
 
     Args:
         case: A case with `batch_size`, `seq_len` and `device`.
-        corpus: Text file or folder. If empty, the standard library's sources.
+        corpus: Text file or folder, or empty for the standard library's sources.
         seed: Seed of the random windows of the text.
         count: Number of batches.
 
     Yields:
-        int64 ids, shape [batch_size, seq_len + 1], on the case's device.
+        Ids of tokens, int64, shape [batch_size, seq_len + 1], on the case's device.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (count, case.batch_size, case.seq_len + 1)
@@ -115,20 +115,20 @@ def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[Tens
 
 
 def text_batch(case: Any, corpus: str, seed: int) -> Tensor:
-    """Draw the first of the batches that `text_batches` yields."""
+    """Draw one batch of real text for a case."""
     return next(text_batches(case, corpus, seed, 1))
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The work of one call of a model.
+    """Work of one call of a model.
 
     Attributes:
         parameters: Number of weights.
-        flops: FLOP of the timed call. In training, the backward pass of the weights that learn is
-            in it. Attention counts the pairs that its mask keeps.
-        bytes: Bytes that must move at least once.
-        count: The counted FLOPs of a user's model, or None if a formula gave them.
+        flops: FLOPs of the timed call. Training includes the backward pass of the weights that have
+            a gradient. Attention counts only the pairs that its mask keeps.
+        bytes: Number of bytes that a call must move at least once.
+        count: Counted FLOPs of a user's model, or None if a formula gave the FLOPs.
     """
 
     parameters: int
@@ -143,7 +143,7 @@ class Look:
 
     Attributes:
         plan: Peak memory by scope, or the reason why it is not planned.
-        breakdowns: Scope → memory use at its peak.
+        breakdowns: Memory use at the peak of each scope.
         counted: Work of a user's model, or None if the model needs data to run.
     """
 
@@ -154,7 +154,7 @@ class Look:
 
 @contextlib.contextmanager
 def without_data(mode: FakeTensorMode | None = None) -> Iterator[None]:
-    """Make tensors without data in the block, in a given mode if any, and drop what code prints."""
+    """Make tensors without data within the block, and discard the output of the code."""
     with mode or fake_tensors(), silent():
         yield
 
@@ -163,10 +163,10 @@ _LOOKS: dict[str, Look] = {}
 
 
 def look_at(case: Any) -> Look:
-    """Plan and count a `ModelCase` once per process. A user's code runs in a process of its own.
+    """Plan and count a `ModelCase` once per process, with a user's code in a separate process.
 
     Raises:
-        BadInput: There is no such model.
+        BadInput: The model does not exist.
     """
     if case.case_id not in _LOOKS:
         if case.runs_code:
@@ -177,14 +177,14 @@ def look_at(case: Any) -> Look:
 
 
 def look_at_code(name: str, cases: Sequence[Any]) -> None:
-    """Plan and count all cases of a user's code in one process that ends afterwards.
+    """Plan and count all cases of a user's code in one separate process.
 
     Args:
         name: Source of the model, `package.module:build`.
         cases: Cases of type `ModelCase`. Without cases, only the name is checked.
 
     Raises:
-        BadInput: There is no such model.
+        BadInput: The model does not exist.
     """
     wanted = {case.case_id: case for case in cases if case.case_id not in _LOOKS}
     if cases and not wanted:
@@ -210,7 +210,7 @@ def _look(case: Any) -> Look:
         plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
         return Look(Plan(unsupported=one_line(error)))
-    except (Exception, SystemExit) as error:  # the run shows whether the case is valid
+    except (Exception, SystemExit) as error:  # The run shows whether the case is valid.
         plan = Plan(reason=f"not planned: {why_not_planned(error)}")
     if not case.own:
         return Look(plan, breakdowns)
@@ -223,14 +223,14 @@ def _look(case: Any) -> Look:
 
 
 def count_by_running(case: Any) -> None:
-    """Count by a run the work that depends on data, and store it for later calls of `look_at`."""
+    """Count work that depends on data with a run, and store the result for `look_at`."""
     _LOOKS[case.case_id] = replace(look_at(case), counted=_count(case))
 
 
 def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
-    # Checkpointing would compute more, and autocast computes the same, so eager is counted.
+    # Checkpointing computes more, and autocast computes the same, so the eager call is counted.
     step = replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
@@ -247,7 +247,7 @@ def count_by_formula(case: Any) -> Counted:
     options = attention.shared_options(config.attention_type, config.attention_options)
 
     def kept(q_len: int, kv_len: int) -> float:
-        """Return the pairs that attention keeps per head; all of them if the input decides."""
+        """Return the kept pairs per head, or all pairs if the mask depends on the input."""
         mask = {"causal": True, "options": options, "heads": config.num_heads}
         found = attention.work(config.attention_type, q_len, kv_len, **mask)
         return (found or attention.work("dense", q_len, kv_len, causal=True)).kept
@@ -267,8 +267,9 @@ def count_by_formula(case: Any) -> Counted:
 def _elements_moved(mode: str, parameters: int, learning: int) -> int:
     """Count the elements that a call must move at least once.
 
-    A forward pass reads the weights. A training step reads them twice and writes the gradients.
-    Fused AdamW reads gradients, weights and both states, and writes weights and both states.
+    A forward pass reads the weights. A training step reads the weights twice and writes the
+    gradients. Fused AdamW reads gradients, weights and both states, and writes weights and both
+    states.
 
     Args:
         mode: Mode of the case, such as `training`.

@@ -1,4 +1,4 @@
-"""Plan the memory of one model's uses, and the largest batches that fit."""
+"""Plan the memory of each use of a model, and find the largest batches that fit."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from nanolib.run.memory_plan import StackMemory
 from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
-MAX_MASKED = 2**17  # tokens, since a mask has real tiles whose number grows with the square
-_BISECT_EVERY = 4  # guesses between two bisections, since a line may creep towards a bend
-# A plan follows calls on a prime number of sequences, which divides only the bytes of tensors that
-# grow with the batch. Their bytes in any other batch follow from it.
+MAX_MASKED = 2**17  # Masks of more tokens have too many tiles.
+_BISECT_EVERY = 4  # Guesses by lines may converge slowly, so every fourth guess bisects.
+# A plan records calls on a prime number of sequences, which divides only the bytes of tensors that
+# grow with the batch. The plan scales these bytes to any other batch.
 _FOLLOWED_BATCH = 10_007
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
-# Use → mode of the case, optimization, and optimization in mixed precision.
+# Mode, optimization, and optimization in mixed precision of each use.
 USES = {
     "inference": ("inference", "eager", "eager"),
     "decoding": ("generation", "eager", "eager"),
@@ -42,14 +42,14 @@ USES = {
 
 @dataclass(frozen=True)
 class Use:
-    """The memory that one use of the model needs.
+    """Memory that one use of the model needs.
 
     Attributes:
         name: Key of `USES`.
-        memory: Available memory of one rank, bytes.
-        breakdown: Memory use of one rank at the peak of this use.
-        batches: Context length → the largest batch that fits, 0 if not one sequence does. Lengths
-            are left out if planning them takes too long.
+        memory: Available memory of one rank, in bytes.
+        breakdown: Memory use of one rank at the peak of the use.
+        batches: Largest batch that fits, by context length, or 0 if no sequence fits. Lengths that
+            take too long to plan are missing.
         refused: Reason why there is no plan, in one line, or an empty string.
     """
 
@@ -66,10 +66,10 @@ class Use:
 
 
 class Planner:
-    """Plans uses of one model. The calls of a use are followed once at each sequence length.
+    """Plan uses of one model, from one recording of its calls per use and sequence length.
 
     Args:
-        request: A `planning.Request`: the model, its dtypes, its optimizer and its ranks.
+        request: A `planning.Request` with the model, its dtypes, its optimizer and its ranks.
     """
 
     def __init__(self, request: Any) -> None:
@@ -77,7 +77,7 @@ class Planner:
         self.breakdown, self._late = cache(self._breakdown), ""
         self._memory, self._step = map(cache, (self._followed, self._built))
         self._cache_share = cache(self._share_of_cache)
-        self._mode = fake_tensors()  # all calls share weights, and so must share the mode
+        self._mode = fake_tensors()  # Calls that share weights must share the mode.
 
     def use(self, name: str) -> Use:
         """Plan a use, and find the largest batch that fits at each context length."""
@@ -92,16 +92,16 @@ class Planner:
                 batches[length] = batch
         except Unsupported as error:
             return found(refused=str(error))
-        except TimeoutError as error:  # for example, a model that computes token by token
+        except TimeoutError as error:  # A model that computes token by token takes too long.
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        except (Exception, SystemExit) as error:  # for example, a model that reads its data
+        except (Exception, SystemExit) as error:  # A model that reads its data has no plan.
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 
     def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:
-        """Find the largest batch at each context length; a longer one takes no larger batch."""
+        """Find the largest batch at each context length, which never grows with the length."""
         fixed = sum(breakdown.by_kind.get(kind, 0) for kind in _SHARDED)
         most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
         for length in self.contexts:
@@ -113,7 +113,7 @@ class Planner:
 
     @property
     def contexts(self) -> list[int]:
-        """Return the requested length, and powers of two up to the model's context."""
+        """Return the requested length, and two powers of two up to the context of the model."""
         length = self.source.seq_len
         most = min(max(length, self.source.context_length or 0), MAX_MASKED)
         power = 1 << most.bit_length() - 1
@@ -122,7 +122,7 @@ class Planner:
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
         """Plan the memory of one rank at the peak of a use."""
         batch //= self.ranks
-        # The user's code may depend on the batch, so that its calls must have this batch.
+        # The user's code may depend on the batch, so the recorded calls have this batch.
         followed = batch if self.source.runs_code else _FOLLOWED_BATCH
         shortest, longest = min(self.contexts), max(self.contexts)
         grows_evenly = not self.source.own and self.source.attention_type == "dense"
@@ -138,13 +138,13 @@ class Planner:
         return max(scopes.values(), key=lambda found: found.peak)
 
     def _followed(self, name: str, batch: int, lengths: tuple[int, ...]) -> StackMemory:
-        """Follow the calls of a use at each length."""
+        """Record the calls of a use at each length."""
         with without_data(self._mode):
             ats = (partial(self._at, name, batch, length) for length in lengths)
             return StackMemory(self.stack[1], *ats)
 
     def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
-        """Return the calls of a use at a shape. Its model and optimizer are made once per depth."""
+        """Return the calls of a use at a shape, with one model and optimizer per depth."""
         case, step = self._case(name, batch, length), self._step(name, depth)
         step.read(case.no_ids() if case.mode == "training" else case.no_ids()[:, :-1])
         return step
@@ -154,7 +154,7 @@ class Planner:
         return self._case(name, 1, 2).at_depth(depth, optimizer, layers)
 
     def _share_of_cache(self, name: str, length: int) -> float:
-        """Return the bytes of a cache with keys and values of `kv_dtype` as a share of its bytes."""
+        """Return the size of a cache in `kv_dtype` over its size in the dtype of the model."""
         case = self._case(name, 1, length)
         if not self.request.kv_dtype or case.mode != "generation":
             return 1.0
@@ -167,7 +167,7 @@ class Planner:
         return 1 - sum(x.nbytes - x.numel() * item for x in cached) / size
 
     def _need(self, name: str, length: int, batch: int) -> float:
-        """Return the bytes of a batch on a rank; infinite if the model does not accept it."""
+        """Return the bytes of a batch on a rank, or infinity if the model rejects the batch."""
         try:
             return self.breakdown(name, batch * self.ranks, length).peak
         except (Exception, SystemExit):
@@ -179,13 +179,13 @@ class Planner:
         case = replace(case, optimization=optimizations[self.request.is_mixed])
         if self.request.is_mixed and mode == "training":
             case = replace(case, dtype="float32")
-        if mode == "generation":  # the cache holds `length` tokens in the end
+        if mode == "generation":  # At the end, the cache contains `length` tokens.
             return GenerationCase(**vars(case) | {"seq_len": length - 1})
         return replace(case, seq_len=length)
 
     @cached_property
     def stack(self) -> tuple[str, int]:
-        """Return the option that sets the number of equal blocks, and their number, 0 if unknown."""
+        """Return the option for the number of equal blocks, and the number, or 0 if not known."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers
@@ -202,7 +202,7 @@ class Planner:
         return (field, depth) if equal else ("", 0)
 
     def _shared(self, whole: MemoryBreakdown, cache_share: float) -> MemoryBreakdown:
-        """Return the memory of one rank: under FSDP its share, and the weights that are gathered."""
+        """Return the memory of one rank, with its share and the gathered weights under FSDP."""
         parts = {
             part: round(size * cache_share) if part.kind == MemoryKind.CACHE else size
             for part, size in whole.parts.items()
@@ -220,25 +220,27 @@ class Planner:
         if MemoryKind.GRADIENTS in whole.by_kind:
             scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
             parts[scattered] = outside + block
-        # the computing block and the next
+        # FSDP gathers the weights of the computing block and of the next block.
         return MemoryBreakdown(parts | {Part(MemoryKind.GATHERED): outside + min(2, depth) * block})
 
 
 def largest(
     need: Callable[[int], float], memory: int, start: int, most: int, fixed: int = 0
 ) -> int:
-    """Find the largest n whose need fits; 0 if not even 1 does, `most` if all do.
+    """Find the largest n from 1 to `most` whose need fits, or 0 if none fits.
 
-    The next n is where the line through the last two needs meets the memory, and now and then the
-    middle. A need is the largest of several linear functions, so it is convex. Beyond two points a
-    convex function is never below the line through them.
+    The search continues at the n at which the line through the last two needs reaches the memory.
+    Every fourth guess is the middle of the remaining range. A need is the largest of several linear
+    functions, so the need is convex. A convex function is never below the line through two of its
+    points, except between these points.
 
     Args:
-        need: n → bytes, growing and convex; infinite if n is not accepted.
-        memory: Bytes that are available.
-        start: The first guess.
-        most: The largest n.
-        fixed: A guess at the bytes that do not grow.
+        need: Function that returns the bytes for n, which rise and are convex, or infinity if n is
+            not valid.
+        memory: Available memory, in bytes.
+        start: First guess of n.
+        most: Largest allowed n.
+        fixed: Estimate of the bytes that do not depend on n.
     """
     fits, too_many = 0, most + 1
     before, at, guesses = (0, fixed), min(start, most), 0
@@ -260,7 +262,7 @@ def uses_of(request: Any) -> Iterator[Use]:
     """Plan each use of a model.
 
     Raises:
-        BadInput: There is no such model, or ranks cannot share it.
+        BadInput: The model does not exist, or ranks cannot share the model.
     """
     planner = Planner(request)
     source = planner.source
@@ -268,7 +270,7 @@ def uses_of(request: Any) -> Iterator[Use]:
         resolve(source.preset)
     if planner.ranks > 1 and not planner.stack[1]:
         raise BadInput(
-            f"ranks: FSDP gathers equal blocks, which {source.preset} is not known to have"
+            f"ranks: FSDP needs equal blocks, and the blocks of {source.preset} are not known"
         )
     for name in USES:
         yield planner.use(name)

@@ -31,14 +31,14 @@ GIB = 2**30
 # These fields describe a config file, not a model.
 _NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
 _NO_FIELDS |= {"transformers_version", "_name_or_path"}
-_LIMIT_S = 120.0  # time limit of each use of a model that is the user's code, s
+_LIMIT_S = 120.0  # Time limit of each use of a user's model, s.
 
 
 def memory_bytes(amount: str | int) -> int:
     """Convert an amount such as `80GiB`, `24GB` or a number of bytes to bytes.
 
     Raises:
-        BadInput: The amount has another form.
+        BadInput: The text is not an amount of memory.
     """
     try:
         size = TypeAdapter(ByteSize).validate_python(amount)
@@ -50,7 +50,7 @@ def memory_bytes(amount: str | int) -> int:
 
 
 class Request(StrictModel):
-    """The arguments of `plan`."""
+    """Arguments of `plan`."""
 
     model: str
     memory: Annotated[int, BeforeValidator(memory_bytes)]
@@ -73,15 +73,21 @@ class Request(StrictModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Request:
         for name in {"dtype", "attention_type"} & set(self.options):
-            raise ValueError(f"options: {name} is not one of them; use --{name.replace('_', '-')}")
+            raise ValueError(
+                f"options: {name} is not an option of the model; use --{name.replace('_', '-')}"
+            )
         if self.batch_size % self.ranks:
             raise ValueError(f"ranks: {self.ranks} does not divide batch_size {self.batch_size}")
         case = self.case
         if self.attention_type != "dense":
             if case.own:
-                raise ValueError(f"attention_type: {self.model} has its own; leave it out")
+                raise ValueError(
+                    f"attention_type: {self.model} has its own attention; leave attention_type out"
+                )
             if self.seq_len > MAX_MASKED:
-                raise ValueError(f"seq_len: {self.seq_len} is planned with dense attention only")
+                raise ValueError(
+                    f"seq_len: {self.seq_len} is too long to plan; use dense attention"
+                )
         if case.own and not case.runs_code:
             check_hugging_face(self.model, self.options, "seq_len", self.seq_len)
         if not case.own and self.seq_len > (most := case.config.context_length):
@@ -124,7 +130,7 @@ def format_bytes(size: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Whether a model fits, and what uses the memory.
+    """Memory of each use of a model, with tables and sentences.
 
     Attributes:
         title: Model, dtypes, shape and memory of the request.
@@ -146,7 +152,7 @@ class MemoryPlan:
 
     @property
     def sentences(self) -> list[str]:
-        """Return sentences: which uses fit, what the others lack, and why some have no plan."""
+        """Return sentences about the uses that fit, do not fit, or have no plan."""
         fitting = [use.name for use in self.planned if use.fits]
         lines = [f"fits: {'; '.join(fitting)}" if fitting else "nothing fits as it is"]
         lines += [_remedy(use) for use in self.planned if not use.fits]
@@ -158,7 +164,7 @@ class MemoryPlan:
         return ("GiB", GIB) if self.largest.breakdown.peak >= GIB else ("MiB", MIB)
 
     def table(self) -> pd.DataFrame:
-        """Make a table with a column per use: its peak, its kinds of memory, and whether it fits."""
+        """Return a table of the peak of each use, with its kinds of memory and whether it fits."""
         name, unit = self._unit
         lines = {}
         for use in self.planned:
@@ -170,7 +176,7 @@ class MemoryPlan:
         return table.rename_axis("").reset_index()
 
     def batches(self) -> pd.DataFrame:
-        """Make a table with a row per context length: the largest batch that fits, per use."""
+        """Return a table of the largest batch that fits, by context length and use."""
         lengths = sorted({length for use in self.planned for length in use.batches})
         columns = {
             use.name: {length: _batch(use.batches.get(length)) for length in lengths}
@@ -179,7 +185,7 @@ class MemoryPlan:
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
     def parts(self, use: Use, most: int = 6) -> pd.DataFrame:
-        """Make a table of the largest parts of a peak, with the line or operation that made each."""
+        """Return a table of the largest parts of a peak, with the code that made each part."""
         name, unit = self._unit
         return pd.DataFrame(
             {
@@ -213,26 +219,26 @@ class MemoryPlan:
 def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     """Plan whether a model fits into memory, and what uses the memory.
 
-    Inference, decoding and training are planned on tensors without data.
+    nanolib plans inference, decoding and training on tensors without data.
 
     Args:
-        model: A preset; `package.module:build`; `hf:` and a class of transformers; or the path of a
+        model: Preset, `package.module:build`, `hf:` and a class of transformers, or path of a
             `config.json` of transformers.
         memory: Memory of one rank, such as `80GiB`.
         **rest: Options of `nano plan`, with their defaults.
             `seq_len` (1024): Tokens per sequence.
             `batch_size` (1): Sequences over all ranks.
             `dtype` (float32): Dtype of weights and activations.
-            `precision`: Precision of training, `mixed` or `pure`. Without a `dtype` it is mixed:
-                bfloat16 by autocast, with weights and optimizer states in float32.
-            `kv_dtype`: Dtype of keys and values in a cache. By default the model's own.
+            `precision`: Precision of training, `mixed` or `pure`. The default without `dtype`
+                is `mixed`: bfloat16 by autocast, with weights and optimizer states in float32.
+            `kv_dtype`: Dtype of keys and values in a cache, by default the dtype of the model.
             `optimizer` (adamw): Optimizer of training: adamw, sgd or momentum.
             `attention_type` (dense): Attention of a preset.
-            `ranks` (1): Ranks of FSDP, modelled. They share weights, gradients and states.
+            `ranks` (1): Modelled FSDP ranks, which share weights, gradients and states.
             `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
 
     Returns:
-        The memory of each use. A peak is the bytes of all live tensors, without the process itself.
+        Memory of each use. A peak contains the bytes of all live tensors, without the process.
 
     Raises:
         BadInput: A value is not valid.
@@ -260,7 +266,7 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
 
 
 def _read_config(path: str) -> tuple[str, dict[str, Any]]:
-    """Read the name of a model, and its options, from a config file of transformers."""
+    """Read the name of a model and its options from a config file of transformers."""
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
         known = {name: fields[name] for name in fields.keys() - _NO_FIELDS}
@@ -273,7 +279,7 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _remedy(use: Use) -> str:
-    """Describe how much memory a use lacks, what uses most of it, and which batch would fit."""
+    """Describe how much memory a use lacks, the largest kind of memory, and a batch that fits."""
     peak, by_kind = use.breakdown.peak, use.breakdown.by_kind
     kind = max(by_kind, key=lambda kind: by_kind[kind])
     ways = [f"batch {most} at {length} tokens" for length, most in use.batches.items() if most]
@@ -286,7 +292,7 @@ def _remedy(use: Use) -> str:
 
 
 def _batch(most: int | None) -> str:
-    """Format a largest batch, with a plus if no larger batch was tried."""
+    """Format the largest batch, with a plus if larger batches were not tried."""
     if most is None:
         return "not planned"
     return f"{most}{'+' if most == MAX_BATCH else ''}" if most else "—"

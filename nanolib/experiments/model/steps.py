@@ -1,4 +1,4 @@
-"""The calls of a model's case: a forward pass, a training step, a prompt and its tokens."""
+"""Define the calls of a model: a forward pass, a training step, and generation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from nanolib.torch_internals import FakeTensor
 
 
 class Step:
-    """A call that is repeated.
+    """Call that a measurement repeats.
 
     Attributes:
-        scope: Scope of the whole call's rows.
-        compared: Name of the result that is compared with the eager model's.
-        model: The model.
-        ids: The model's input, int64 [batch, length]. Training takes one token more.
-        phases: Scope → part of the call, in order.
+        scope: Scope of the rows about the whole call.
+        compared: Name of the result that is compared with the result of the eager model.
+        model: Model to call.
+        ids: Input of the model, int64, shape [batch, length], or [batch, length + 1] for training.
+        phases: Maps a scope to a part of the call, in the order of the parts.
         tokens: Number of tokens that a call reads or makes.
     """
 
@@ -55,14 +55,14 @@ class Step:
         return {MemoryKind.WEIGHTS: weights, MemoryKind.INPUTS: [self.ids]}
 
     def first(self) -> None:
-        """Make the tensors that a first call makes and later calls reuse."""
+        """Make the tensors that the first call makes and later calls reuse."""
 
     def owners(self) -> dict[int, Tensor]:
         """Map the `id` of each optimizer state to its weight."""
         return {}
 
     def workloads(self) -> Iterator[Workload]:
-        """List the calls whose memory is measured: the whole call."""
+        """List the calls whose memory is measured, which is the whole call."""
         rest = {"first": self.first, "phases": self.phases, "owners": self.owners}
         yield Workload(self.scope, self, kinds=self.kinds, **rest)
 
@@ -75,7 +75,7 @@ class Step:
         raise NotImplementedError
 
     def difference(self) -> float:
-        """Return the relative error of the result against the eager one."""
+        """Return the relative error of the result against the eager result."""
         return relative_error(self.result(), self.eager_result())
 
     def against_eager(self, optimization: str) -> Measurements:
@@ -89,11 +89,11 @@ class Step:
 
 
 class Inferring(Step):
-    """A forward pass without gradients.
+    """Forward pass without gradients.
 
     Args:
         model: Model to call, which is put into evaluation mode.
-        ids: int64, shape [batch, length].
+        ids: Tokens, int64, shape [batch, length].
         optimization: Key of `OPTIMIZATIONS`.
     """
 
@@ -105,7 +105,7 @@ class Inferring(Step):
         self._forward = optimize(optimization, model, self._eager, ids)
         self.phases, self.tokens = {self.scope: self.result}, ids.numel()
 
-    @torch.no_grad()  # torchao's FP8 layers by rows fail under inference_mode
+    @torch.no_grad()  # inference_mode breaks torchao's FP8 by rows.
     def result(self) -> Any:
         """Compute the logits."""
         return self._forward(self.ids)
@@ -117,17 +117,17 @@ class Inferring(Step):
 
 
 def check_loss(model: nn.Module) -> None:
-    """Raise Unsupported for a model without logits of tokens or without trainable weights."""
+    """Raise Unsupported if the model has no logits of tokens or no trainable weights."""
     lacking = ""
     if not predicts_tokens(model):
         lacking = "gives no logits of tokens"
     elif not any(weight.requires_grad for weight in model.parameters()):
-        lacking = "has no weight that learns"
+        lacking = "has no trainable weight"
     if lacking:
         raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")
 
 
-# Name → function that makes the optimizer. SGD's fused kernel takes no tensors without data.
+# The fused kernel of SGD does not take tensors without data.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": functools.partial(torch.optim.AdamW, fused=True),
     "sgd": functools.partial(torch.optim.SGD, foreach=False),
@@ -136,11 +136,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class Training(Step):
-    """A forward pass, a backward pass and a step of the optimizer. fp16 autocast scales the loss.
+    """Forward pass, backward pass and optimizer step, with a scaled loss under fp16 autocast.
 
     Args:
         model: Model to train, which is put into training mode.
-        ids: int64, shape [batch, length + 1].
+        ids: Tokens, int64, shape [batch, length + 1].
         optimization: Key of `OPTIMIZATIONS`.
         learning_rate: Learning rate of the optimizer.
         optimizer: Key of `OPTIMIZERS`.
@@ -161,7 +161,7 @@ class Training(Step):
         self._eager = logits_of(model)
         self._forward = optimize(optimization, model, self._eager, ids[:, :-1])
         self._optimizer = OPTIMIZERS[optimizer](model.parameters(), lr=learning_rate)
-        # A scaler reads the values of tensors, and the tensors of a plan have none.
+        # A scaler reads the values of tensors, and the tensors of a plan have no values.
         has_data = not isinstance(ids, FakeTensor)
         scaled = has_data and optimization == "autocast_float16"
         self._scaler = torch.amp.GradScaler(ids.device.type, enabled=scaled)
@@ -188,7 +188,7 @@ class Training(Step):
         self._optimizer.zero_grad()
 
     def result(self) -> Tensor:
-        """Compute the gradient of all weights as one vector, and leave no gradient in them."""
+        """Compute the gradient of all weights as one vector, without storing gradients."""
         return self._gradient(self._forward)
 
     def eager_result(self) -> Tensor:
@@ -223,11 +223,11 @@ class Training(Step):
 
 
 class Generating(Step):
-    """A prompt that is read at once, and tokens that are generated one by one.
+    """Generation: the model reads a prompt at once, and then makes tokens one by one.
 
     Args:
         model: Model to call, which is put into evaluation mode.
-        prompt: int64, shape [batch, length].
+        prompt: Tokens, int64, shape [batch, length].
         new_tokens: Number of tokens after which the cache goes back to the end of the prompt.
         optimization: `eager` or `cuda_graph`.
     """
@@ -249,21 +249,21 @@ class Generating(Step):
         self.phases = {self.scope: self.generation.decode}
 
     def result(self) -> Tensor:
-        """Return the cache after all tokens."""
+        """Return the cache after all new tokens."""
         return _filled_cache(self.generation)
 
     def eager_result(self) -> Tensor:
-        """Return the cache after all tokens without the optimization."""
+        """Return the cache after all new tokens, without the optimization."""
         new_tokens = self.generation.new_tokens
         return _filled_cache(generation_of(self.model, self.ids, new_tokens))
 
     def filled(self) -> list[Tensor]:
-        """Read the prompt, and return the tensors of its cache."""
+        """Read the prompt and return the tensors of its cache."""
         self.generation.prefill()
         return self.generation.tensors[:-2]
 
     def measure_prompt(self, params: Any, device: str) -> Measuring:
-        """Time the prompt, and then fill the cache, since a new length may need a new kernel."""
+        """Time the prompt, and then fill the cache, because a new length may compile a kernel."""
         prefill = self.generation.prefill
         timed = yield params.timed(device, {"prefill": prefill})
         yield timed["prefill"]
@@ -277,19 +277,19 @@ class Generating(Step):
         return {MemoryKind.CACHE: cache} | super().kinds() | {MemoryKind.INPUTS: [prompt, token]}
 
     def first(self) -> None:
-        """Read the prompt, and a token if two fit: until then, windows keep the prompt's tensors."""
+        """Read the prompt and make a token, since windows keep the prompt's tensors until then."""
         self.generation.prefill()
         if self.generation.new_tokens > 1:
             self.generation.decode()
 
     def workloads(self) -> Iterator[Workload]:
-        """List the calls whose memory is measured: reading the prompt, and one token."""
+        """List the calls whose memory is measured, for the prompt and for one token."""
         prefill = self.generation.prefill
         yield Workload("prefill", prefill, kinds=self.kinds, first=self._unread)
         yield from super().workloads()
 
     def _unread(self) -> None:
-        """Read the prompt and empty the cache, which leaves only the masks that a prompt makes."""
+        """Read the prompt and empty the cache, so that only the masks of the prompt remain."""
         self.generation.prefill()
         self.generation.forget()
 

@@ -1,4 +1,4 @@
-"""Tables of models: a line per shape, per part of a memory peak, and per batch of generation."""
+"""Build the tables of models by shape, by part of a memory peak, and by batch of generation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanolib.report.tables import (
 )
 
 MIB = 2**20
-MOST_MODELS, _MOST_PARTS = 4, 8  # models in a chart, and parts of each model in its table
+MOST_MODELS, _MOST_PARTS = 4, 8  # Largest number of models in a chart, and of parts of a model.
 _FACTORS = ["name", "optimization", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 MODEL = ["run_id", "name", "attention_type", "dtype"]
 SERIES = [*MODEL, "seq_len"]
@@ -29,7 +29,7 @@ CALLS = {
     "decode": "next token",
     "training_step": "training step",
 }
-SCOPES = ("inference", "decode", "training_step")  # the scopes whose times are ranked
+SCOPES = ("inference", "decode", "training_step")  # The times of these scopes are ranked.
 
 _COLUMNS = (
     Column("name", "Model"),
@@ -37,7 +37,7 @@ _COLUMNS = (
     Column("shape", "Attention, batch, dtype"),
     Column("parameters", "", "parameters"),
     Column("weight_memory", "", "weight_memory"),
-    Column("flops_kept", "", "flops", "inference"),  # the first row with this scope
+    Column("flops_kept", "", "flops", "inference"),  # The first row of a scope has kept FLOPs.
     Column("flops_full", "", "flops", "inference", "flop_counter"),
     IntervalColumn("inference", "Inference, ms [95 %]", "latency", "inference"),
     Column("inference_share", "", "mfu", "inference"),
@@ -84,11 +84,11 @@ PART_COLUMNS = {
 
 @table_of("model", "mode")
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Make a table with a line per model and shape.
+    """Return a table with a line per model and shape.
 
     Returns:
-        The factors, `_COLUMNS`, `flags`, `message`, and for each scope of `SCOPES` the columns of
-        `with_speed_ups`, such as `decode_speed_up`.
+        Table with the columns of the factors and of `_COLUMNS`, `flags`, `message`, and the columns
+        of `with_speed_ups` for each scope, such as `decode_speed_up`.
     """
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
@@ -104,14 +104,14 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("model", "mode")
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Make a table with the largest peak of each eager model whose parts are known.
+    """Return a table with the largest peak of each eager model whose parts are known.
 
-    The peak is that of training if the model was trained.
+    If the model was trained, the peak of training is used.
 
     Returns:
-        `run_id`, `name`, `attention_type`, `seq_len`, `batch_size`, `dtype`, `scope`, `mib`,
-        `planned` (MiB) and `parts` (kind, module, operation, line, bytes of each). The largest peak
-        comes first.
+        Table with the largest peak first, and the columns `run_id`, `name`, `attention_type`,
+        `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB) and `parts`. Each part has
+        a kind, a module, an operation, a line and bytes.
     """
     found = pick(rows, "peak_memory")
     if found.empty:
@@ -130,10 +130,10 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def part_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Make a table of the largest parts of each model's largest peak.
+    """Return a table of the largest parts of each model's largest peak.
 
     Returns:
-        `run_id`, `seq_len` and `PART_COLUMNS`.
+        Table with the columns `run_id` and `seq_len`, and the columns of `PART_COLUMNS`.
     """
     tables = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
@@ -157,7 +157,7 @@ def part_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Make a table with a line per model whose logits were computed in several ways.
+    """Return a table with a line per model whose logits were computed in several ways.
 
     `agreement` is the lowest share of equal greedy tokens.
     """
@@ -167,20 +167,20 @@ def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def call_of(row: pd.Series) -> str:
-    """Name the call of a row and its sequence length, for people."""
+    """Return the name of a call with its sequence length, for people."""
     return f"{CALLS[row['scope']]}, n = {int(row['seq_len'])}"
 
 
 def bytes_by_kind(row: pd.Series) -> pd.Series:
-    """Sum the bytes of a peak by kind, the largest first."""
+    """Return the bytes of a peak by kind, with the largest kind first."""
     return pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().sort_values(ascending=False)
 
 
 @cached
 def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Make a table with a line per batch of each eager generation that has several batches.
+    """Return a table with a line per batch of each eager generation that has several batches.
 
-    `user` and `total` are tokens per second of one sequence and of all.
+    `user` and `total` are the tokens per second of one sequence and of all sequences.
     """
     table = drop_missing(model_table(rows), "decode")
     if table.empty:

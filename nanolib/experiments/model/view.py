@@ -1,4 +1,4 @@
-"""Charts and findings of whole models: time of a call, peak memory, generation, and loss."""
+"""Draw the charts and build the findings of whole models: time, memory, generation, loss."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _cost(row: pd.Series) -> Finding:
 
 
 def _changes(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare each optimization and dtype with the eager model that was timed in turns with it."""
+    """Compare each optimization and dtype with the eager model of the same rounds."""
     words = {
         Order.ABOVE: "faster",
         Order.BELOW: "slower",
@@ -209,7 +209,7 @@ def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Compare the tokens per second of a generation's largest batch with those of its smallest."""
+    """Compare the tokens per second of the largest and the smallest batch of a generation."""
     table = batch_table(rows)
     for _, group in table.groupby(SERIES, sort=False) if len(table) else ():
         first, last = group.iloc[0], group.iloc[-1]

@@ -83,7 +83,7 @@ class Params(OwnModelParams):
 
     @property
     def presets(self) -> list[str]:
-        """The preset, as a list of one name."""
+        """Return the preset as a list of one name."""
         return [self.preset]
 
 

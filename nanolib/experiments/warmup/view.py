@@ -30,8 +30,8 @@ from nanolib.report.tables import (
 from nanolib.report.theme import Drawing, empty_chart
 from nanolib.stats.steady import MOVED
 
-_FEWEST = 5  # A range of processes needs at least this number of processes.
-_REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
+_FEWEST = 5  # Smallest number of processes that gives a range.
+_REFERENCE = 5  # Number of warm-up steps of the mean that all other means are compared with.
 # Each row of a curve becomes several lines, so its columns get names for one step.
 _CURVE = {
     "scope": "direction",
