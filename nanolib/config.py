@@ -104,7 +104,7 @@ class NanoConfig(StrictModel):
         if self.positional == "rope" and self.head_dim % 2:
             raise ValueError(
                 f"num_heads: {self.num_heads} gives an odd head_dim {self.head_dim}, "
-                "which RoPE cannot turn; choose heads that give an even one"
+                "which RoPE cannot turn; choose heads that give an even head_dim"
             )
         if self.num_heads % self.kv_heads:
             raise ValueError(

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 _OURS = Path(__file__).parents[1]
-_connection: Connection  # to `nano ab`
+_connection: Connection  # To `nano ab`.
 
 
 class Refused(Exception):
@@ -264,7 +264,7 @@ def serve(connection: Connection, folders: list[str]) -> None:
     root = Path(folders[0]).resolve()
     for request in requests(_connection):
         try:
-            if act := _SERVES.get(request["do"]):  # a late `next` needs no answer
+            if act := _SERVES.get(request["do"]):  # A late request `next` needs no answer.
                 act(request, root)
         except Refused as refusal:
             _answer(refused=str(refusal))

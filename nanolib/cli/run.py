@@ -96,7 +96,7 @@ def run(
 
         results = run_on_ray(jobs, shared, echo)
     else:
-        import_user_code(jobs)  # on Ray, each node imports its own code
+        import_user_code(jobs)  # On Ray, each node imports its own code.
         results = run_jobs(jobs, shared, echo, _conclude)
     echo("")
     echo_table(closing_table(results))

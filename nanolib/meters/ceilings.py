@@ -15,7 +15,7 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
-_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # a copy must not fit into the last-level cache
+_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last-level cache.
 # These products have no dtype of their own, so each has the dtype of its operands here.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
@@ -29,7 +29,7 @@ def measure_ceiling(
 
     Args:
         device: Device to measure.
-        ceiling: A dtype, `tf32` or `fp8` for the matrix product; `copy` for the copy.
+        ceiling: A dtype, `tf32` or `fp8` for the matrix product, or `copy` for the copy.
         budget_s: Time after which sampling stops.
         sustained: Whether a product runs for the whole budget, of which the second half counts.
 
@@ -103,13 +103,13 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     )
     return (
         (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)
-    )  # FP8 kernels need b by columns
+    )  # FP8 kernels need `b` in column-major order.
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
-        # torchao's forward product uses fast accumulation, so the peak rate must use it too
+        # The forward product of torchao uses fast accumulation, so the peak rate must too.
         return lambda: torch._scaled_mm(
             a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
@@ -124,7 +124,7 @@ def _copy_bytes(device: str) -> int:
 def _size(device: str, dtype: str) -> int:
     kind = torch.device(device).type
     size = _MATRIX.get(kind, 4096)
-    # many CPUs emulate 16-bit and 8-bit dtypes, which is a hundred times slower
+    # Many CPUs emulate 16-bit and 8-bit dtypes, which is a hundred times slower.
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
@@ -137,7 +137,7 @@ def rate(
         metric: Metric of the row, such as `flops_per_second`.
         amount: FLOPs, bytes or tokens of one call.
         latency: The `latency` row of one call, ms.
-        scope: Scope of the row; by default that of the latency.
+        scope: Scope of the row, by default the scope of the latency.
         message: Message of the row.
     """
     per_second = 1e3 * amount

@@ -152,7 +152,7 @@ class HuggingFaceGeneration(Generation):
             self.prefill()
             self._prompt_cache = self.cache
         self.cache, self._tokens = self._prompt_cache, 0
-        # A token writes into states but replaces keys and values, so only states are copied.
+        # Decoding writes into states but replaces keys and values, so only states are copied.
         self.cache = copy.deepcopy(self.cache, {id(x): x for x in self.keys_and_values})
 
     @property

@@ -75,7 +75,7 @@ def batch(data: Tensor, batch_size: int, length: int, generator: torch.Generator
     Args:
         data: Bytes of a text, from `load`.
         batch_size: Number of sequences.
-        length: Bytes per sequence. A loss over n predictions needs n + 1.
+        length: Bytes per sequence. A loss over n predictions needs n + 1 bytes.
         generator: Generator of the random positions.
 
     Returns:

@@ -5,8 +5,8 @@ returns its files, and nanolib merges the database into yours. If a node is lost
 again on another node. The results on the lost node are lost too, so no case is stored twice.
 
 `tests/benchmarks/ray_nodes.py` checks the loss of a node in a cluster of three nodes on one
-machine. A cluster of several machines was not tested. After Ctrl-C, Ray ends the tasks together
-with this process, which was not tested either.
+machine. After Ctrl-C, Ray ends the tasks together with this process. Neither Ctrl-C nor a cluster
+of several machines was tested.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run_on_ray(
                 for line in result.lines():
                     log(line)
         except KeyboardInterrupt:
-            for result in pending.values():  # Ray ends these tasks together with this process
+            for result in pending.values():  # Ray ends these tasks together with this process.
                 result.status = RunStatus.INTERRUPTED
                 result.message = "stopped by Ctrl-C before its results came back"
             return results
@@ -111,7 +111,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
 def _connected() -> Iterator[Any]:
     """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or else start a local Ray."""
     try:
-        import ray  # an optional dependency
+        import ray  # An optional dependency.
     except ImportError:
         raise BadInput(
             '--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"'

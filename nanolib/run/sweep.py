@@ -71,7 +71,7 @@ class SweepRun:
 
     def __init__(self, store: Store, run_id: str) -> None:
         self.store, self.run_id = store, run_id
-        before = store.runs_of([run_id]).duration_s.iloc[0]  # a continued run has a duration
+        before = store.runs_of([run_id]).duration_s.iloc[0]  # Only a continued run has a duration.
         self._start = time.perf_counter() - float(before or 0)
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
@@ -261,7 +261,7 @@ class _Sweep:
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         given = self._params, cases, self._store, self._run_id
-        # A case that was in progress when the run was killed may have caused the kill. But a fresh
+        # A case that was in progress when the run was killed may have caused the kill. A fresh
         # process has no ranks of torchrun, and would measure the case on this machine only.
         was_killed = any(case.case_id in self._attempts for case in cases)
         if (self._isolated or was_killed) and not under_torchrun():

@@ -82,7 +82,7 @@ class Ranks:
         return [result["answer"] for result in results]
 
     def serve(self) -> None:
-        """Take part in one case after another on a rank above 0, until rank 0 has no more."""
+        """Take part in one case after another on a rank above 0, until rank 0 has no more cases."""
         for number in self._numbers:
             while not self._store.check([f"case/{number}"]):
                 time.sleep(_POLL_S)
@@ -96,10 +96,10 @@ class Ranks:
         """Call the function of a request in a new process group, and return the results' store."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
         has_answered = answer(request, store, self.rank)
-        with contextlib.suppress(RuntimeError):  # another rank may be gone, but all have results
+        with contextlib.suppress(RuntimeError):  # Another rank may have ended with its result.
             if has_answered:
                 dist.barrier()
-            if dist.is_initialized():  # other ranks may never have joined
+            if dist.is_initialized():  # Other ranks may never have joined.
                 dist.destroy_process_group()
         torch.set_num_threads(threads)
         return store
@@ -146,7 +146,7 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> Non
     except (RankLost, dist.DistError) as error:
         print(cause(error), file=sys.stderr)
         sys.stderr.flush()
-        os._exit(1)  # a normal exit could block, because gloo's threads wait for the lost rank
+        os._exit(1)  # A normal exit could block, because gloo's threads wait for the lost rank.
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def choose_modules(
     Args:
         model: Any module.
         blocks: Names of the model's repeated blocks.
-        every_nth: Choose the modules of each n-th block only; of no block if it is 0.
+        every_nth: Choose the modules of each n-th block only, or of no block if n is 0.
 
     Returns:
         Name → module: blocks and the leaves outside them, and then the modules inside blocks.
@@ -71,6 +71,6 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
     finally:
         for (module, name, _), own in zip(functions, before, strict=True):
             if own is None:
-                del vars(module)[name]  # the method of the class is used again
+                del vars(module)[name]  # This restores the method of the class.
             else:
                 vars(module)[name] = own

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 FUSED = "attention_fused"
-RANGE = "nanolib module "  # a range's name starts with these words and ends with the module's name
+RANGE = "nanolib module "  # The name of a range is these words and the module's name.
 _QUERIES = 64
-_MASKED = -1e4  # a bias below this masks a pair; 16-bit dtypes can represent it
+_MASKED = -1e4  # A bias below this value, which 16-bit dtypes contain, masks a pair.
 
 # A module has the first role whose pattern matches the end of its path.
 _ROLES = {
@@ -48,7 +48,7 @@ _BY_OPERATION = {
 
 
 def role_of(name: str, module: torch.nn.Module) -> str:
-    """Return the name of a module's role, which is the same in all models; empty for a container."""
+    """Return the name of a module's role, the same in all models, or "" for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -78,7 +78,7 @@ def operations_of(
     for event in events:
         caller = event.cpu_parent
         if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
-            continue  # an operation inside another is part of its time
+            continue  # The time of the outer operation includes this event.
         operation = roles[caller.name.removeprefix(RANGE)]
         while caller is not None:
             if caller.name.startswith(RANGE):
@@ -142,7 +142,7 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
-        near_zero: Upper limit of a weight near zero; masked pairs do not count.
+        near_zero: Upper limit of a weight near zero. Masked pairs do not count.
     """
     weights, kept = sampled_weights(inputs)
     return {
@@ -153,11 +153,11 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
 
 
 _CALLS = 3
-_SILENT = "6"  # a lower level of the tracer prints each beginning and end
+_SILENT = "6"  # A lower level of the tracer prints each beginning and end.
 
 
 def torch_profiler(device: str | torch.device, **options: bool) -> profile:
-    """Make torch's profiler for a device; its tracer prints nothing."""
+    """Make torch's profiler for a device, with a tracer that prints nothing."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
@@ -179,6 +179,6 @@ def write_trace(call: Callable[[], object], path: Path, device: str | torch.devi
             call()
     found.export_chrome_trace(str(path))
     trace = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("host_name", "traceName"):  # a shared trace must not name the machine or folder
+    for name in ("host_name", "traceName"):  # A trace must not name machine or folder.
         trace.pop(name, None)
     path.write_text(json.dumps(trace), encoding="utf-8")

@@ -149,7 +149,7 @@ def _over_heads(
     """Run a loop of `block_loops` over all key heads, on threads that compute on one core each.
 
     A dispatch mode, like a counter of FLOPs or of live bytes, sees only the calling thread. Under
-    such a mode the plain loop runs in the calling thread, where the mode counts its operations.
+    a dispatch mode the plain loop runs in the calling thread, where the mode counts its operations.
     """
     q, k = by_query[0], by_key[0]
     if isinstance(q, FakeTensor):  # A plan counts the memory of a loop without running the loop.
@@ -178,7 +178,7 @@ def _over_heads(
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
     def share(at: int) -> None:
-        torch.set_num_threads(before // threads)  # This acts on one thread only.
+        torch.set_num_threads(before // threads)  # The setting acts on one thread only.
         with torch.inference_mode(inference), torch.no_grad():
             run(heads[len(heads) * at // threads : len(heads) * (at + 1) // threads])
 

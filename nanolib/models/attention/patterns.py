@@ -108,7 +108,7 @@ class Options(StrictModel):
         return self
 
     def masked_heads(self, heads: int) -> int:
-        """Return the number of different masks: `heads` with `per_head`, otherwise 1."""
+        """Return the number of different masks, which is `heads` with `per_head`, otherwise 1."""
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:

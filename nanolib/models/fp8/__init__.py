@@ -129,7 +129,7 @@ def convert(
         model: Model whose linear layers are converted. The weights keep their dtype.
         recipe: Name in `RECIPES`, or in `CONTROLS`, whose recipes are only emulated.
         excluded_modules: Patterns of layers, as in `chosen_layers`. Controls in `EVERYWHERE`
-            convert these layers too.
+            convert the excluded layers too.
         emulate: Whether to emulate the products. By default nanolib emulates on devices without FP8
             tensor cores.
         rounded: Whether emulated layers round to bf16, as in `EmulatedLinear`.
