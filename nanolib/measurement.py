@@ -98,8 +98,8 @@ class Flag(enum.StrEnum):
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}
-OVER = " over "  # This word separates a case from its baseline in the scope of a speed-up.
-LEARNING_STEPS = 200  # A shorter training run shows only that the code runs.
+OVER = " over "  # Separator of a case and its baseline in the scope of a speed-up.
+LEARNING_STEPS = 200  # Shorter training runs show only that the code works.
 SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
 
@@ -279,7 +279,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 
-# Factors that appear in the name of a case, in this order.
+# Factors that appear in the name of a case, in order.
 _NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
 _NAMING += ("precision", "recipe", "variant")
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")

@@ -18,7 +18,7 @@ from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 _MOST_LINES = 20  # Maximum number of errors in a message.
 _MOST_INT = 2**63 - 1  # The largest integer that SQLite can store.
 Values = Mapping[str, Any]  # Name of a field → value.
-# These Unicode categories contain control characters, half characters and line ends.
+# Unicode categories of control characters, half characters and line ends.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 

@@ -47,7 +47,7 @@ def checkout() -> Path:
 def installed_workbook() -> Path:
     """Return the folder with the notebooks and params files of this nanolib.
 
-    A wheel contains these files in `nanolib/workbook`. In a checkout, the files are next to the
+    A wheel contains the files in `nanolib/workbook`. In a checkout, the files are next to the
     package.
     """
     inside = Path(__file__).resolve().with_name("workbook")

@@ -27,7 +27,7 @@ class Settings:
     Attributes:
         threshold: The smallest change that counts as a regression, as a fraction.
         budget_s: Time limit for one case, including process start-up, s.
-        rel_ci: A case ends when the half-width of its ratio's interval is at most this fraction.
+        rel_ci: Half-width of the interval of a ratio, as a fraction, at which a case ends.
         direction: Direction in which the metric improves.
         timeout_s: Time limit for one answer of a version, s.
         timed: Whether to time blocks. Without timing, each version runs every case once, and

@@ -29,10 +29,10 @@ from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # Numbers of block pairs per pair of processes.
-PROCESS_PAIRS = 36  # The budget is planned for this number of pairs of processes.
+PROCESS_PAIRS = 36  # Number of pairs of processes for which the budget is planned.
 FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
-TIMED = 0.55  # Timing takes this fraction of the budget, and process start-up takes the rest.
+TIMED = 0.55  # Fraction of the budget for timing, since process start-up takes the rest.
 # A block is long compared with a message between processes, and short compared with the load
 # changes of a shared machine (about 0.3 s). A call that takes longer than a block is its own block.
 _BLOCK_MS = 20.0
@@ -198,7 +198,7 @@ def _run_task(
 
 
 def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether both versions want to time the same phases, or none."""
+    """Return whether both versions time the same phases, or no phases."""
     return answers[0].get("timing") == answers[1].get("timing")
 
 

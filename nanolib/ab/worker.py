@@ -50,7 +50,7 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
     Args:
         scopes: Names of the phases.
         time_block: Function that times a number of calls and returns ms per call and phase.
-        last: Whether the case times nothing after these blocks.
+        last: Whether the case times nothing after the blocks.
 
     Returns:
         Times in all blocks that count, ms, shape [blocks][calls][phases].

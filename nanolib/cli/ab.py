@@ -90,7 +90,7 @@ def ab(
     from nanolib.compare.history import TIMED
     from nanolib.run.params import Params
 
-    Params(label=label)  # This call raises BadInput for a bad label.
+    Params(label=label)  # A bad label raises BadInput.
     spec = _spec(names, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,

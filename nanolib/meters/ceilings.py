@@ -16,7 +16,7 @@ from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last-level cache.
-# These products have no dtype of their own, so each has the dtype of its operands here.
+# The products `tf32` and `fp8` are not dtypes, so each maps to the dtype of its operands.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
 _SUSTAINED_CALLS = 4

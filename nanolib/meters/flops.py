@@ -21,7 +21,7 @@ from nanolib.config import NanoConfig
 BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product before it.
 # A kernel that computes the scores again needs five products for the two of the forward pass.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
-_MASKED = -1e4  # A bias below this value, which 16-bit dtypes contain, masks a pair.
+_MASKED = -1e4  # Limit of a bias that masks a pair, in the range of 16-bit dtypes.
 _ROWS = 1024  # Number of queries whose mask is evaluated at a time.
 
 
@@ -35,7 +35,7 @@ def _vector_product(a: Tensor, b: Tensor, *rest: object, **named: object) -> int
     return 2 * a.numel() * (b.shape[1] if b.dim() == 2 else 1)
 
 
-# The counter of torch has no formulas for these operations.
+# Operations without a formula in torch's counter.
 _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
@@ -43,10 +43,10 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::dot": _vector_product,
     "aten::_int_mm": _vector_product,
 }
-# An operation with one of these words in its name multiplies matrices.
+# Words in the names of operations that multiply matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
 _PRODUCTS |= {"convolution", "cdist", "fft"}
-# In these namespaces, other operations compute element by element or move data.
+# Namespaces whose other operations compute element by element or move data.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
 

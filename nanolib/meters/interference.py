@@ -23,14 +23,14 @@ from nanolib.meters.gpu import gpu_interference
 from nanolib.meters.machine import cpu_quota, gpu_uuid, throttled_periods, usable_cores, usable_cpus
 from nanolib.paths import LAUNCH_VARIABLE
 
-BUSY_SHARE = 0.10  # Other processes disturb a timing if they use a larger share of the CPUs.
-# Processes that nanolib starts have one of these arguments in their command lines.
+BUSY_SHARE = 0.10  # Share of the CPUs above which other processes disturb a timing.
+# Arguments in the command lines of processes that nanolib starts.
 _STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
-_KERNEL = "ipykernel_launcher"  # The kernel of a notebook has this argument.
+_KERNEL = "ipykernel_launcher"  # An argument of a notebook's kernel.
 # The time of a guest system is part of `user`.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
-_STOLEN = 0.02  # A hypervisor disturbs a timing if it takes a larger share of CPU time.
+_STOLEN = 0.02  # Share of CPU time above which a hypervisor disturbs a timing.
 _LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing.
 
 
@@ -82,7 +82,7 @@ class CpuLoad:
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """Flags of a timing in this span of time."""
+        """Flags of a timing during the span of time."""
         busy = (Flag.BUSY_MACHINE,) if self.is_busy else ()
         return (*busy, Flag.THROTTLED) if self.limited_by else busy
 

@@ -87,7 +87,7 @@ def loopback_bytes() -> int:
     """Return the bytes that the loopback interface has sent, with headers, for all processes.
 
     Raises:
-        OSError: The system has no counter of these bytes.
+        OSError: The system has no counter of the loopback interface.
     """
     return int(_interfaces()["lo"].split()[8])
 

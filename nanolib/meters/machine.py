@@ -186,8 +186,8 @@ def free_disk_gib(path: Path) -> float:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
-# Versions 2 and 1 of cgroup have these files for limit and use, and this field for the file cache,
-# which the kernel frees when needed.
+# Files of limit and use, and field of the file cache, in versions 2 and 1 of cgroup. The kernel
+# frees the file cache when needed.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -17,8 +17,8 @@ aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _LOOK_UPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
-_ROWS, _COLUMNS = 128, 32  # FlashAttention rounds lengths and head sizes up to these multiples.
-_WORKSPACE = -1  # No storage has this key.
+_ROWS, _COLUMNS = 128, 32  # Multiples to which FlashAttention rounds lengths and head sizes up.
+_WORKSPACE = -1  # A key that no storage has.
 
 
 class LiveBytes(TorchDispatchMode):
@@ -73,7 +73,7 @@ class LiveBytes(TorchDispatchMode):
         if new:  # Some operations return an argument's storage without declaring it.
             given = {storage_key(x) for x in _tensors((args, kwargs))}
             self.watch(*(x for x in new if storage_key(x) not in given))
-        if workspace := workspace_bytes(func, args):  # The operation frees this memory.
+        if workspace := workspace_bytes(func, args):  # An operation frees its workspace.
             self._count(_WORKSPACE, workspace)
             self._count(_WORKSPACE, -workspace)
         return out

@@ -17,7 +17,7 @@ from nanolib.models.cache import StaticCache
 from nanolib.models.transformer import Transformer
 
 WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
-# Models of transformers take and return their cache under one of these names.
+# Names under which models of transformers take and return their cache.
 _CACHES = ("past_key_values", "cache_params")
 
 
@@ -88,7 +88,7 @@ class CapturedGeneration(Generation):
 
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # The graph reads and writes this tensor in place.
+        self.token = self.token.clone()  # The graph reads and writes the token in place.
         self._static = StaticCache(self.cache)
         self._graph: torch.cuda.CUDAGraph | None = None
 

@@ -15,7 +15,7 @@ Forward = Callable[[Tensor], Tensor]
 _WARM_CALLS = 3
 _COPIES = itertools.count()
 _STEPS = ("inference", "training")
-# Each optimization applies to these modes.
+# Modes to which each optimization applies.
 OPTIMIZATIONS = {
     "eager": (*_STEPS, "generation"),
     "compile": _STEPS,

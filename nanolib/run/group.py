@@ -27,7 +27,7 @@ from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
-_GRACE_S = 5.0  # A case that Python can interrupt reports its own timeout within this time.
+_GRACE_S = 5.0  # Time for a case that Python can interrupt to report its own timeout, s.
 # The size and the time of a matrix product that shows the current speed of the machine.
 _PACE_SIZE, _PACE_S = 512, 0.3
 

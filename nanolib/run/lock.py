@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from nanolib.measurement import BadInput, printable
 
 _POLL_S = 0.2
-_LONGEST = 400  # At most this many characters of the text are read.
+_LONGEST = 400  # Maximum number of characters that are read from a lock file.
 
 
 def lock_path(device: str) -> Path:

@@ -31,7 +31,7 @@ from nanolib.run.timeout import one_line
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 
-_HEADROOM = 0.9  # A case may use this share of the free memory, because the system needs some.
+_HEADROOM = 0.9  # Share of the free memory for a case, because the system needs the rest.
 _PLANS: dict[str, Plan] = {}
 _LOW = 2  # The lowest stack of blocks has a first and a last block.
 
@@ -85,7 +85,7 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
 
 
 def _peak(work: Workload) -> int:
-    """Return the peak of the live bytes during a call after the first one."""
+    """Return the peak of the live bytes during a call after the first call."""
     work.first()
     with LiveBytes() as counter:
         counter.watch(*work.existing())

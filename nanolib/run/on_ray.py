@@ -27,7 +27,7 @@ from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.run.provenance import source_digest
 from nanolib.store import Store
 
-RETRIES = 2  # Ray starts a task again this often after a lost node or worker.
+RETRIES = 2  # Number of times that Ray starts a task again after a lost node or worker.
 
 
 def run_on_ray(
@@ -89,7 +89,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
         nodes: Resources of each node: name → amount.
 
     Raises:
-        BadInput: No node has these resources.
+        BadInput: No node has the resources of the job.
     """
     device = getattr(job.params, "device", "cpu")
     ranks = max(getattr(job.params, "world_sizes", [1]))

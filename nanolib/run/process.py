@@ -25,8 +25,8 @@ from typing import Any
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _WATCH_S = 0.5
 _POLL_S = 0.2
-_START_S = 60.0  # Importing torch can take this long on a busy machine.
-_GRACE_S = 5.0  # A process that has closed its pipe gets this long to end.
+_START_S = 60.0  # Longest time to import torch on a busy machine, s.
+_GRACE_S = 5.0  # Time for a process that has closed its pipe to end, s.
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -147,7 +147,7 @@ def exit_with_parent(parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Poll until the parent has ended, because only Linux sends a signal then."""
+    """Poll until the parent has ended, because only Linux sends a signal at its end."""
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGKILL)

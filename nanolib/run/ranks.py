@@ -35,11 +35,11 @@ from nanolib.meters.links import enter_private_network
 from nanolib.models.functions import cause
 from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
 
-HANG_S = 60.0  # A rank hangs if another rank waits this long for it.
-_GRACE_S = 2.0  # A terminated rank gets this long to write its stack.
-# The backends raise these messages if another rank is late or has ended.
+HANG_S = 60.0  # Time after which a rank that others wait for has hung, s.
+_GRACE_S = 2.0  # Time for a terminated rank to write its stack, s.
+# Messages of the backends if another rank is late or has ended.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
-# NCCL raises no error. The watchdog of NCCL writes this line and aborts the process that waited.
+# NCCL raises no error. The watchdog of NCCL writes a line and aborts the process that waited.
 _WATCHDOG = r"\[Rank (\d+)\].*Watchdog caught collective operation timeout"
 
 _launched: list[Any] = []  # The `Ranks` of torchrun, if any.
@@ -166,7 +166,7 @@ def _launch(
     if private_network:
         with contextlib.suppress(OSError):
             enter_private_network()
-    with contextlib.suppress(Exception):  # The ranks share this import, and report errors.
+    with contextlib.suppress(Exception):  # The ranks share one import, and report errors.
         importlib.import_module(request["module"])
     # Neither CUDA nor the system libraries of macOS work after a fork.
     forks = sys.platform == "linux" and request["device"] == "cpu"

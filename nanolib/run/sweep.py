@@ -114,7 +114,7 @@ def measure(
     Args:
         experiment: Module of `nanolib.experiments` with a function `cases`.
         params: Parameters of the experiment.
-        store: Database of the rows, by default the one in the output folder.
+        store: Database of the rows, by default the database in the output folder.
         progress: Whether to show a progress bar with the current case.
         stop: Event that ends the current case and interrupts the run. A case in this process is not
             interrupted, so the run then ends before the next case.

@@ -34,7 +34,7 @@ from nanolib.run.ranks import answer, raised_in, results_in
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02
-_LATE_S = 10.0  # All ranks have the same time limits, so the others end soon after rank 0.
+_LATE_S = 10.0  # All ranks have the same time limits, so other ranks end soon after rank 0.
 
 
 class RankLost(BaseException):
@@ -117,7 +117,7 @@ class Ranks:
     help="Continue the last run with the same parameters, version and machine.",
 )
 def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> None:
-    """Parse the command line of this rank, then measure on rank 0 and serve on the others."""
+    """Parse the command line of this rank, then measure on rank 0 and serve on other ranks."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
     rank = os.environ.get("RANK", "0")
     try:

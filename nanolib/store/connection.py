@@ -18,7 +18,7 @@ from nanolib.store.schema import (
     columns_of,
 )
 
-WAIT_S = 30.0  # A write waits this long if another program has locked the file.
+WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
 # The greater of two copies of a run stays, which is a copy that is done, or else the fuller copy.
 _RANK = (
     "({run}.status = 'done',"
@@ -58,7 +58,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all changes of the block or none. A transaction within another one is part of it.
+        """Write all changes of the block or none. A transaction within another transaction is part of the outer one.
 
         Raises:
             BadInput: The file cannot be written, because the disk is full, the file is read-only,
@@ -210,7 +210,7 @@ def _merge_attached(db: sqlite3.Connection) -> int:
     db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
     for run in taken:
         place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", run).fetchone()
-        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # This deletes its traces too.
+        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # The traces are deleted too.
         db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", run)
         db.execute(
             f"INSERT INTO main.measurements ({columns}) SELECT {columns} FROM other.measurements"

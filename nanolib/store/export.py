@@ -91,8 +91,8 @@ _TEXTS = {
     "gpus",
     "driver",
 }
-_DROPPED = ("traceback", "corpus")  # An export leaves out these JSON keys.
-_REQUIRED = {"process", "launch"}  # The schema requires these columns, so they are empty.
+_DROPPED = ("traceback", "corpus")  # JSON keys that an export leaves out.
+_REQUIRED = {"process", "launch"}  # Columns that the schema requires, so they are empty.
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )

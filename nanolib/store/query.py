@@ -14,7 +14,7 @@ from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN_CASES = 400  # A report shows this number of newest cases per experiment.
+SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
 _NEWEST = f"""
 WITH held AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
@@ -139,7 +139,7 @@ class Reader(Connection):
 
         Returns:
             The measurements of the newest cases, with samples, and the table of the runs. The runs
-            include the newest ones, even without a case.
+            include the newest runs, even without a case.
         """
         ids = list(run_ids)
         rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
@@ -201,8 +201,8 @@ class Reader(Connection):
         nanolib tries a name in this order: `all`, `latest`, `latest~1`, an ID, a label, an
         experiment, a suite, and the start of an ID.
 
-        `latest` means all runs of the latest command. `latest~1` means the command before the
-        latest one that ran one of the same notebooks, and only the runs of these notebooks.
+        `latest` means all runs of the latest command. `latest~1` means the command before it that
+        ran one of the same notebooks, and only the runs of notebooks that both commands ran.
 
         Args:
             name: Name of the runs.

@@ -13,7 +13,7 @@ from nanolib.measurement import MOST_LABEL, Measurement, Provenance, RunStatus, 
 
 APPLICATION_ID = 0x6E616E6F  # The letters "nano" mark nanolib's files.
 
-# Each table has two more columns before these: the trace and the number of the row. The columns in
+# Each table begins with two more columns, the trace and the number of the row. The columns in
 # `NAMED` are indices into the trace's list of names, so that a row takes only about 20 bytes.
 TRACE_TABLES = {
     "power_samples": ("source", "at_us", "watts", "joules", "low", "high"),
@@ -112,7 +112,7 @@ SCHEMA = (
 
 # Queries take values as one JSON list, because SQLite limits the number of marks in a query.
 LISTED = "(SELECT value FROM json_each(?))"
-DURING = "during "  # Each line about interference during cases begins with this word.
+DURING = "during "  # First word of each line about interference during cases.
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,6 @@ def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "item"):  # numpy's scalars have this method.
+    if hasattr(value, "item"):  # Only numpy's scalars have `item`.
         return value.item()
     raise TypeError(f"{type(value).__name__} has no JSON form")

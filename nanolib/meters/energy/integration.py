@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
-_GAP = 2.5  # A gap is longer than this number of median times between samples.
+_GAP = 2.5  # Shortest gap, in units of the median time between samples.
 MOST_W = 10_000.0  # No device draws more power, so a larger step is a reset.
 
 

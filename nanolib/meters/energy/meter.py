@@ -30,9 +30,9 @@ from nanolib.meters.time.clock import Device, synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
-MIN_PERIODS = 10  # A window must contain at least this many updates of its sensor.
+MIN_PERIODS = 10  # Smallest number of updates of a sensor in a window.
 _TRACE_POINTS = 60
-_SETTLE_S = 2.0  # A window that ends waits at most this time for a slow source.
+_SETTLE_S = 2.0  # Longest wait for a slow source at the end of a window, s.
 _NO_READING = {
     Provenance.ESTIMATED: "estimated from the use of the cores: a range, not a reading",
     Provenance.REPLAYED: "from a recording, not a reading of this machine",
@@ -78,7 +78,7 @@ class Track:
         Raises:
             BadInput: There are too few readings around the window, or they are not valid.
         """
-        # The thread adds readings, so this copies them.
+        # Copy the readings, since the thread adds more.
         t, watts, joules, low, high = np.array([*self.readings]).T
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)

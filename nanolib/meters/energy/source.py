@@ -68,7 +68,7 @@ class EstimateSource:
 
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
-        psutil.cpu_percent()  # The next call returns the use since this call.
+        psutil.cpu_percent()  # The next call returns the use since the first call.
 
     def read(self) -> Reading:
         """Interpolate between the power of idle and of busy cores, by the share of busy cores."""

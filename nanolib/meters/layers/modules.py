@@ -71,6 +71,6 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
     finally:
         for (module, name, _), own in zip(functions, before, strict=True):
             if own is None:
-                del vars(module)[name]  # This restores the method of the class.
+                del vars(module)[name]  # Deleting restores the method of the class.
             else:
                 vars(module)[name] = own

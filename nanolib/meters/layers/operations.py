@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 FUSED = "attention_fused"
-RANGE = "nanolib module "  # The name of a range is these words and the module's name.
+RANGE = "nanolib module "  # Start of a range's name, which ends with a module's name.
 _QUERIES = 64
-_MASKED = -1e4  # A bias below this value, which 16-bit dtypes contain, masks a pair.
+_MASKED = -1e4  # Limit of a bias that masks a pair, in the range of 16-bit dtypes.
 
 # A module has the first role whose pattern matches the end of its path.
 _ROLES = {
@@ -78,7 +78,7 @@ def operations_of(
     for event in events:
         caller = event.cpu_parent
         if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
-            continue  # The time of the outer operation includes this event.
+            continue  # The time of an outer operation includes inner ones.
         operation = roles[caller.name.removeprefix(RANGE)]
         while caller is not None:
             if caller.name.startswith(RANGE):

@@ -44,7 +44,7 @@ from nanolib.meters.layers.recording import (
     summarize,
 )
 
-_ENTRIES = ("forward", "prefill", "decode")  # Each of these methods counts as a call of the model.
+_ENTRIES = ("forward", "prefill", "decode")  # Methods that count as calls of the model.
 _READ_S = 0.4  # If the process is killed, less than a second of rows is lost.
 _MOST_PASSES = 8  # Reading a pass takes ten times as long as recording.
 _NOTHING = contextlib.nullcontext()

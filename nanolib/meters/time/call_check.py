@@ -19,8 +19,8 @@ from typing import Any
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
-_CACHED_RATIO = 100  # A cold first call is not this much slower than later ones.
-# Futures, collectives, processes and threads have these methods.
+_CACHED_RATIO = 100  # A cold first call is slower by a smaller factor.
+# Methods of futures, collectives, processes and threads.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
 
@@ -67,7 +67,7 @@ class CallCheck:
         return result
 
     def _called(self) -> object:
-        dynamo = sys.modules.get("torch._dynamo")  # Compiling imports this module.
+        dynamo = sys.modules.get("torch._dynamo")  # Compiling imports dynamo.
         if dynamo is None:
             return self.call()
         try:

@@ -73,7 +73,7 @@ _UNKNOWN = 64 * 2**20  # A last-level cache of unknown size is taken to have 64 
 _CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # The GPU clock ramps up in less time.
 _SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
-_LONGEST_LAUNCH_MS = 100.0  # Three of these take as long as the longest sleep, 2**29 cycles.
+_LONGEST_LAUNCH_MS = 100.0  # Three rounds take as long as the longest sleep, 2**29 cycles.
 
 
 class CudaClock:

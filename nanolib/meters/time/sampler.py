@@ -148,7 +148,7 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
-        return False  # This skips the slower search for a steady state.
+        return False  # The search for a steady state is slower.
     steady = find_steady_state(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
@@ -221,7 +221,7 @@ def settled_heap() -> Iterator[Callable[[], None]]:
 # 4,000 frozen objects.
 _AT_START = 1_000
 _frozen_here = False
-_SLOW_S = 0.01  # A collection of this time is slow, since a block takes half as long.
+_SLOW_S = 0.01  # A collection that takes as long as two blocks is slow.
 
 
 @contextmanager

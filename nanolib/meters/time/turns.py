@@ -16,9 +16,9 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-ROUNDS = "rounds"  # A `speed_up` row has this method.
-_LABEL_S = 0.3  # A reading of the load takes milliseconds, so rounds in this time share one.
-_FEW_BUSY = 0.25  # At most this share of rounds is left out as busy.
+ROUNDS = "rounds"  # Method of a `speed_up` row.
+_LABEL_S = 0.3  # Reading the load takes milliseconds, so several rounds share a reading.
+_FEW_BUSY = 0.25  # Largest share of busy rounds that can be left out.
 
 
 @dataclass

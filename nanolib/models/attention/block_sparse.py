@@ -29,7 +29,7 @@ from nanolib.models.attention.block_mask import BlockMask, Plan, QueryBlock
 from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
 
-_SCORES = 2**18  # A product has at most these scores: 1 MiB of float32 stays in a core's cache.
+_SCORES = 2**18  # Number of scores of a product, of which 1 MiB of float32 stays in a core's cache.
 _Heads = list[tuple[int, int]]  # Each key head is a pair of batch and kv_head.
 
 
@@ -40,7 +40,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
-        mask: Mask in blocks for these lengths.
+        mask: Mask in blocks for the lengths of `q` and `k`.
         scale: Factor on the scores, or None for head_dim ** -0.5.
 
     Returns:
@@ -90,7 +90,7 @@ def _calls(
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
-        mask: Mask in blocks for these lengths.
+        mask: Mask in blocks for the lengths of `q` and `k`.
         heads: Key heads to compute.
 
     Yields:

@@ -93,7 +93,7 @@ class _Ring(torch.autograd.Function):
                     part = partial_attention(q[:, :, mine], *seen, causal=diagonal)
                     merge(out[:, :, mine], lse[:, :, mine], *part)
                     del part, seen
-            del keys, values  # Freeing these keys makes room for the next keys.
+            del keys, values  # Freeing the current keys makes room for the next keys.
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = (causal, layout, ranks, overlap)
         return out.to(q.dtype)

@@ -68,7 +68,7 @@ def ulysses_attention(
     with ranks.time("comm_all_to_all"):
         whole = [_AllToAll.apply(x, True, lengths, ranks) for x in (q, k, v)]
     with ranks.time("comp_attention"):
-        if q.device.type == "cpu":  # All algorithms across ranks use this dtype.
+        if q.device.type == "cpu":  # All algorithms across ranks compute in the wide dtype.
             whole = [x.to(wide_type(x)) for x in whole]
         out = attend("dense", *whole, causal=causal, scale=scale).to(q.dtype)
     with ranks.time("comm_all_to_all"):
