@@ -99,7 +99,7 @@ class NanoConfig(StrictModel):
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; "
-                "choose heads that divide it"
+                "choose a divisor of d_model"
             )
         if self.positional == "rope" and self.head_dim % 2:
             raise ValueError(

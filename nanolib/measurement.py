@@ -202,7 +202,7 @@ class Measurement:
         provenance: Where the number comes from.
         method: Method of measurement, such as `perf_counter`, `cuda_event` or `formula`.
         scope: Part of the case that was measured, such as `forward` or `optimizer_step`.
-        status: How the case ended.
+        status: Status of the case at its end.
         message: Reason for the status, in one line.
         flags: Labels to show next to the number.
         details: More values of this metric, such as the mean or the stop reason, as JSON types.

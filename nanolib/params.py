@@ -104,7 +104,7 @@ class StrictModel(pydantic.BaseModel):
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
-            wrong = "is true or false where something else belongs; give a value"
+            wrong = "is true or false, not a value of the right type; give a value"
             raise ValueError(f"{name}: {shown(value)} {wrong}")
         if complaint := _not_plain(value):
             raise ValueError(f"{name}: {shown(value)} is not valid; {complaint}")

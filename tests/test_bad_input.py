@@ -74,7 +74,7 @@ WITHOUT_DATABASE = [
     ),
     (
         "run attention -p seq_lens=[true]",
-        "attention.seq_lens: [True] is true or false where something else belongs",
+        "attention.seq_lens: [True] is true or false, not a value of the right type",
     ),
     ("run attention -p seed=1 -p seed=2", "-p: 'seed' is given twice; give it once"),
     (
@@ -107,7 +107,7 @@ WITHOUT_DATABASE = [
     ),
     (
         "run model -p 'overrides={attention_options: {windo: 3}}'",
-        "attention_options.windo: no attention kind takes it",
+        "attention_options.windo: is not an option of any attention kind",
     ),
     ("run model -p corpus=HERE/empty.txt", "empty.txt' has 0 bytes; give a text of at least two"),
     ("run energy -p phases=[prefill,prefill]", "energy.phases: 'prefill' is given twice"),

@@ -69,5 +69,7 @@ def test_an_attention_option_that_no_kind_knows_is_told():
     config = NanoConfig(
         d_model=32, num_layers=1, num_heads=2, vocab_size=16, attention_options={"windo": 3}
     )
-    with pytest.raises(BadInput, match=r"attention_options\.windo: no attention kind takes it"):
+    with pytest.raises(
+        BadInput, match=r"attention_options\.windo: is not an option of any attention kind"
+    ):
         create_model(config)

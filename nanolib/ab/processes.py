@@ -17,7 +17,7 @@ CHILDREN = 9
 class Processes(AbstractContextManager):
     """A process for each version, which `renew` replaces.
 
-    The first processes are new interpreters, which start in seconds. Then a server imports the
+    The first processes are new interpreters, which start in seconds. A server imports the
     modules that all versions share, and forks the next processes in hundredths of a second.
 
     Args:
@@ -73,7 +73,7 @@ class Processes(AbstractContextManager):
         """
         try:
             answers = [process.ask(do="imports") for process in self.processes]
-        except VersionDied:  # The next pair of processes can answer instead.
+        except VersionDied:  # The next pair of processes will answer.
             return
         in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
         self._modules = [name for name in answers[0]["modules"] if name in in_all]

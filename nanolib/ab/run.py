@@ -71,7 +71,7 @@ def run_ab(
         if before != [version.written() for version in versions]:
             raise BadInput(
                 "revision: files of the working tree were edited during the measurement; "
-                "run it again"
+                "run nano ab again"
             )
     for result in results:
         lines += lines_of(result, spec.metric, settings)

@@ -192,7 +192,7 @@ def _run_task(
         return False
     result.endings = [(one.get("ended", Status.OK), one.get("message", "")) for one in answers]
     if not result.failures and not _same_phases(answers):
-        result.endings[1] = (Status.ERROR, "its phases differ from the phases of A")
+        result.endings[1] = (Status.ERROR, "the phases of B differ from the phases of A")
     result.rows = [one.get("rows", []) for one in answers]
     return all("ended" in one for one in answers)
 

@@ -159,7 +159,9 @@ def _spec(
 
     revisions, notebooks = _split_names(names, pythons)
     if functions and (notebooks or overrides):
-        raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
+        raise BadInput(
+            "--call: a function takes no notebook and no -p; leave out --call, or the others"
+        )
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs --call; give a function to time")
     files = all(name.endswith((".yml", ".yaml")) for name in revisions)

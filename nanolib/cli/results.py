@@ -133,7 +133,7 @@ def merge(databases: tuple[str, ...]) -> None:
     "days",
     type=DAYS,
     metavar="DAYS",
-    help="Delete runs older than this many days, such as 30d.",
+    help="Delete runs older than a number of days, such as 30d.",
 )
 @click.option(
     "--keep",

@@ -131,7 +131,7 @@ def why_not_planned(error: BaseException) -> str:
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
     """Return the free memory for new tensors in bytes, or None if it is not reported.
 
-    On the host, the result is the smallest of the system's free memory and that of each control group.
+    On the host, the result is the smallest free memory of the system and of each control group.
     """
     device = torch.device(device)
     if device.type == "cuda":

@@ -128,7 +128,7 @@ class MemoryTracker(LiveBytes):
         super().__init__()
         self._model = model
         self._lives: list[_Life] = []
-        self._living: dict[int, _Life] = {}  # Key of a storage → its life.
+        self._living: dict[int, _Life] = {}  # Maps the key of a live storage to its lifetime.
         self._events: list[Any] = []  # Section of each event.
         self._inside: list[str] = []
         self.existing = 0
@@ -238,7 +238,7 @@ class MemoryTracker(LiveBytes):
         for born, died, _, size in lives:
             changes[born] += size
             changes[died] -= size
-        peaks: dict[Any, tuple[int, int]] = {}  # Section → bytes and event of its peak.
+        peaks: dict[Any, tuple[int, int]] = {}  # Maps a section to its peak.
         live = 0
         for event, section in enumerate(self._events):
             live += changes[event]

@@ -58,7 +58,7 @@ def device_lock(
     lock, waits = FileLock(lock_path(device), mode=0o666), False
     while not _acquire(lock):
         if not waits:
-            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts when that ends")
+            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts after the other")
         waits = True
         pause(_POLL_S)
     try:

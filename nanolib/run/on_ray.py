@@ -99,7 +99,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
         if gpus < ranks:
             raise BadInput(
                 f"--on ray: {job.title} needs {ranks} GPU(s) on one node, "
-                f"and the most that one has is {gpus:g}"
+                f"and the largest node has {gpus:g}"
             )
         return {"num_gpus": ranks, "num_cpus": 1}
     if not cpus:

@@ -58,7 +58,9 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all changes of the block or none. A transaction within another transaction is part of the outer one.
+        """Write all changes of the block or none.
+
+        A transaction within another transaction is part of the outer transaction.
 
         Raises:
             BadInput: The file cannot be written, because the disk is full, the file is read-only,

@@ -167,7 +167,7 @@ _INSERT = {
 }
 
 
-# The function opens the trace of the current case at its first use, because most cases have no trace.
+# The function opens the trace of a case at its first use, because most cases have no trace.
 _OPEN: contextvars.ContextVar[Callable[[], Trace]] = contextvars.ContextVar(
     "open_trace", default=lambda: Trace(_Nowhere(), 0)
 )

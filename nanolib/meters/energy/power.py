@@ -22,7 +22,12 @@ _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
 _AMPERE = 8  # Compute capability from which `nvml_power` is a mean over a second.
-_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # Parts that do not overlap.
+_APPLE_PARTS = (
+    "cpu_total_mj",
+    "gpu_mj",
+    "ane_mj",
+    "dram_mj",
+)  # Parts of a chip that do not overlap.
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
-_CACHED_RATIO = 100  # A cold first call is slower by a smaller factor.
+_CACHED_RATIO = 100  # Factor above the slow-down of a cold first call.
 # Methods of futures, collectives, processes and threads.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 

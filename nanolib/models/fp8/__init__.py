@@ -154,7 +154,9 @@ def convert(
         if reason:
             raise Unsupported(reason)
         if recipe not in RECIPES:
-            raise Unsupported(f"{recipe} is a control, which no kernel computes; emulate it")
+            raise Unsupported(
+                f"{recipe} is a control, which no kernel computes; emulate the recipe"
+            )
         _convert_with_torchao(model, recipe, chosen)
     found = audit(model)
     if left := [layer.name for layer in found if layer.name in chosen and not layer.converted]:
