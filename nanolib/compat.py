@@ -60,9 +60,9 @@ def create_model(
     """Build a transformer with random weights.
 
     Args:
-        config: Config, or sizes such as a value of `MODEL_CONFIGS`. Missing fields are those of the
-            preset `small`.
-        context_length: Length of the longest sequence, in tokens. By default, the config's own.
+        config: Config, or sizes such as a value of `MODEL_CONFIGS`. Missing fields have the values
+            of the preset `small`.
+        context_length: Length of the longest sequence, in tokens, or None for that of `config`.
         device: Device of the weights. The device `meta` allocates no memory.
         seed: Seed of the weights, as in `nanolib.create_model`.
         fields: More fields of `NanoConfig`, such as `vocab_size`.
@@ -188,9 +188,9 @@ def profiled_tree_attn_decode(
             [batch, kv_heads, kv_len, head_dim].
         v: Values of the whole sequence, with the shape of `k`.
         timer: Timer that records each part. `timer.print_stats()` prints the times.
-        shard_kv_seq: Whether to split `k` and `v` between the ranks. False means that each rank
-            passes its own part.
-        group: Process group. None means all ranks.
+        shard_kv_seq: Whether to split `k` and `v` between the ranks. If false, each rank passes its
+            own part.
+        group: Process group, or None for all ranks.
 
     Returns:
         Output of the attention, with the shape and dtype of `q`.
@@ -208,7 +208,7 @@ class MemoryProfiler:
 
     Args:
         device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
-        existing: Earlier tensors that count on a CPU too, such as weights and inputs.
+        existing: Tensors from before the block that also count on a CPU, such as weights.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class MemoryProfiler:
     def _live(self) -> int:
         if self._peak.live is None:
             raise BadInput(
-                "MemoryProfiler: nothing is recorded yet; read it after the `with` block"
+                "MemoryProfiler: nothing is recorded yet; read the memory after the `with` block"
             )
         return self._peak.live
 

@@ -99,12 +99,12 @@ class NanoConfig(StrictModel):
         if self.d_model % self.num_heads:
             raise ValueError(
                 f"num_heads: {self.num_heads} does not divide d_model {self.d_model}; "
-                "choose heads that divide it"
+                "choose a divisor of d_model"
             )
         if self.positional == "rope" and self.head_dim % 2:
             raise ValueError(
                 f"num_heads: {self.num_heads} gives an odd head_dim {self.head_dim}, "
-                "which RoPE cannot turn; choose heads that give an even one"
+                "which RoPE cannot turn; choose heads that give an even head_dim"
             )
         if self.num_heads % self.kv_heads:
             raise ValueError(

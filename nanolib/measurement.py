@@ -13,7 +13,7 @@ from nanolib.numbers import format_with_interval
 
 
 class Direction(enum.StrEnum):
-    """Which values of a metric are better. `EQUAL` means that the value must not change."""
+    """Direction in which a metric improves. `EQUAL` means that the value must not change."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -21,7 +21,7 @@ class Direction(enum.StrEnum):
 
 
 class Status(enum.StrEnum):
-    """How a case ended. `STARTED` means that the case is running, or that its process died."""
+    """Status of a case. `STARTED` means that the case is running, or that its process died."""
 
     STARTED = "started"
     OK = "ok"
@@ -33,7 +33,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """What uses memory, in the order of charts and tables. Only FSDP has gathered weights."""
+    """Kinds of memory use, in the order of charts and tables. Only FSDP has gathered weights."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -47,11 +47,11 @@ class MemoryKind(enum.StrEnum):
 
 
 RUN_ID = re.compile("-".join(f"[0-9a-f]{{{n}}}" for n in (8, 4, 4, 4, 12)))
-MOST_LABEL = 200  # maximum length of a run's label, in characters
+MOST_LABEL = 200  # Maximum length of a run's label, in characters.
 
 
 class RunStatus(enum.StrEnum):
-    """How far a run is. `DONE` is written last, and means that all results are stored."""
+    """Status of a run. `DONE` is written last, and means that all results are stored."""
 
     RUNNING = "running"
     DONE = "done"
@@ -60,7 +60,7 @@ class RunStatus(enum.StrEnum):
 
 
 class Provenance(enum.StrEnum):
-    """Where a number comes from. Charts and sums never mix numbers of different provenance."""
+    """Source of a number. Charts and sums never mix numbers of different provenance."""
 
     MEASURED = "measured"
     EMULATED = "emulated"
@@ -70,7 +70,7 @@ class Provenance(enum.StrEnum):
 
 
 class Flag(enum.StrEnum):
-    """A label with an explanation, shown next to a number. A flag never changes the number."""
+    """A label with an explanation, shown next to a number that the label never changes."""
 
     def __new__(cls, name: str, text: str) -> Flag:
         """Create a flag with its explanation."""
@@ -98,8 +98,8 @@ class Flag(enum.StrEnum):
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}
-OVER = " over "  # this word separates a case from its baseline in the scope of a speed-up
-LEARNING_STEPS = 200  # a training run with fewer steps shows only that the code runs
+OVER = " over "  # Separator of a case and its baseline in the scope of a speed-up.
+LEARNING_STEPS = 200  # Shorter training runs show only that the code works.
 SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
 
@@ -202,7 +202,7 @@ class Measurement:
         provenance: Where the number comes from.
         method: Method of measurement, such as `perf_counter`, `cuda_event` or `formula`.
         scope: Part of the case that was measured, such as `forward` or `optimizer_step`.
-        status: How the case ended.
+        status: Status of the case at its end.
         message: Reason for the status, in one line.
         flags: Labels to show next to the number.
         details: More values of this metric, such as the mean or the stop reason, as JSON types.
@@ -287,12 +287,12 @@ def shown(value: Any) -> str:
     """Return a value as one line for an error message, shortened to 60 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python refuses to print more than 4,300 digits
+    except ValueError:  # Python refuses to print more than 4,300 digits.
         return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
 
 
-# Factors that appear in the name of a case, in this order.
+# Factors that appear in the name of a case, in order.
 _NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
 _NAMING += ("precision", "recipe", "variant")
 _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")

@@ -15,10 +15,10 @@ import yaml
 
 from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 
-_MOST_LINES = 20  # maximum number of errors in a message
-_MOST_INT = 2**63 - 1  # the largest integer that SQLite can store
-Values = Mapping[str, Any]  # name of a field → value
-# These Unicode categories contain control characters, half characters and line ends.
+_MOST_LINES = 20  # Maximum number of errors in a message.
+_MOST_INT = 2**63 - 1  # The largest integer that SQLite can store.
+Values = Mapping[str, Any]  # Name of a field → value.
+# Unicode categories of control characters, half characters and line ends.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
@@ -32,8 +32,8 @@ class StrictModel(pydantic.BaseModel):
         NAME: Prefix of field names in errors. The database stores an experiment's parameters under
             this name.
         MAIN: Fields that a notebook's parameters cell declares one by one. All other fields are in
-            the mapping `settings` of that cell. An empty tuple means that the cell declares all of
-            the fields.
+            the mapping `settings` of the parameters cell. An empty tuple means that the cell
+            declares all of the fields.
     """
 
     NAME: ClassVar[str] = ""
@@ -50,7 +50,7 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
         prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        first: dict[Any, Any] = {}  # many bad values in a list are one error
+        first: dict[Any, Any] = {}  # Many bad values in a list are one error.
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
         complaints = [_complaint(one, known) for one in first.values()][:_MOST_LINES]
@@ -77,7 +77,7 @@ class StrictModel(pydantic.BaseModel):
         if not cls.MAIN or "settings" not in rest:
             return rest
         settings = rest.pop("settings")
-        if isinstance(settings, str):  # papermill's -p passes text
+        if isinstance(settings, str):  # The option -p of papermill passes text.
             settings = _load(f"settings: {shown(settings)}", settings)
         if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             wrong = f"must be a mapping of names, got {shown(settings)}; write {{name: value}}"
@@ -104,7 +104,7 @@ class StrictModel(pydantic.BaseModel):
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
-            wrong = "is true or false where something else belongs; give a value"
+            wrong = "is true or false, not a value of the right type; give a value"
             raise ValueError(f"{name}: {shown(value)} {wrong}")
         if complaint := _not_plain(value):
             raise ValueError(f"{name}: {shown(value)} is not valid; {complaint}")
@@ -157,7 +157,7 @@ def _kinds(annotation: Any) -> set[Any]:
         return {str}
     if origin is dict:
         return {dict}
-    if origin is list:  # a text for a list of texts is YAML, so it must be parsed
+    if origin is list:  # A text for a list of texts is YAML, so it must be parsed.
         return {list, *(_kinds(typing.get_args(annotation)[0]) - {str})}
     if origin in (types.UnionType, typing.Union, typing.Annotated):
         return set().union(*map(_kinds, typing.get_args(annotation)))
@@ -239,7 +239,7 @@ def read_yaml(path: Any) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise BadInput(
-            f"{path}: contains {shown(values)}, not `name: value` lines; write one per parameter"
+            f"{path}: contains {shown(values)}, not `name: value` lines; give one line per name"
         )
     return values
 

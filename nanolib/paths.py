@@ -11,7 +11,7 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` finds the run of a job by the value `TOKEN/NAME`
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` finds the run of a job by the value `TOKEN/NAME`.
 DATABASE = "results.sqlite"
 
 
@@ -47,7 +47,7 @@ def checkout() -> Path:
 def installed_workbook() -> Path:
     """Return the folder with the notebooks and params files of this nanolib.
 
-    A wheel contains these files in `nanolib/workbook`. In a checkout, the files are next to the
+    A wheel contains the files in `nanolib/workbook`. In a checkout, the files are next to the
     package.
     """
     inside = Path(__file__).resolve().with_name("workbook")
@@ -114,7 +114,7 @@ def put_in_place(target: Path) -> Iterator[Path]:
         try:
             # A rename would replace a file that appeared while the block was writing.
             os.link(file, target)
-        except OSError:  # the target exists, or the file system has no hard links
+        except OSError:  # The target exists, or the file system has no hard links.
             if os.path.lexists(target):
                 raise FileExistsError(target) from None
             file.rename(target)

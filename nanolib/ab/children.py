@@ -105,7 +105,7 @@ class Child(AbstractContextManager):
 
     def close(self) -> None:
         """End the process and all its children."""
-        with contextlib.suppress(BadInput):  # a fork server that died has no exit code to return
+        with contextlib.suppress(BadInput):  # A fork server that died has no exit code to return.
             kill_tree(self._pid)
             self._wait()
         self._connection.close()
@@ -178,7 +178,7 @@ class VersionProcess(Child):
     Args:
         version: The version to run.
         silence_s: Time limit for one answer, s.
-        fork_server: The server that forks this process. None means a new interpreter.
+        fork_server: The server that forks this process, or None for a new interpreter.
         bound: Whether a new interpreter binds OpenMP's threads to cores. An OMP_PROC_BIND in the
             user's environment has priority.
     """
@@ -231,8 +231,8 @@ class VersionProcess(Child):
     def time_block(self, calls: int, *, keep: bool) -> list[list[float]]:
         """Time a block, then halt the process until its next request.
 
-        OpenMP's idle threads would use the cores for ten more milliseconds. If `nano ab` dies, the
-        system ends the halted process too.
+        A halted process does not use the cores, as OpenMP's idle threads do for ten milliseconds
+        after a block. If `nano ab` dies, the system ends the halted process too.
 
         Args:
             calls: Number of calls in the block.
@@ -252,7 +252,7 @@ class VersionProcess(Child):
         return answer["ms"]
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(OSError):  # a process that ended receives no signal
+        with contextlib.suppress(OSError):  # A process that ended receives no signal.
             os.killpg(self._pid, number)
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[
             importlib.import_module(name)
     sys.meta_path.remove(barrier)
     gc.collect()
-    gc.freeze()  # a fork's garbage collector would otherwise write to all shared memory
+    gc.freeze()  # A fork's garbage collector would otherwise write to all shared memory.
     return worker.set_since(before)
 
 
@@ -84,13 +84,13 @@ def _become_version(
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # a return would continue the server's loop in this process
+        os._exit(code)  # A return would continue the server's loop in this process.
 
 
 def _random_memory() -> list[Any]:
     """Allocate memory of random size.
 
-    Later objects then have other addresses in each fork, as in new interpreters.
+    The random size gives later objects other addresses in each fork, as in new interpreters.
     """
     pages = mmap.mmap(-1, mmap.PAGESIZE * random.randint(1, 1024))
     return [pages, *(bytearray(random.randint(1, 4096)) for _ in range(random.randint(1, 64)))]

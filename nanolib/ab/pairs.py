@@ -14,7 +14,7 @@ from nanolib.measurement import Direction, Status, case_name
 from nanolib.stats.compare import THRESHOLD, Verdict
 
 CALL = "call"
-Request = Mapping[str, Any]  # to a process; `do` is the action
+Request = Mapping[str, Any]  # A request to a process, whose key `do` names the action.
 # A median needs at least six samples for a 95 % interval. With at least six pairs of processes,
 # each pair counts as one sample.
 ENOUGH_PROCESS_PAIRS = 6
@@ -27,8 +27,8 @@ class Settings:
     Attributes:
         threshold: The smallest change that counts as a regression, as a fraction.
         budget_s: Time limit for one case, including process start-up, s.
-        rel_ci: A case ends when the half-width of its ratio's interval is at most this fraction.
-        direction: Which direction of the metric is better.
+        rel_ci: Half-width of the interval of a ratio, as a fraction, at which a case ends.
+        direction: Direction in which the metric improves.
         timeout_s: Time limit for one answer of a version, s.
         timed: Whether to time blocks. Without timing, each version runs every case once, and
             `nano ab` compares the rows.

@@ -17,7 +17,7 @@ CHILDREN = 9
 class Processes(AbstractContextManager):
     """A process for each version, which `renew` replaces.
 
-    The first processes are new interpreters, which start in seconds. Then a server imports the
+    The first processes are new interpreters, which start in seconds. A server imports the
     modules that all versions share, and forks the next processes in hundredths of a second.
 
     Args:
@@ -41,7 +41,7 @@ class Processes(AbstractContextManager):
         self._log = log
         self._own = sorted({name for version in versions for name in version.own_modules})
         self.processes: list[VersionProcess] = []
-        self._modules: list[str] = []  # the modules that all versions share
+        self._modules: list[str] = []  # Modules that all versions share.
         self._fork_server: ForkServer | None = None
         self._forked = 0
 
@@ -67,13 +67,13 @@ class Processes(AbstractContextManager):
     def _learn_modules(self) -> None:
         """Find the modules that all versions import from elsewhere, and import them in a server.
 
-        Code that sets an environment variable does so before an import that reads the variable. A
-        fork has the import first, so nanolib does not fork code that sets variables. Variables that
-        the imports themselves set do not matter.
+        Code may set an environment variable before an import that reads the variable. The import
+        precedes a fork, so nanolib does not fork code that sets variables. Variables that the
+        imports themselves set do not matter.
         """
         try:
             answers = [process.ask(do="imports") for process in self.processes]
-        except VersionDied:  # the task is complete, so the next pair can answer instead
+        except VersionDied:  # The next pair of processes will answer.
             return
         in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
         self._modules = [name for name in answers[0]["modules"] if name in in_all]
@@ -96,7 +96,7 @@ class Processes(AbstractContextManager):
         """End the process of each version."""
         with (
             contextlib.ExitStack() as stack
-        ):  # the second process must end even if the first one raises
+        ):  # The second process must end even if the first one raises.
             for process in self.processes:
                 stack.callback(process.close)
             self.processes = []

@@ -71,7 +71,7 @@ def run_ab(
         if before != [version.written() for version in versions]:
             raise BadInput(
                 "revision: files of the working tree were edited during the measurement; "
-                "run it again"
+                "run nano ab again"
             )
     for result in results:
         lines += lines_of(result, spec.metric, settings)
@@ -110,7 +110,7 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
         if verdict:
             kind = verdict.kind
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs)]))
-        # A rate has no levels, because only the version itself knows the work of a call.
+        # Only the version itself can count the work of a call, so a rate has no levels.
         levels = _levels(pairs, verdict) if metric == "latency" else {}
         lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
     return lines or [line(Kind.INCONCLUSIVE, message="the case times nothing")]
@@ -171,7 +171,7 @@ def _ratio_rows(
     for scope, verdict in result.verdicts.items():
         pairs = result.blocks[scope]
         low, ratio, high = verdict.interval
-        if verdict.direction is Direction.HIGHER:  # a ratio of rates is the inverse
+        if verdict.direction is Direction.HIGHER:  # A ratio of rates is the inverse.
             low, ratio, high = 1 / high, 1 / ratio, 1 / low
         details = {
             "metric": metric,

@@ -28,11 +28,11 @@ from nanolib.stats.compare import Verdict, compare_paired, compare_processes, ju
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # numbers of block pairs per pair of processes
-PROCESS_PAIRS = 36  # the budget is planned for this number of pairs of processes
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # Numbers of block pairs per pair of processes.
+PROCESS_PAIRS = 36  # Number of pairs of processes for which the budget is planned.
 FEWEST_PROCESS_PAIRS = 2
-SURE_PROCESS_PAIRS = 20  # with fewer pairs, an interval may be narrow by chance
-TIMED = 0.55  # timing takes this fraction of the budget, and process start-up takes the rest
+SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
+TIMED = 0.55  # Fraction of the budget for timing, since process start-up takes the rest.
 # A block is long compared with a message between processes, and short compared with the load
 # changes of a shared machine (about 0.3 s). A call that takes longer than a block is its own block.
 _BLOCK_MS = 20.0
@@ -87,7 +87,7 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
     how = {"threshold": settings.threshold, "direction": settings.direction}
     a, b = pairs.data()
-    if settings.direction is Direction.HIGHER:  # a rate is the same work divided by the time
+    if settings.direction is Direction.HIGHER:  # A rate is the same work divided by the time.
         a, b = 1 / a, 1 / b
     return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
 
@@ -179,7 +179,7 @@ def _run_task(
             answers = _ask_both(sides, [{"do": "next"}] * 2)
     except VersionDied as death:
         deaths = {death.process: death}
-        if timing:  # the other version may fail in the same way
+        if timing:  # The other version may fail in the same way.
             (other,) = (side for side in sides if side is not death.process)
             try:
                 other.time_block(1, keep=False)
@@ -192,13 +192,13 @@ def _run_task(
         return False
     result.endings = [(one.get("ended", Status.OK), one.get("message", "")) for one in answers]
     if not result.failures and not _same_phases(answers):
-        result.endings[1] = (Status.ERROR, "its phases differ from the phases of A")
+        result.endings[1] = (Status.ERROR, "the phases of B differ from the phases of A")
     result.rows = [one.get("rows", []) for one in answers]
     return all("ended" in one for one in answers)
 
 
 def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether both versions want to time the same phases, or none."""
+    """Return whether both versions time the same phases, or no phases."""
     return answers[0].get("timing") == answers[1].get("timing")
 
 
@@ -253,7 +253,7 @@ def _interleave(
             next_check = next_look(count)
             last = (
                 np.asarray(side)[:, -1] for side in medians
-            )  # the total is last if there are several phases
+            )  # The total is last if there are several phases.
             if precise_enough(*last, settings.rel_ci):
                 break
     a, b = (np.asarray(side) for side in medians)

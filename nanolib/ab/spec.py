@@ -33,7 +33,7 @@ class Spec:
             timed functions take no argument.
         metric: Name of the metric to compare.
         titles: Titles of A and B. An empty title means the title of the version.
-        interpreters: Interpreters of A and B. None means that this interpreter runs both.
+        interpreters: Interpreters of A and B, or None to run both versions by this interpreter.
     """
 
     names: tuple[str, str]

@@ -32,11 +32,11 @@ class Version:
 
     Attributes:
         name: Name of the revision as the user gave it.
-        revision: Hash of the commit. A `+` at the end marks a working tree that differs from it.
+        revision: Hash of the commit. A `+` at the end marks a working tree with changes.
         root: Folder of the version's files.
         folder: Folder in which the user started the command, relative to the repository.
         python: Path of the interpreter that runs the version.
-        environment: Packages that differ from the other version's. An empty text means that one
+        environment: Packages that differ between the two versions. An empty text means that one
             interpreter runs both versions.
     """
 
@@ -74,7 +74,7 @@ class Version:
             tracked_and_new = ("--cached", "--others", "--exclude-standard", "--", "*.py")
             listed = _git(self.root, "ls-files", "-z", *tracked_and_new).split("\0")
             files = [self.root / name for name in listed if name]
-        else:  # the folder is outside a git repository
+        else:  # The folder is outside a git repository.
             files = [*self.root.glob("*.py"), *self.root.glob("*/*.py")]
         return {file: file.stat().st_mtime_ns for file in files if file.is_file()}
 
@@ -117,7 +117,9 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         top = Path(_git(start, "rev-parse", "--show-toplevel"))
     except BadInput:
         if set(names) != {WORKING_TREE}:
-            raise BadInput(f"{start} is in no git repository; run nano ab inside one") from None
+            raise BadInput(
+                f"{start} is not in a git repository; run nano ab inside a repository"
+            ) from None
         yield [Version(name, "", start, Path()) for name in names]
         return
     folder = Path(_git(start, "rev-parse", "--show-prefix"))
@@ -127,7 +129,7 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         for name, commit in commits.items():
             place = Path(made) / commit[:12]
             versions[name] = Version(name, commit[:12], place, folder)
-            if not place.exists():  # two names may be the same commit
+            if not place.exists():  # Two names may be the same commit.
                 # The repository's own hooks must not run.
                 quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
                 _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
@@ -141,7 +143,7 @@ def _pruned(top: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(BadInput):  # a later command of git removes the records too
+        with contextlib.suppress(BadInput):  # A later git command also removes the records.
             _git(top, "worktree", "prune")
 
 
@@ -159,7 +161,7 @@ def _commit(top: Path, name: str) -> str:
 def _revision(top: Path) -> str:
     try:
         return _git(top, "describe", "--always", "--dirty=+", "--exclude=*")
-    except BadInput:  # a new repository has no commit
+    except BadInput:  # A new repository has no commit.
         return "+"
 
 
@@ -194,7 +196,7 @@ def _ended_by_signal() -> Iterator[None]:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     before = {}
-    if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
+    if threading.current_thread() is threading.main_thread():  # Other threads cannot set handlers.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, end)
@@ -205,8 +207,8 @@ def _ended_by_signal() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-OLDEST = (3, 11)  # the oldest Python that can run `worker.py`
-_MOST_NAMED = 3  # maximum number of packages in a version's title
+OLDEST = (3, 11)  # The oldest Python version that can run `worker.py`.
+_MOST_NAMED = 3  # Maximum number of packages in a version's title.
 _TIMEOUT_S = 60
 # Python imports a package from the first folder that contains it, so the first version counts.
 _LIST_PACKAGES = """

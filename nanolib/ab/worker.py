@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 _OURS = Path(__file__).parents[1]
-_connection: Connection  # to `nano ab`
+_connection: Connection  # To `nano ab`.
 
 
 class Refused(Exception):
@@ -50,7 +50,7 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
     Args:
         scopes: Names of the phases.
         time_block: Function that times a number of calls and returns ms per call and phase.
-        last: Whether the case times nothing after these blocks.
+        last: Whether the case times nothing after the blocks.
 
     Returns:
         Times in all blocks that count, ms, shape [blocks][calls][phases].
@@ -264,7 +264,7 @@ def serve(connection: Connection, folders: list[str]) -> None:
     root = Path(folders[0]).resolve()
     for request in requests(_connection):
         try:
-            if act := _SERVES.get(request["do"]):  # a late `next` needs no answer
+            if act := _SERVES.get(request["do"]):  # A late request `next` needs no answer.
                 act(request, root)
         except Refused as refusal:
             _answer(refused=str(refusal))

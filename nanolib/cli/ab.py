@@ -90,7 +90,7 @@ def ab(
     from nanolib.compare.history import TIMED
     from nanolib.run.params import Params
 
-    Params(label=label)  # raises BadInput for a bad label
+    Params(label=label)  # A bad label raises BadInput.
     spec = _spec(names, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,
@@ -104,7 +104,7 @@ def ab(
     if settings.timed:
         from nanolib.store import Store
 
-        with Store() as store:  # store first, because the user's file may not be writable
+        with Store() as store:  # Store first, because the user's file may not be writable.
             store.add(to_run(result, spec, label))
     show_comparison(result.comparison, True, json_file, markdown_file)
     if any(one.verdicts for one in result.results):
@@ -159,7 +159,9 @@ def _spec(
 
     revisions, notebooks = _split_names(names, pythons)
     if functions and (notebooks or overrides):
-        raise BadInput("--call: a function takes no notebook and no -p; give one or the other")
+        raise BadInput(
+            "--call: a function takes no notebook and no -p; leave out --call, or the others"
+        )
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs --call; give a function to time")
     files = all(name.endswith((".yml", ".yaml")) for name in revisions)

@@ -21,10 +21,10 @@ from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folde
 if TYPE_CHECKING:
     import pandas as pd
 
-_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # a word that is longer than any file name
-_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # a cell that is aligned to the right
+_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # A word longer than any file name.
+_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # Cells that are aligned to the right.
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
-EXIT_CLOSED = 141  # the shell's code for SIGPIPE, because 1 would report a regression
+EXIT_CLOSED = 141  # The shell's code for SIGPIPE, because 1 would report a regression.
 
 
 class Amount(click.ParamType):
@@ -246,8 +246,8 @@ class Commands(click.Group):
             from nanolib.store.connection import unusable
 
             complain(unusable(database_path(), error))
-        except BrokenPipeError:  # the reading program has ended
-            # Python flushes standard output at exit, and this second write must not fail.
+        except BrokenPipeError:  # The reading program has ended.
+            # Python flushes standard output at exit, and the second write must not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:

@@ -79,7 +79,8 @@ def compare(
 
     The runs were measured at different times. A slower time is a regression only if the change is
     larger than the spread between three or more other runs of one committed revision on this
-    machine. With fewer runs, a slower time is suspect at most. To decide, run nano ab.
+    machine. With fewer than three runs, a slower time is only suspect. To decide, run
+    nano ab.
     """
     from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
     from nanolib.compare.spread import repeats
@@ -224,7 +225,7 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
     from nanolib.store import Store
 
     path = Path(name)
-    has_folder = name != path.name  # a label may contain a dot, but no folder
+    has_folder = name != path.name  # A label may contain a dot, but not a folder.
     if has_folder and (path / DATABASE).is_file():
         path = path / DATABASE
     is_file = path.suffix in (".sqlite", ".db") or (has_folder and path.is_file())

@@ -116,7 +116,7 @@ class NotebookCommand(click.Command):
             return
         main, settings = _parameters(ctx.obj)
         title = f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"
-        for heading, lines in {title: main, "Its settings (-p NAME=VALUE too)": settings}.items():
+        for heading, lines in {title: main, "Settings (-p NAME=VALUE too)": settings}.items():
             if lines:
                 with formatter.section(heading):
                     formatter.write_dl(lines, col_max=34)

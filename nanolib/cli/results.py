@@ -12,7 +12,7 @@ from nanolib.cli.common import DAYS, NewFile, command, echo, echo_table, json_op
 from nanolib.measurement import BadInput
 from nanolib.paths import database_path, expanded, output_folder
 
-NEWEST = ["newest"]  # `newest` means the newest run of each experiment
+NEWEST = ["newest"]  # `newest` means the newest run of each experiment.
 _RUN = ["run", "experiment", "suite", "label", "started"]
 
 
@@ -117,7 +117,7 @@ def merge(databases: tuple[str, ...]) -> None:
     """Import the runs of other databases. A repeated import changes nothing."""
     from nanolib.store import Store, check_mergeable
 
-    for path in databases:  # one bad database must not leave half an import
+    for path in databases:  # One bad database must not leave half an import.
         check_mergeable(Path(path), database_path())
     with Store() as store:
         for path in databases:
@@ -133,7 +133,7 @@ def merge(databases: tuple[str, ...]) -> None:
     "days",
     type=DAYS,
     metavar="DAYS",
-    help="Delete runs older than this many days, such as 30d.",
+    help="Delete runs older than a number of days, such as 30d.",
 )
 @click.option(
     "--keep",

@@ -96,7 +96,7 @@ def run(
 
         results = run_on_ray(jobs, shared, echo)
     else:
-        import_user_code(jobs)  # on Ray, each node imports its own code
+        import_user_code(jobs)  # On Ray, each node imports its own code.
         results = run_jobs(jobs, shared, echo, _conclude)
     echo("")
     echo_table(closing_table(results))
@@ -220,7 +220,9 @@ def _show_failures(run_ids: list[str]) -> None:
 @command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")
 @json_option
 @option("--budget", 2.0, "Time limit per peak rate, in seconds.", "SECONDS")
-@option("--sustained", 0.0, "Also time each matrix product for this long, in seconds.", "SECONDS")
+@option(
+    "--sustained", 0.0, "Time of a sustained run of each matrix product, in seconds.", "SECONDS"
+)
 @output_option
 def doctor(as_json: bool, budget: float, sustained: float) -> None:
     """Show what this machine can measure, and measure its peak rates."""

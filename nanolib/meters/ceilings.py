@@ -13,8 +13,8 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
-_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # a copy must not fit into the last-level cache
-# These products have no dtype of their own, so each has the dtype of its operands here.
+_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last-level cache.
+# The products `tf32` and `fp8` are not dtypes, so each maps to the dtype of its operands.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
 _SUSTAINED_CALLS = 4
@@ -27,7 +27,7 @@ def measure_ceiling(
 
     Args:
         device: Device to measure.
-        ceiling: A dtype, `tf32` or `fp8` for the matrix product; `copy` for the copy.
+        ceiling: A dtype, `tf32` or `fp8` for the matrix product, or `copy` for the copy.
         budget_s: Time after which sampling stops.
         sustained: Whether a product runs for the whole budget, of which the second half counts.
 
@@ -101,13 +101,13 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     )
     return (
         (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)
-    )  # FP8 kernels need b by columns
+    )  # FP8 kernels need `b` in column-major order.
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
-        # torchao's forward product uses fast accumulation, so the peak rate must use it too
+        # The forward product of torchao uses fast accumulation, so the peak rate must too.
         return lambda: torch._scaled_mm(
             a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
@@ -122,7 +122,7 @@ def _copy_bytes(device: str) -> int:
 def _size(device: str, dtype: str) -> int:
     kind = torch.device(device).type
     size = _MATRIX.get(kind, 4096)
-    # many CPUs emulate 16-bit and 8-bit dtypes, which is a hundred times slower
+    # Many CPUs emulate 16-bit and 8-bit dtypes, which is a hundred times slower.
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
@@ -133,6 +133,7 @@ def rate(metric: str, amount: float, latency: Measurement, *, message: str = "")
         metric: Metric of the row, such as `flops_per_second`.
         amount: FLOPs, bytes or tokens of one call.
         latency: The `latency` row of one call, ms.
+
         message: Message of the row.
     """
     per_second = 1e3 * amount

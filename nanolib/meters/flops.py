@@ -15,15 +15,15 @@ from torch.utils.flop_counter import flop_registry
 from nanolib.config import NanoConfig
 from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
-BACKWARD_FACTOR = 2.0  # the backward pass has two products for each one of the forward pass
+BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product before it.
 # A kernel that computes the scores again needs five products for the two of the forward pass.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
-_MASKED = -1e4  # a bias below this masks a pair; 16-bit dtypes can represent it
-_ROWS = 1024  # the mask of this many queries is evaluated at a time
+_MASKED = -1e4  # Limit of a bias that masks a pair, in the range of 16-bit dtypes.
+_ROWS = 1024  # Number of queries whose mask is evaluated at a time.
 
 
 def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
-    # each row is multiplied by one group's matrix, and two stacks are multiplied pair by pair
+    # One group's matrix multiplies each row, and two stacks are multiplied pair by pair.
     stacks = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
@@ -32,7 +32,7 @@ def _vector_product(a: Tensor, b: Tensor, *rest: object, **named: object) -> int
     return 2 * a.numel() * (b.shape[1] if b.dim() == 2 else 1)
 
 
-# torch's counter has no formulas for these operations.
+# Operations without a formula in torch's counter.
 _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
@@ -40,10 +40,10 @@ _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::dot": _vector_product,
     "aten::_int_mm": _vector_product,
 }
-# An operation with one of these words in its name multiplies matrices.
+# Words in the names of operations that multiply matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
 _PRODUCTS |= {"convolution", "cdist", "fft"}
-# In these namespaces, other operations compute element by element or move data.
+# Namespaces whose other operations compute element by element or move data.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
 
@@ -68,7 +68,7 @@ class FlopCount:
 
     @property
     def message(self) -> str:
-        """Message of a row whose count is incomplete; empty otherwise."""
+        """Message of a row whose count is incomplete, or an empty string."""
         names = ", ".join(self.uncounted)
         return f"incomplete: there is no formula for {names}" if names else ""
 
@@ -85,9 +85,9 @@ def count_flops(fn: Callable[[], object]) -> FlopCount:
     """
     count, has_fast_path = FlopCount(), torch.backends.mha.get_fastpath_enabled()
     stance = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # torch cannot compile under a counter
+    if "torch._dynamo" in sys.modules:  # Compiling fails under a counter.
         stance = torch.compiler.set_stance("force_eager")
-    # the fast path is one operation without a formula
+    # The fast path of torch's transformer layers is one operation without a formula.
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with stance, _Counter(count):
@@ -146,7 +146,7 @@ class _Counter(TorchDispatchMode):
     def _add_sdpa(self, name: str, given: dict[str, Any]) -> None:
         q, k, v = (given[name] for name in ("query", "key", "value"))
         mask, pairs = given.get("attn_mask", given.get("attn_bias")), (q.shape[-2], k.shape[-2])
-        if given.get("is_causal"):  # torch aligns the mask at the first query and key
+        if given.get("is_causal"):  # The first query and key are aligned.
             kept, total = sum(min(row + 1, pairs[1]) for row in range(pairs[0])), prod(pairs)
         elif mask is None:
             kept, total = 1, 1
@@ -176,7 +176,7 @@ class _Counter(TorchDispatchMode):
     def _add_attention(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, kept: int, total: int
     ) -> None:
-        """Add both products of attention, of whose pairs the mask keeps `kept` of `total`."""
+        """Add both products of attention if the mask keeps `kept` of `total` pairs."""
         scores = 2 * q.numel() * k.shape[-2]
         flops = scores + scores // q.shape[-1] * v.shape[-1]
         is_backward = name.endswith("_backward")
@@ -188,7 +188,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _is_product(name: str) -> bool:
-    """Whether an operation without a formula may multiply matrices, as any custom operation may."""
+    """Return whether an operation without a formula may multiply matrices, as custom ones may."""
     namespace, _, operation = name.partition("::")
     if namespace not in _KNOWN_NAMESPACES:
         return True

@@ -24,7 +24,7 @@ _BUSY_PERCENT = 10
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Return a reading of the driver; None if the GPU does not support it."""
+    """Return a reading of the driver, or None if the GPU does not support the reading."""
     try:
         return getattr(nvml, f"nvmlDeviceGet{name}")(*arguments)
     except nvml.NVMLError:
@@ -56,11 +56,11 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
 
 
 class GpuState:
-    """Record the readings of one GPU's sensors; without a driver there are no readings.
+    """Record the readings of one GPU's sensors, or no readings without a driver.
 
     Args:
         device: Name of the GPU in torch.
-        nvml: NVML module; `pynvml` by default.
+        nvml: NVML module, `pynvml` by default.
     """
 
     def __init__(self, device: str, nvml: Any = None) -> None:
@@ -96,7 +96,7 @@ class GpuState:
 
     @functools.cached_property
     def _gpu(self) -> Any:
-        """Handle of the GPU; None without a driver."""
+        """Handle of the GPU, or None without a driver."""
         try:
             self._nvml.nvmlInit()
             return self._nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(self._device))
@@ -109,7 +109,7 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
 
     Args:
         uuid: UUID of the GPU, `GPU-…`.
-        nvml: NVML module; `pynvml` by default.
+        nvml: NVML module, `pynvml` by default.
     """
     nvml = nvml or pynvml
     try:

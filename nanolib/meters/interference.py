@@ -21,15 +21,15 @@ from nanolib.meters.gpu import gpu_interference
 from nanolib.meters.machine import cpu_quota, gpu_uuid, throttled_periods, usable_cores, usable_cpus
 from nanolib.paths import LAUNCH_VARIABLE
 
-BUSY_SHARE = 0.10  # other processes disturb a timing if they use a larger share of the CPUs
-# Processes that nanolib starts have one of these arguments in their command lines.
+BUSY_SHARE = 0.10  # Share of the CPUs above which other processes disturb a timing.
+# Arguments in the command lines of processes that nanolib starts.
 _STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
-_KERNEL = "ipykernel_launcher"  # under `nano run`
-# A guest's time is part of the user's.
+_KERNEL = "ipykernel_launcher"  # An argument of a notebook's kernel.
+# The time of a guest system is part of `user`.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
-_STOLEN = 0.02  # a hypervisor disturbs a timing if it takes a larger share of CPU time
-_LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing
+_STOLEN = 0.02  # Share of CPU time above which a hypervisor disturbs a timing.
+_LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing.
 
 
 class CpuTimes(NamedTuple):
@@ -38,7 +38,7 @@ class CpuTimes(NamedTuple):
     Attributes:
         everyone: Kind of CPU time → its sum over the CPUs that this process may run on, s.
         ours: CPU time of the process that began this command and of its descendants, s.
-        periods: Result of `throttled_periods` at that moment.
+        periods: Result of `throttled_periods` at the same moment.
     """
 
     everyone: dict[str, float]
@@ -51,10 +51,10 @@ class CpuLoad:
     """Use of the CPUs over a span of time.
 
     Attributes:
-        others: Share of the CPUs that other processes used; None if it is not known.
-        stolen: Share of the CPUs that a hypervisor took; None if it is not known.
-        throttled: Share of the quota's periods in which this process was stopped; 0 without a
-            quota.
+        others: Share of the CPUs that other processes used, or None if the share is not known.
+        stolen: Share of the CPUs that a hypervisor took, or None if the share is not known.
+        throttled: Share of the quota's periods in which this process was stopped, or 0 without
+            a quota.
         quota: Allowed CPU time, in cores.
     """
 
@@ -65,7 +65,7 @@ class CpuLoad:
 
     @property
     def taken(self) -> float | None:
-        """Share of the CPUs that other processes and a hypervisor took; None if not known."""
+        """Share of the CPUs that other processes and a hypervisor took, or None."""
         return None if self.others is None else min(1.0, self.others + self.stolen)
 
     @property
@@ -75,24 +75,24 @@ class CpuLoad:
 
     @property
     def limited_by(self) -> str:
-        """Name of the quota, if it stopped this process often enough to disturb a timing."""
+        """Name of the quota, if the quota stopped this process often enough to disturb a timing."""
         return f"a CPU quota of {self.quota:g} cores" if self.throttled > BUSY_SHARE else ""
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """Flags of a timing in this span of time."""
+        """Flags of a timing during the span of time."""
         busy = (Flag.BUSY_MACHINE,) if self.is_busy else ()
         return (*busy, Flag.THROTTLED) if self.limited_by else busy
 
     def details(self) -> dict[str, Any]:
-        """Return a row's details: `others_share`, and `throttled_by` if a quota is the reason."""
+        """Return the details of a row, `others_share` and, under a quota, `throttled_by`."""
         found = {"others_share": self.taken}
         return found | {"throttled_by": self.limited_by} if self.limited_by else found
 
 
 @contextlib.contextmanager
 def watch_cpus() -> Iterator[CpuLoad]:
-    """Measure the use of the CPUs during the block; the result is complete when the block ends."""
+    """Measure the use of the CPUs during the block, and complete the result at its end."""
     load, before = CpuLoad(), cpu_times()
     try:
         yield load
@@ -106,7 +106,7 @@ def cpu_times() -> CpuTimes:
     ours = time.process_time() + children.children_user + children.children_system
     ours += _seconds_of(process for process in _family() if process.pid != os.getpid())
     every, mine = psutil.cpu_times(percpu=True), usable_cpus()
-    # the list leaves out offline CPUs, so an index may not be the number of its CPU
+    # The list leaves out offline CPUs, so an index may differ from the number of its CPU.
     chosen = [every[number] for number in mine] if mine and max(mine) < len(every) else every
     everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
     return CpuTimes(everyone, ours, throttled_periods())
@@ -128,14 +128,14 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
 
 
 _REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
-_last_look = -math.inf, -math.inf  # moment of the last reading and CPU time used until then, s
+_last_look = -math.inf, -math.inf  # Moment of the last reading, and CPU time before, s.
 
 
 def wait_for_compilers() -> None:
     """Wait, at most 10 s, until torch's compile processes are idle.
 
-    torch starts one process per core for the first compilation. Such a process may still start when
-    the compilation is over, and would disturb a timing.
+    torch starts one process per core for the first compilation. A compile process may still start
+    when the compilation is over, and would disturb a timing.
     """
     global _last_look
     if "torch._inductor.async_compile" not in sys.modules:
@@ -153,7 +153,7 @@ def _seconds_of(processes: Iterable[psutil.Process]) -> float:
     """Return the CPU seconds of processes and of their children that have ended."""
     seconds = 0.0
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # the time of an ended process is in its parent's
+        with contextlib.suppress(psutil.Error):  # A parent's time includes ended processes.
             times = process.cpu_times()
             seconds += times.user + times.system
             seconds += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
@@ -171,7 +171,7 @@ def _family() -> list[psutil.Process]:
 
 
 def find_interference(device: str) -> list[str]:
-    """Describe what would disturb a measurement now, one per line; empty on a quiet machine.
+    """Describe what would disturb a measurement now, in one line per cause.
 
     Args:
         device: Name of the device, from `resolve_device`.

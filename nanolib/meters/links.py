@@ -28,8 +28,8 @@ def time_collectives(
     """Measure the time of collectives of several sizes on this rank, interleaved.
 
     Returns:
-        A mapping per collective and size: `collective`, `payload` (bytes per rank), `messages` (in
-        sequence), `sent` (bytes that each rank sends) and `blocks` (time in each block, ms).
+        A mapping per collective and size, with `collective`, `payload` (bytes per rank), `messages`
+        (in sequence), `sent` (bytes that each rank sends) and `blocks` (time in each block, ms).
     """
     world = dist.get_world_size()
     rows, calls = {}, {}
@@ -65,7 +65,7 @@ def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
     """
     if dist.get_backend() != "gloo" or not has_private_network():
         return None
-    call()  # the first call makes connections
+    call()  # The first call makes connections.
     return (_counted(call, calls) - _counted(call, 0)) / calls
 
 
@@ -85,7 +85,7 @@ def loopback_bytes() -> int:
     """Return the bytes that the loopback interface has sent, with headers, for all processes.
 
     Raises:
-        OSError: The system has no counter of these bytes.
+        OSError: The system has no counter of the loopback interface.
     """
     return int(_interfaces()["lo"].split()[8])
 
@@ -99,12 +99,12 @@ def enter_private_network() -> None:
     """Move this process, and those it starts, to a network with only the loopback interface.
 
     Raises:
-        OSError: The system does not allow a private network; the process keeps its network.
+        OSError: The system does not allow a private network, and the process keeps its network.
     """
     if sys.platform != "linux":
         raise OSError("this system has no network namespaces")
     libc = ctypes.CDLL(None, use_errno=True)
-    # root needs no user namespace, in which it would lose its rights to files
+    # Root needs no user namespace, in which root would lose its rights to files.
     if libc.unshare(_NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket() as control:

@@ -34,12 +34,12 @@ class Machine:
         ram_gib: Memory of the host, rounded to GiB.
         gpus: Name, memory_gib, compute_capability and fp8 of each GPU.
         system: Operating system and architecture.
-        driver: Version of the GPU driver; empty without a GPU.
+        driver: Version of the GPU driver, empty without a GPU.
         torch: Version of torch.
         threads: Number of threads that torch uses inside an operation.
-        governor: Frequency governor; empty if the system does not report it.
-        dtypes: Dtype → the unit of the first GPU, or of the CPU, that computes it: `tensor_cores`,
-            `amx`, `avx512`, `vector` or `emulated`.
+        governor: Frequency governor, empty if the system does not report a governor.
+        dtypes: Dtype → the unit that computes it on the first GPU, or on the CPU. The units are
+            `tensor_cores`, `amx`, `avx512`, `vector` and `emulated`.
     """
 
     cpu: str
@@ -61,7 +61,7 @@ class Machine:
         return hashlib.sha256(json.dumps(hardware).encode()).hexdigest()[:12]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as JSON types; they contain no user or host name."""
+        """Return the attributes as JSON types, without a user or host name."""
         return asdict(self) | {"machine_id": self.machine_id, "gpus": list(self.gpus)}
 
 
@@ -135,7 +135,7 @@ def _gpu(index: int) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    import pynvml  # most machines have no NVIDIA driver
+    import pynvml  # Most machines have no NVIDIA driver.
 
     try:
         pynvml.nvmlInit()
@@ -178,8 +178,8 @@ def versions() -> dict[str, str]:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
-# Versions 2 and 1 of cgroup have these files for limit and use, and this field for the file cache,
-# which the kernel frees when needed.
+# Files of limit and use, and field of the file cache, in versions 2 and 1 of cgroup. The kernel
+# frees the file cache when needed.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -187,22 +187,22 @@ _MEMORY = (
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, by affinity and quota; at least one."""
+    """Return the number of cores that this process may use by affinity and quota, at least one."""
     return max(1, int(min(len(usable_cpus()) or os.cpu_count() or 1, cpu_quota())))
 
 
 def usable_cpus() -> set[int]:
-    """Return the numbers of the CPUs that this process may run on; empty if they are not known."""
+    """Return the numbers of the CPUs that this process may run on, or no number if unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def cpu_quota() -> float:
-    """Return the CPU time that control groups allow, in cores; infinite without a quota."""
+    """Return the CPU time that control groups allow, in cores, infinite without a quota."""
     return min((quota for _, quota in _quotas()), default=math.inf)
 
 
 def throttled_periods() -> dict[str, tuple[int, int]]:
-    """Return the periods of each control group with a quota, and those in which it was stopped."""
+    """Return the periods of each control group with a quota, and its stopped periods."""
     found = {}
     for group, _ in _quotas():
         counts = _fields(group / "cpu.stat")
@@ -215,7 +215,7 @@ def memory_limits() -> list[tuple[int, int]]:
     found = []
     for group in _groups("memory"):
         for limit, used, cached in _MEMORY:
-            # the files of the other version do not exist, and "max" is not a limit
+            # The files of the other version do not exist, and "max" is not a limit.
             with contextlib.suppress(OSError, ValueError):
                 most, taken = (int((group / name).read_text()) for name in (limit, used))
                 found.append((most, taken - _fields(group / "memory.stat").get(cached, 0)))
@@ -240,10 +240,10 @@ def limit_threads() -> Iterator[None]:
 
 def _quotas() -> Iterator[tuple[Path, float]]:
     for group in _groups("cpu"):
-        with contextlib.suppress(OSError, ValueError):  # version 2; "max" is not a quota
+        with contextlib.suppress(OSError, ValueError):  # In version 2, "max" is not a quota.
             quota, period = map(int, (group / "cpu.max").read_text().split())
             yield group, quota / period
-        with contextlib.suppress(OSError):  # version 1; -1 is not a quota
+        with contextlib.suppress(OSError):  # In version 1, -1 is not a quota.
             quota, period = (
                 int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
             )
@@ -258,16 +258,16 @@ def _groups(controller: str) -> list[Path]:
     except OSError:  # not Linux
         return []
     paths = {name: path for _, names, path in lines for name in names.split(",")}
-    is_first = controller in paths  # version 1 has a folder for each controller
+    is_first = controller in paths  # Version 1 has a folder for each controller.
     top = _MOUNTED / controller if is_first else _MOUNTED
     own = top / paths.get(controller, paths.get("", "/")).lstrip("/")
-    if ".." in own.parts or not own.is_dir():  # a container sees its own group as the root
+    if ".." in own.parts or not own.is_dir():  # A container sees its own group as the root.
         own = top
     return [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Read the lines `name number` of a file; the result is empty if it cannot be read."""
+    """Read the lines `name number` of a file, or no line if the file cannot be read."""
     with contextlib.suppress(OSError):
         lines = (line.split() for line in file.read_text().splitlines())
         return {words[0]: int(words[1]) for words in lines if len(words) == 2}

@@ -28,7 +28,7 @@ _EXPERTS = torch.ops.aten._grouped_mm.default
 
 @dataclass
 class Peak:
-    """Peak memory of a block of code, in bytes; None for a figure that is not known.
+    """Peak memory of a block of code, in bytes, or None for an unknown figure.
 
     Attributes:
         before: Live bytes before the block.
@@ -79,7 +79,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     if torch.device(device).type == "cuda":
         peak.method = "cuda_allocator"
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # otherwise the cache of earlier cases would count
+        torch.cuda.empty_cache()  # The cache of earlier cases must not count.
         torch.cuda.reset_peak_memory_stats(device)
         peak.before = torch.cuda.memory_allocated(device)
         peak.kept = torch.cuda.memory_reserved(device)
@@ -99,13 +99,13 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 
 
 class _FakeTensors(FakeTensorMode):
-    """Give the products of a mixture's experts a shape in each dtype; torch has only bfloat16."""
+    """Give the products of a mixture's experts a shape in dtypes other than torch's bfloat16."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the empty result of a product of experts, or run another operation."""
         if func is not _EXPERTS or args[0].dtype is torch.bfloat16:
             return super().dispatch(func, types, args, kwargs or {})
-        # imported here, since the name is private to torch and only experts need it
+        # The import is here, since the name is private to torch and only experts need it.
         from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
 
         with self:
@@ -130,9 +130,9 @@ def why_not_planned(error: BaseException) -> str:
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
-    """Return the free memory for new tensors; None if the device does not report it.
+    """Return the free memory for new tensors in bytes, or None if it is not reported.
 
-    On the host, this is the smallest of the system's free memory and that of each control group.
+    On the host, the result is the smallest free memory of the system and of each control group.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -146,7 +146,7 @@ def free_bytes(device: str | torch.device = "cpu") -> int | None:
 
 @contextmanager
 def resident_peak() -> Iterator[Peak]:
-    """Record the rise of the resident set during the block (Linux: `clear_refs` and `VmHWM`)."""
+    """Record the rise of the resident set in the block, from `clear_refs` and `VmHWM` on Linux."""
     peak = Peak()
     try:
         (_PROC / "clear_refs").write_text("5")

@@ -28,9 +28,9 @@ class Part(NamedTuple):
 
     Attributes:
         kind: A `MemoryKind`.
-        module: Name of the module that made the tensors; `blocks.*` for all blocks of a stack.
-        operation: Operation that made the tensors, such as `aten::addmm`; empty if the tensors
-            existed before the call.
+        module: Name of the module that made the tensors, or `blocks.*` for all blocks of a stack.
+        operation: Operation that made the tensors, such as `aten::addmm`, or an empty string if
+            the tensors existed before the call.
         line: Module and line of the code that saved the tensors for the backward pass.
     """
 
@@ -77,10 +77,10 @@ class MemoryBreakdown:
         return Counter(self.parts).most_common(most)
 
     def extrapolate(self, higher: Self, blocks: int) -> Self:
-        """Predict the memory use with more blocks: each adds as much as the first one more.
+        """Predict the memory use with more blocks, each of which adds the same amount.
 
         Args:
-            higher: Memory use with one block more.
+            higher: Memory use of the same model with one block more.
             blocks: Number of blocks to add.
         """
         parts = {}
@@ -112,7 +112,7 @@ class MemoryTracker(LiveBytes):
     """Count as `LiveBytes` does, and record each storage's lifetime, module and kind.
 
     Whether a storage is saved for the backward pass, or is a gradient, is known only after it was
-    made. So `breakdowns` attributes the bytes when the call is over.
+    made. Therefore `breakdowns` attributes the bytes when the call is over.
 
     Args:
         model: The model whose modules are named.
@@ -133,7 +133,7 @@ class MemoryTracker(LiveBytes):
         self.section = None
 
     def begin(self, section: Any) -> None:
-        """Begin or continue a section; the section before it ends."""
+        """Begin or continue a section, and end the section before it."""
         self.section = section
         self._events.append(section)
 
@@ -143,11 +143,11 @@ class MemoryTracker(LiveBytes):
         tensors: Iterable[torch.Tensor],
         owners: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        """Count tensors that existed before the call; weights belong to their modules.
+        """Count tensors that existed before the call, weights as part of their modules.
 
         Args:
             kind: A `MemoryKind`.
-            tensors: Existing tensors of that kind.
+            tensors: Existing tensors of the kind.
             owners: Map from the `id` of an optimizer's state to its weight, whose module counts.
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())
@@ -200,7 +200,7 @@ class MemoryTracker(LiveBytes):
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED)
-            # an output that refers to itself would never be freed
+            # An output that refers to itself would never be freed.
             return tensor if tensor.is_leaf else tensor.detach()
 
         with contextlib.ExitStack() as hooks:
@@ -222,7 +222,7 @@ class MemoryTracker(LiveBytes):
         return [life.size for life in self._lives]
 
     def breakdowns(self, sizes: Sequence[int] | None = None) -> dict[Any, MemoryBreakdown]:
-        """Return the memory use at each section's peak; the call's peak is the largest of them.
+        """Return the memory use at each section's peak, of which the largest is the call's peak.
 
         Args:
             sizes: Bytes of each storage in a call of another shape. By default `self.sizes`.
@@ -236,7 +236,7 @@ class MemoryTracker(LiveBytes):
         for born, died, _, size in lives:
             changes[born] += size
             changes[died] -= size
-        peaks = {}  # section → bytes at its peak, and that event
+        peaks = {}  # Maps a section to its peak.
         live = 0
         for event, section in enumerate(self._events):
             live += changes[event]

@@ -15,8 +15,8 @@ aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _LOOK_UPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
-_ROWS, _COLUMNS = 128, 32  # FlashAttention rounds lengths and head sizes up to these
-_WORKSPACE = -1  # no storage has this key
+_ROWS, _COLUMNS = 128, 32  # Multiples to which FlashAttention rounds lengths and head sizes up.
+_WORKSPACE = -1  # A key that no storage has.
 
 
 class LiveBytes(TorchDispatchMode):
@@ -26,11 +26,11 @@ class LiveBytes(TorchDispatchMode):
     an operation do not count, except those that `workspace_bytes` returns.
 
     Attributes:
-        current: Live bytes of new storages and of those given to `watch`.
+        current: Live bytes of new storages and of storages given to `watch`.
         peak: Largest number of live bytes so far.
     """
 
-    supports_higher_order_operators = True  # FlexAttention is one operation
+    supports_higher_order_operators = True  # FlexAttention is a higher-order operation.
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,16 +62,16 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count its results, except views and results in place."""
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # two thirds of a plan's operations ask for the device
+            return args[0].fake_device  # Two thirds of a plan's operations ask for the device.
         self._operation = func
         out = func(*args, **kwargs or {})
         if _makes_no_storage(func):
             return out
         new = [x for x in _tensors(out) if storage_key(x) not in self._alive]
-        if new:  # some operations return an argument's storage without declaring it
+        if new:  # Some operations return an argument's storage without declaring it.
             given = {storage_key(x) for x in _tensors((args, kwargs))}
             self.watch(*(x for x in new if storage_key(x) not in given))
-        if workspace := workspace_bytes(func, args):  # freed before the operation returns
+        if workspace := workspace_bytes(func, args):  # An operation frees its workspace.
             self._count(_WORKSPACE, workspace)
             self._count(_WORKSPACE, -workspace)
         return out
@@ -134,7 +134,7 @@ class BytesRead(TorchDispatchMode):
         if func is _DEVICE:
             return out
         made = {storage_key(x) for x in _tensors(out)}
-        schema = getattr(func, "_schema", None)  # FlexAttention has none
+        schema = getattr(func, "_schema", None)  # FlexAttention has no schema.
         arguments = {x.name: x.alias_info for x in schema.arguments} if schema else {}
         names = arguments or range(len(args))
         for name, value in (dict(zip(names, args, strict=False)) | (kwargs or {})).items():
@@ -145,7 +145,7 @@ class BytesRead(TorchDispatchMode):
                     continue
                 if info is not None and info.is_write:
                     self._written[key] += _elements(x)
-                elif key not in made:  # a view reads nothing
+                elif key not in made:  # A view reads nothing.
                     self._read[key] = max(self._read[key], _taken(func, args, x, out))
         return out
 
@@ -167,7 +167,7 @@ def _elements(x: torch.Tensor) -> int:
 
 @functools.cache
 def _makes_no_storage(operation: Any) -> bool:
-    """Whether all results of an operation are declared as views, or are not tensors."""
+    """Return whether all results of an operation are declared as views, or are not tensors."""
     schema = getattr(operation, "_schema", None)
     if schema is None:
         return False
@@ -175,7 +175,7 @@ def _makes_no_storage(operation: Any) -> bool:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    # torch's `tree_leaves` is slower, and runs twice per operation
+    # This function runs twice per operation, and torch's `tree_leaves` is slower.
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -58,7 +58,7 @@ class StaticCache:
     whole buffers under a mask.
 
     Args:
-        cache: Cache whose buffers are used. Its `length` stays the same.
+        cache: Cache whose buffers are used, and whose `length` stays the same.
 
     Attributes:
         start: Position of the next token, int64 [1], which the caller sets.
@@ -67,7 +67,7 @@ class StaticCache:
     def __init__(self, cache: KVCache) -> None:
         self._keys, self._values, self.length = cache.keys, cache.values, cache.length
         for buffer in cache.tensors:
-            buffer[:, :, cache.length :] = 0  # A masked value is multiplied by 0, and NaN remains.
+            buffer[:, :, cache.length :] = 0  # The mask multiplies by 0, and NaN · 0 is NaN.
         device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
         self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
         self._positions = torch.arange(max_len, device=device)

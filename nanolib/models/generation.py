@@ -15,7 +15,7 @@ from nanolib.models.transformer import Transformer
 from nanolib.torch_internals import tree_leaves
 
 WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
-# Models of transformers take and return their cache under one of these names.
+# Names under which models of transformers take and return their cache.
 _CACHES = ("past_key_values", "cache_params")
 
 
@@ -86,7 +86,7 @@ class CapturedGeneration(Generation):
 
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
         super().__init__(model, prompt, new_tokens)
-        self.token = self.token.clone()  # The graph reads and writes this tensor in place.
+        self.token = self.token.clone()  # The graph reads and writes the token in place.
         self._static = StaticCache(self.cache)
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -150,7 +150,7 @@ class HuggingFaceGeneration(Generation):
             self.prefill()
             self._prompt_cache = self.cache
         self.cache, self._tokens = self._prompt_cache, 0
-        # A token writes into states but replaces keys and values, so only states are copied.
+        # Decoding writes into states but replaces keys and values, so only states are copied.
         self.cache = copy.deepcopy(self.cache, {id(x): x for x in self.keys_and_values})
 
     @property

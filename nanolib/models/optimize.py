@@ -13,7 +13,7 @@ Forward = Callable[[Tensor], Tensor]
 _WARM_CALLS = 3
 _COPIES = itertools.count()
 _STEPS = ("inference", "training")
-# Each optimization applies to these modes.
+# Modes to which each optimization applies.
 OPTIMIZATIONS = {
     "eager": (*_STEPS, "generation"),
     "compile": _STEPS,
@@ -41,9 +41,9 @@ def unsupported(name: str, device: str) -> str:
     """Return why a device does not support an optimization, or an empty string."""
     kind = torch.device(device).type
     if name == "cuda_graph" and kind != "cuda":
-        return f"CUDA graphs need a CUDA device, and this is {kind}"
+        return f"CUDA graphs need a CUDA device, and the device is {kind}"
     if name == "compile_reduce_overhead" and kind != "cuda":
-        return f"reduce-overhead is compile with CUDA graphs, and this is {kind}; use compile"
+        return f"reduce-overhead is compile with CUDA graphs, and the device is {kind}; use compile"
     return ""
 
 

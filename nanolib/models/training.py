@@ -22,7 +22,7 @@ def train(
     """Train a model by AdamW on the loss of the next token.
 
     Args:
-        model: Maps ids to logits. Training changes its weights.
+        model: Model that maps ids to logits, and whose weights the training changes.
         batches: A batch of ids for each step, int64 [batch, length + 1], on the model's device.
         rate: Learning rate, or a function that maps a step to it.
         autocast: Dtype of the products, or None for the dtype of the weights. In float16 the loss

@@ -18,11 +18,11 @@ from nanolib.models.functions import check_function, imported
 from nanolib.torch_internals import FakeTensor
 
 _HF = "hf:"
-# Configurations of transformers give the number of blocks under one of these names.
+# Names of the number of blocks in configurations of transformers.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-# Code of transformers reads an option from a configuration, or from its keywords, in these forms.
+# Forms in which code of transformers reads an option from a configuration or from its keywords.
 _READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
-_ONE_SEQUENCE = "nanolib_one_sequence"  # nanolib registers its SDPA in transformers by this name.
+_ONE_SEQUENCE = "nanolib_one_sequence"  # Name of nanolib's SDPA in transformers.
 
 
 def runs_code(name: str) -> bool:
@@ -55,7 +55,7 @@ def resolve(name: str) -> Callable[..., nn.Module]:
         logits.
 
     Raises:
-        BadInput: There is no such module, function or class.
+        BadInput: The module, function or class does not exist.
         Unsupported: transformers is not installed.
     """
     if runs_code(name):
@@ -83,7 +83,7 @@ def build_model(
         The model, in training mode.
 
     Raises:
-        BadInput: There is no such module, function or class.
+        BadInput: The module, function or class does not exist.
         Unsupported: transformers is not installed.
         TypeError: The function returns no module.
     """
@@ -196,7 +196,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
         options: Fields of the configuration, and options that the model's code reads from it.
 
     Raises:
-        BadInput: There is no such class, or the class does not take the options.
+        BadInput: The class does not exist, or does not take the options.
         Unsupported: transformers is not installed.
     """
     model_class = _hugging_face_class(name)

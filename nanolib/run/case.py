@@ -210,8 +210,8 @@ def measure_on_ranks(
             case with `asked_case`.
         case: Case to measure.
         params: Parameters of the distributed notebook.
-        more: More values for the request, of JSON types. The function removes these values
-            before it reads the case.
+        more: More values for the request, of JSON types. The function removes `more` before it
+            reads the case.
     """
     answers = run_ranks(
         body,

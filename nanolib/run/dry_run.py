@@ -21,7 +21,7 @@ _UNITS = {
     "weight_memory": "MiB",
     "latency": "ms",
 }
-_TIMING = ("budget_s", "rel_ci", "device")  # these parameters change the duration of a case
+_TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
 
 def prediction_table(

@@ -25,7 +25,7 @@ from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
-_GRACE_S = 5.0  # a case that Python can interrupt reports its own timeout within this time
+_GRACE_S = 5.0  # Time for a case that Python can interrupt to report its own timeout, s.
 # The size and the time of a matrix product that shows the current speed of the machine.
 _PACE_SIZE, _PACE_S = 512, 0.3
 
@@ -48,7 +48,7 @@ def fit_together(cases: Sequence[Case]) -> bool:
     try:
         needed = sum(plan.most or 0 for plan in plans if not shortage(plan, device))
         return not shortage(Plan({"all": needed}), device)
-    except torch.AcceleratorError:  # this process has lost the device
+    except torch.AcceleratorError:  # This process has lost the device.
         return True
 
 
@@ -84,7 +84,7 @@ def measure_group(
         params: Parameters of the notebook. The time limit applies to each case.
         ceilings: Peak rates, as for `roofline_ms`.
         report: Function that is called with the id of a case before code of the case runs, and with
-            the id and each row. So the caller knows which case has ended the process.
+            the id and each row. The last id shows which case has ended the process.
 
     Returns:
         Case id → outcome of the case, with a `speed_up` over each baseline of the same rounds. If a
@@ -112,7 +112,7 @@ def measure_group(
                 made = next(steps[case_id])
             waiting[case_id] = made
             return
-        steps[case_id].close()  # closing the generator releases the memory of the case
+        steps[case_id].close()  # Closing the generator releases the memory of the case.
 
     try:
         for case_id in by_id:
@@ -128,7 +128,7 @@ def measure_group(
                 with within(chosen[0]):
                     rows[chosen[0]] = measure_alone(timings[chosen[0]])
             for case_id, timing in timings.items():
-                if case_id not in rows:  # the case has failed in a block of its own
+                if case_id not in rows:  # The case has failed in a block of its own.
                     steps[case_id].close()
                     continue
                 others = [by_id[other] for other in rows]
@@ -162,7 +162,7 @@ def _baselines(case: Case, others: Sequence[Case]) -> list[Case]:
 def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> dict[str, Outcome]:
     """Measure the cases of a group one after another, if they do not fit into memory together.
 
-    The latencies get the flag `sequential`. The machine may change its speed between two cases. So
+    The latencies get the flag `sequential`. The machine may change its speed between two cases, so
     the interval of a speed-up is the widest that both latencies allow. A matrix product is timed
     between the cases, and its drift widens the interval further.
 

@@ -44,7 +44,7 @@ class Job:
         return {name: read[name] for name in self.values}
 
     def cases(self) -> list[Any]:
-        """Return the cases of the notebook. The summary has none, because it measures nothing."""
+        """Return the cases of the notebook. The summary has no cases, because it only reads."""
         experiment = self.load()
         return experiment.cases(self.params) if hasattr(experiment, "cases") else []
 
@@ -159,7 +159,7 @@ def read_job(
         experiments: Name of a notebook → function that loads its experiment.
         a: Params file of version A.
         b: Params file of version B.
-        names: Names of notebooks from the command line. Without a name, the file names decide.
+        names: Names of notebooks from the command line. By default, the file names decide.
         overrides: Parameters that replace the values in both files.
 
     Returns:

@@ -16,14 +16,14 @@ from filelock import FileLock, Timeout
 from nanolib.measurement import BadInput, printable
 
 _POLL_S = 0.2
-_LONGEST = 400  # at most this many characters of the text are read
+_LONGEST = 400  # Maximum number of characters that are read from a lock file.
 
 
 def lock_path(device: str) -> Path:
     """Return the path of a device's lock file, which all users of the machine share."""
     name = device.replace(":", "-")
     if device.startswith("cuda"):
-        from nanolib.meters.machine import gpu_uuid  # imports torch, so only if a GPU is used
+        from nanolib.meters.machine import gpu_uuid  # Only a GPU's lock imports torch.
 
         name = gpu_uuid(device)
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
@@ -41,7 +41,7 @@ def device_lock(
     log: Callable[[str], object] = say,
     pause: Callable[[float], object] = time.sleep,
 ) -> Iterator[None]:
-    """Lock a device for the block. Wait while another process uses it.
+    """Lock a device for the block, and wait while another process uses the device.
 
     Args:
         device: Device, such as `cpu` or `cuda:0`.
@@ -56,7 +56,7 @@ def device_lock(
     lock, waits = FileLock(lock_path(device), mode=0o666), False
     while not _acquire(lock):
         if not waits:
-            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts when that ends")
+            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts after the other")
         waits = True
         pause(_POLL_S)
     try:
@@ -74,7 +74,7 @@ def device_lock(
 def lock_owner(device: str) -> str:
     """Return the name of the process that uses the device now, or an empty string."""
     lock = FileLock(lock_path(device), mode=0o666)
-    with contextlib.suppress(BadInput):  # the run that locks the device reports it
+    with contextlib.suppress(BadInput):  # The run that locks the device reports the error.
         if not _acquire(lock):
             return _owner(lock)
         lock.release()
@@ -107,6 +107,6 @@ def _owner_file(lock: FileLock, mode: str) -> IO[str]:
 def _owner(lock: FileLock) -> str:
     with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
         pid, _, what = file.read(_LONGEST).partition(" ")
-        if psutil.pid_exists(int(pid)):  # an earlier owner may have left the text
+        if psutil.pid_exists(int(pid)):  # An earlier owner may have left the text.
             return f"process {int(pid)} ({what})"
     return "another process"

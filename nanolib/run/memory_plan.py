@@ -28,9 +28,9 @@ from nanolib.run.params import Params
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 
-_HEADROOM = 0.9  # a case may use this share of the free memory, because the system needs some
+_HEADROOM = 0.9  # Share of the free memory for a case, because the system needs the rest.
 _PLANS: dict[str, Plan] = {}
-_LOW = 2  # the lowest stack of blocks has a first and a last block
+_LOW = 2  # The lowest stack of blocks has a first and a last block.
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Workload:
         scope: Scope of the rows.
         call: Function whose memory is planned and measured.
         existing: Function that returns the tensors that exist before the call, such as weights,
-            inputs and optimizer states. By default it returns the tensors of `kinds`.
+            inputs and optimizer states, by default the tensors of `kinds`.
         first: Function that makes the tensors that a first call leaves for later calls, such as
             optimizer states or a cache.
-        kinds: Function that returns the existing tensors by use: `MemoryKind` → tensors.
-        phases: Parts of the call in order: name → function. Empty if the call has no parts.
-        owners: Function that returns the weight of each optimizer state: `id` → weight.
+        kinds: Function that returns a mapping `MemoryKind` → existing tensors.
+        phases: Mapping name → function of the parts of the call, in order, or an empty mapping.
+        owners: Function that returns a mapping `id` of an optimizer state → its weight.
     """
 
     scope: str
@@ -75,14 +75,14 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
                 plan = Plan({work.scope: _peak(work) for work in workloads()})
         except Unsupported as error:
             plan = Plan(unsupported=one_line(error))
-        except Exception as error:  # only a run can show whether the case works
+        except Exception as error:  # Only a run can show whether the case works.
             plan = Plan(reason=f"not planned: {why_not_planned(error)}")
         _PLANS[case.case_id] = plan
     return _PLANS[case.case_id]
 
 
 def _peak(work: Workload) -> int:
-    """Return the peak of the live bytes during a call after the first one."""
+    """Return the peak of the live bytes during a call after the first call."""
     work.first()
     with LiveBytes() as counter:
         counter.watch(*work.existing())
@@ -94,14 +94,14 @@ class StackMemory:
     """The memory breakdowns of the calls of a model with equal blocks, planned without data.
 
     A call has sections: each block's forward pass, the time after the block, and the block's
-    backward pass. Each further block adds the same amount to the peak of a section. So the peaks in
-    a stack of two blocks and in one of three blocks give the peaks in a stack of any depth. The
-    peak of the call is the largest of all sections.
+    backward pass. Each further block adds the same amount to the peak of a section. The peaks in
+    stacks of two and three blocks therefore give the peaks in a stack of any depth. The peak of the
+    call is the largest of all sections.
 
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
-        ats: For each planned shape, a function of a number of blocks that returns the `Step` of a
-            model of that depth.
+        ats: Functions, one per planned shape, from a number of blocks to the `Step` of a model with
+            this number of blocks.
     """
 
     def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
@@ -162,8 +162,8 @@ def followed(
     Args:
         work: Call to track.
         model: Model whose modules own the memory.
-        stacks: Stacks of blocks that divide the call into sections. None means that the phases
-            divide the call.
+        stacks: Stacks of blocks that divide the call into sections, or None if the phases divide
+            the call.
     """
     phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
     with MemoryTracker(model) as counter, counter.follow_modules(), contextlib.ExitStack() as hooks:
@@ -188,7 +188,7 @@ def _mark(
 
     def forward(section: str) -> None:
         is_backward = counter.section is not None and counter.section[0] == "backward"
-        if not is_backward:  # in a backward pass, checkpointing computes the block again
+        if not is_backward:  # In a backward pass, checkpointing computes the block again.
             counter.begin((section, *place))
 
     def made(module: nn.Module, inputs: object, out: Any) -> None:
@@ -225,7 +225,7 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
         refused = {"status": Status.UNSUPPORTED, "message": message}
         peak = Measurement("peak_memory", scope=work.scope, **refused)
         return [peak, resident_row(work.call, work.scope)]
-    work.first()  # the plan starts from the same state
+    work.first()  # The plan starts from the same state.
     existing, predicted = tuple(work.existing()), plan.peaks.get(work.scope)
     return measure_memory(
         work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
@@ -251,14 +251,14 @@ def breakdown_rows(
         A row `peak_memory`, whose details contain the parts and the peak of each phase in bytes. A
         row `reserved_memory` or `resident_memory`. A row `memory_part` for each kind, in MiB.
     """
-    work.first()  # the plan starts from the same state
+    work.first()  # The plan starts from the same state.
     gc.collect()
     counter = followed(work, model)
     breakdowns = counter.breakdowns()
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)
     if device.startswith("cuda"):
         peak, *others = memory_rows(work, device, plan)
-    else:  # on a CPU the tracker has already counted the peak
+    else:  # On a CPU the tracker has already counted the peak.
         predicted = plan.peaks.get(work.scope)
         peak = exact(
             "peak_memory",

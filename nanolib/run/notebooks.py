@@ -32,7 +32,7 @@ from nanolib.store import Store
 
 _POLL_S = 0.3
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
-_KERNEL_DIED = 138  # papermill's exit code after the death of a kernel
+_KERNEL_DIED = 138  # papermill's exit code after the death of a kernel.
 
 
 @dataclass

@@ -5,8 +5,8 @@ returns its files, and nanolib merges the database into yours. If a node is lost
 again on another node. The results on the lost node are lost too, so no case is stored twice.
 
 `tests/benchmarks/ray_nodes.py` checks the loss of a node in a cluster of three nodes on one
-machine. A cluster of several machines was not tested. After Ctrl-C, Ray ends the tasks together
-with this process, which was not tested either.
+machine. After Ctrl-C, Ray ends the tasks together with this process. Neither Ctrl-C nor a cluster
+of several machines was tested.
 """
 
 import logging
@@ -25,7 +25,7 @@ from nanolib.run.notebooks import Command, NotebookResult, run_jobs
 from nanolib.run.provenance import source_digest
 from nanolib.store import Store
 
-RETRIES = 2  # Ray starts a task again this often after a lost node or worker.
+RETRIES = 2  # Number of times that Ray starts a task again after a lost node or worker.
 
 
 def run_on_ray(
@@ -69,7 +69,7 @@ def run_on_ray(
                 for line in result.lines():
                     log(line)
         except KeyboardInterrupt:
-            for result in pending.values():  # Ray ends these tasks together with this process
+            for result in pending.values():  # Ray ends these tasks together with this process.
                 result.status = RunStatus.INTERRUPTED
                 result.message = "stopped by Ctrl-C before its results came back"
             return results
@@ -87,7 +87,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
         nodes: Resources of each node: name → amount.
 
     Raises:
-        BadInput: No node has these resources.
+        BadInput: No node has the resources of the job.
     """
     device = getattr(job.params, "device", "cpu")
     ranks = max(getattr(job.params, "world_sizes", [1]))
@@ -97,7 +97,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
         if gpus < ranks:
             raise BadInput(
                 f"--on ray: {job.title} needs {ranks} GPU(s) on one node, "
-                f"and the most that one has is {gpus:g}"
+                f"and the largest node has {gpus:g}"
             )
         return {"num_gpus": ranks, "num_cpus": 1}
     if not cpus:
@@ -109,7 +109,7 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
 def _connected() -> Iterator[Any]:
     """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or else start a local Ray."""
     try:
-        import ray  # an optional dependency
+        import ray  # An optional dependency.
     except ImportError:
         raise BadInput(
             '--on ray: Ray is not installed; in the checkout, run: pip install -e ".[ray]"'

@@ -48,7 +48,7 @@ class Ceiling(float):
 class CeilingCase(Case):
     """The peak rate of one device: a matrix product in a dtype, `tf32` or `fp8`, or a `copy`."""
 
-    supports_ab: ClassVar[bool] = False  # a peak rate belongs to the machine, not to the code
+    supports_ab: ClassVar[bool] = False  # A peak rate belongs to the machine, not to the code.
     sustained: ClassVar[bool] = False
 
     ceiling: str
@@ -67,7 +67,7 @@ class CeilingCase(Case):
         yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=self.sustained)
 
     def __str__(self) -> str:
-        """Return `ceiling`, the name of the rate, and `sustained` if it is."""
+        """Return `ceiling`, the name of the rate, and `sustained` for a sustained rate."""
         return f"ceiling {self.ceiling}" + (" sustained" if self.sustained else "")
 
 

@@ -23,8 +23,8 @@ from typing import Any
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _WATCH_S = 0.5
 _POLL_S = 0.2
-_START_S = 60.0  # importing torch can take this long on a busy machine
-_GRACE_S = 5.0  # a process that has closed its pipe gets this long to end
+_START_S = 60.0  # Longest time to import torch on a busy machine, s.
+_GRACE_S = 5.0  # Time for a process that has closed its pipe to end, s.
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -62,10 +62,10 @@ def call_in_process(
 
     Args:
         function: Function of a module. The first argument of the function is a function that
-            sends a value to this process. The output goes to standard error.
+            sends a value to this process. Printed output goes to standard error.
         arguments: Other arguments of the function, which pickle can send.
         limit_s: Longest time between two values, s. The import may take a minute more.
-        stopped: Function that is called every 0.2 s. The process ends when it returns true.
+        stopped: Function that is called every 0.2 s, and that ends the process by returning true.
 
     Raises:
         Died: The process ended before the function returned.
@@ -86,13 +86,13 @@ def call_in_process(
                 returned = values is None
                 yield from values or ()
                 deadline = time.monotonic() + limit_s
-            elif not process.is_alive():  # a grandchild may keep the pipe open
+            elif not process.is_alive():  # A grandchild may keep the pipe open.
                 break
             elif time.monotonic() > deadline:
                 raise Late(f"the process sent no value for {limit_s:g} s")
-    except (EOFError, OSError):  # the process has ended
+    except (EOFError, OSError):  # The process has ended.
         process.join(_GRACE_S)
-    finally:  # the process must not survive an interrupt either
+    finally:  # The process must not survive an interrupt either.
         kill_tree(process.pid)
         process.join()
         ours.close()
@@ -108,7 +108,7 @@ def _serve(parent: int, connection: Connection) -> None:
     exit_with_parent(parent)
     os.setsid()
     os.dup2(2, 1)
-    gc.disable()  # collecting frees nothing here, and takes a fifth of the time of importing torch
+    gc.disable()  # Collecting frees nothing here, and takes a fifth of the time of importing torch.
     function, arguments = connection.recv()
     gc.enable()
     connection.send([])
@@ -118,7 +118,7 @@ def _serve(parent: int, connection: Connection) -> None:
 
 def kill_tree(pid: int) -> None:
     """Kill a process and all of its descendants. The caller then waits for the process."""
-    import psutil  # the interpreters of `nano ab` may not have psutil
+    import psutil  # The interpreters of `nano ab` may not have psutil.
 
     try:
         first = psutil.Process(pid)
@@ -145,7 +145,7 @@ def exit_with_parent(parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Poll until the parent has ended, because only Linux sends a signal then."""
+    """Poll until the parent has ended, because only Linux sends a signal at its end."""
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -173,6 +173,6 @@ def signal_name(number: int) -> str:
 
 if __name__ == "__main__":
     exit_with_parent(int(sys.argv[1]))
-    gc.set_threshold(50_000)  # imports leave no garbage, so collect less often
+    gc.set_threshold(50_000)  # Imports leave no garbage, so collect less often.
     name, sys.argv = sys.argv[2], sys.argv[2:]
     runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -46,7 +46,7 @@ def git_revision() -> str:
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):  # git is missing, or there is no commit yet
+    except (OSError, subprocess.SubprocessError):  # Git is missing, or there is no commit yet.
         return ""
     return done.stdout.strip()
 

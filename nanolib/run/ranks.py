@@ -3,8 +3,8 @@
     answers = run_ranks(rank, {"seq_len": 4096}, world_size=2, device="cpu", timeout_s=60)
 
 Each rank calls the function with the request, in a new process group. If a rank raises, dies or
-hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process. So the ranks share
-a private network and, on a CPU, one import of torch.
+hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process, so they share a
+private network and, on a CPU, one import of torch.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from nanolib.measurement import Unsupported, cause
 from nanolib.meters.links import enter_private_network
 from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
 
-HANG_S = 60.0  # a rank hangs if another rank waits this long for it
-_GRACE_S = 2.0  # a terminated rank gets this long to write its stack
-# The backends raise these messages if another rank is late or has ended.
+HANG_S = 60.0  # Time after which a rank that others wait for has hung, s.
+_GRACE_S = 2.0  # Time for a terminated rank to write its stack, s.
+# Messages of the backends if another rank is late or has ended.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
-# NCCL raises nothing then. Its watchdog writes this line and aborts the process that waited.
+# NCCL raises no error. The watchdog of NCCL writes a line and aborts the process that waited.
 _WATCHDOG = r"\[Rank (\d+)\].*Watchdog caught collective operation timeout"
 
-_launched: list[Any] = []  # empty, or the `Ranks` of torchrun
+_launched: list[Any] = []  # The `Ranks` of torchrun, if any.
 
 
 class RankFailed(Exception):
@@ -155,7 +155,7 @@ def _launch(
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an ignored signal would hide the end of a rank
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # An ignored signal would hide the end of a rank.
     loopback = "lo" if sys.platform == "linux" else "lo0"
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     os.environ["OMP_NUM_THREADS"] = str(request["threads"])
@@ -163,7 +163,7 @@ def _launch(
     if private_network:
         with contextlib.suppress(OSError):
             enter_private_network()
-    with contextlib.suppress(Exception):  # one import for all ranks, which report its errors
+    with contextlib.suppress(Exception):  # The ranks share one import, and report errors.
         importlib.import_module(request["module"])
     # Neither CUDA nor the system libraries of macOS work after a fork.
     forks = sys.platform == "linux" and request["device"] == "cpu"
@@ -199,15 +199,15 @@ def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> N
     stack = (folder / f"{rank}.stack").open("w")
     faulthandler.register(signal.SIGTERM, stack, all_threads=False, chain=True)
     os.environ["LOCAL_RANK"] = str(rank)
-    torch.seed()  # forked ranks would otherwise draw equal random numbers
+    torch.seed()  # Forked ranks would otherwise draw equal random numbers.
     store = dist.FileStore(str(folder / "store"), request["world_size"])
     has_answered = answer(request, store, rank)
     sys.stdout.flush()
     if not has_answered:
-        os._exit(1)  # a normal end of the process group would wait for lost ranks
-    with contextlib.suppress(RuntimeError):  # all ranks have their results
+        os._exit(1)  # A normal end of the process group would wait for lost ranks.
+    with contextlib.suppress(RuntimeError):  # All ranks have their results.
         dist.barrier()
-    os._exit(0)  # gloo's threads sometimes abort in a normal exit
+    os._exit(0)  # gloo's threads sometimes abort in a normal exit.
 
 
 def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
@@ -230,7 +230,7 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
         if request["device"].startswith("cuda"):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
-            own = {"backend": "nccl", "device_id": device}  # torch would guess the device
+            own = {"backend": "nccl", "device_id": device}  # torch would otherwise guess a device.
         store.set_timeout(timeout)
         own |= {"store": store, "rank": rank, "world_size": world_size, "timeout": timeout}
         dist.init_process_group(**own)
@@ -266,8 +266,8 @@ def failure(
 ) -> RankFailed:
     """Return the failure of the rank at fault.
 
-    The rank that raised first is at fault, unless it only waited for another rank. In that case the
-    rank at fault is the one that was killed or that did not end.
+    The rank that raised first is at fault, unless it only waited for another rank. After a wait,
+    the rank at fault is a rank that was killed or that did not end.
 
     Args:
         results: Results of the ranks, from `results_in`.

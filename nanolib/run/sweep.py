@@ -66,7 +66,7 @@ class SweepRun:
 
     def __init__(self, store: Store, run_id: str) -> None:
         self.store, self.run_id = store, run_id
-        before = store.runs_of([run_id]).duration_s.iloc[0]  # a continued run has a duration
+        before = store.runs_of([run_id]).duration_s.iloc[0]  # Only a continued run has a duration.
         self._start = time.perf_counter() - float(before or 0)
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
@@ -109,7 +109,7 @@ def measure(
     Args:
         experiment: Module of `nanolib.experiments` with a function `cases`.
         params: Parameters of the experiment.
-        store: Database of the rows, by default the one in the output folder.
+        store: Database of the rows, by default the database in the output folder.
         progress: Whether to show a progress bar with the current case.
         stop: Event that ends the current case and interrupts the run. A case in this process is not
             interrupted, so the run then ends before the next case.
@@ -256,7 +256,7 @@ class _Sweep:
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         given = self._params, cases, self._store, self._run_id
-        # A case that was in progress when the run was killed may have caused the kill. But a fresh
+        # A case that was in progress when the run was killed may have caused the kill. A fresh
         # process has no ranks of torchrun, and would measure the case on this machine only.
         was_killed = any(case.case_id in self._attempts for case in cases)
         if (self._isolated or was_killed) and not under_torchrun():

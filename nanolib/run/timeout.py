@@ -20,7 +20,7 @@ from nanolib.run.process import Died, Late, call_in_process
 
 _IMPORT_RETRY_S = 0.05
 _PLAN_S = 60.0
-_LEAST_S = 0.001  # a timer of 0 s would never expire
+_LEAST_S = 0.001  # A timer of 0 s would never expire.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "out of memory",
@@ -105,7 +105,7 @@ class Outcome:
             self.status, self.message = Status.OOM_PREDICTED, one_line(error)
         except Unsupported as error:
             self.status, self.message = Status.UNSUPPORTED, one_line(error)
-        except (Exception, SystemExit) as error:  # a user's code may call sys.exit
+        except (Exception, SystemExit) as error:  # A user's code may call sys.exit.
             self.status = Status.OOM if is_out_of_memory(error) else Status.ERROR
             self.message = cause(error)
             self.details = getattr(error, "details", {})
@@ -218,5 +218,5 @@ def _answer(
             send([answer])
     except BadInput as error:
         send(error)
-    except BaseException as error:  # a user's code may call sys.exit
+    except BaseException as error:  # A user's code may call sys.exit.
         send(cause(error))

@@ -31,7 +31,7 @@ from nanolib.run.ranks import answer, raised_in, results_in
 from nanolib.run.sweep import measure
 
 _POLL_S = 0.02
-_LATE_S = 10.0  # All ranks have the same time limits, so the others end soon after rank 0.
+_LATE_S = 10.0  # All ranks have the same time limits, so other ranks end soon after rank 0.
 
 
 class RankLost(BaseException):
@@ -79,7 +79,7 @@ class Ranks:
         return [result["answer"] for result in results]
 
     def serve(self) -> None:
-        """Take part in one case after another on a rank above 0, until rank 0 has no more."""
+        """Take part in one case after another on a rank above 0, until rank 0 has no more cases."""
         for number in self._numbers:
             while not self._store.check([f"case/{number}"]):
                 time.sleep(_POLL_S)
@@ -93,10 +93,10 @@ class Ranks:
         """Call the function of a request in a new process group, and return the results' store."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
         has_answered = answer(request, store, self.rank)
-        with contextlib.suppress(RuntimeError):  # another rank may be gone, but all have results
+        with contextlib.suppress(RuntimeError):  # Another rank may have ended with its result.
             if has_answered:
                 dist.barrier()
-            if dist.is_initialized():  # other ranks may never have joined
+            if dist.is_initialized():  # Other ranks may never have joined.
                 dist.destroy_process_group()
         torch.set_num_threads(threads)
         return store
@@ -114,7 +114,7 @@ class Ranks:
     help="Continue the last run with the same parameters, version and machine.",
 )
 def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> None:
-    """Parse the command line of this rank, then measure on rank 0 and serve on the others."""
+    """Parse the command line of this rank, then measure on rank 0 and serve on other ranks."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
     rank = os.environ.get("RANK", "0")
     try:
@@ -143,7 +143,7 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> Non
     except (RankLost, dist.DistError) as error:
         print(cause(error), file=sys.stderr)
         sys.stderr.flush()
-        os._exit(1)  # a normal exit could block, because gloo's threads wait for the lost rank
+        os._exit(1)  # A normal exit could block, because gloo's threads wait for the lost rank.
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from nanolib.store.schema import (
     columns_of,
 )
 
-WAIT_S = 30.0  # a write waits this long if another program has locked the file
-# Of two copies of a run, the greater one stays: a copy that is done, or else the fuller copy.
+WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
+# The greater of two copies of a run stays, which is a copy that is done, or else the fuller copy.
 _RANK = (
     "({run}.status = 'done',"
     " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
@@ -58,7 +58,9 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all changes of the block or none. A transaction within another one is part of it.
+        """Write all changes of the block or none.
+
+        A transaction within another transaction is part of the outer transaction.
 
         Raises:
             BadInput: The file cannot be written, because the disk is full, the file is read-only,
@@ -72,7 +74,7 @@ class Connection:
             yield self.connection
             self.connection.execute("COMMIT")
         except BaseException as error:
-            if self.connection.in_transaction:  # SQLite has already rolled back after some errors
+            if self.connection.in_transaction:  # SQLite has already rolled back after some errors.
                 self.connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.OperationalError):
                 raise BadInput(unusable(self.path, error)) from error
@@ -92,7 +94,7 @@ class Connection:
 
         Raises:
             BadInput: The other database is missing, is this database, or contains an invalid row.
-                Nothing is imported then.
+                Nothing is imported after an error.
         """
         check_mergeable(path, self.path)
         self.connection.execute("ATTACH DATABASE ? AS other", (str(path),))
@@ -135,7 +137,8 @@ def make_database(path: Path) -> None:
 def write_schema(file: Path, journal_mode: str) -> None:
     """Make the tables in a new file."""
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # has no effect after the first table
+        # SQLite ignores this pragma after the first table.
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         db.execute(f"PRAGMA journal_mode = {journal_mode}").fetchall()
         db.executescript(";".join(("BEGIN", *SCHEMA, "COMMIT")))
 
@@ -209,7 +212,7 @@ def _merge_attached(db: sqlite3.Connection) -> int:
     db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
     for run in taken:
         place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", run).fetchone()
-        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # its rows and traces go too
+        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # The traces are deleted too.
         db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", run)
         db.execute(
             f"INSERT INTO main.measurements ({columns}) SELECT {columns} FROM other.measurements"
@@ -221,6 +224,6 @@ def _merge_attached(db: sqlite3.Connection) -> int:
         for table in TRACE_TABLES:
             chosen = f"SELECT * FROM other.{table} WHERE trace_id IN (SELECT trace_id {traces})"
             db.execute(f"INSERT INTO main.{table} {chosen}", run)
-        if place:  # a replaced run keeps its place in the order
+        if place:  # A replaced run keeps its place in the order.
             db.execute("UPDATE main.runs SET rowid = ? WHERE run_id = ?", (*place, *run))
     return len(taken)

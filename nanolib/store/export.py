@@ -91,8 +91,8 @@ _TEXTS = {
     "gpus",
     "driver",
 }
-_DROPPED = ("traceback", "corpus")  # an export leaves out these JSON keys
-_REQUIRED = {"process", "launch"}  # the schema requires these columns, so they are empty
+_DROPPED = ("traceback", "corpus")  # JSON keys that an export leaves out.
+_REQUIRED = {"process", "launch"}  # Columns that the schema requires, so they are empty.
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )
@@ -105,7 +105,7 @@ def _private() -> list[tuple[re.Pattern[str], str]]:
     home, host = str(expanded("~")), platform.node()
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # the user has no name
+    except (KeyError, OSError):  # The user has no name.
         user = ""
     patterns = []
     if len(home) > 1:
@@ -190,7 +190,7 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
     of_traces = f"trace_id IN (SELECT trace_id FROM traces WHERE {of_runs})"
     chosen |= dict.fromkeys(TRACE_TABLES, of_traces)
     with new_file(target) as file:
-        write_schema(file, "DELETE")  # WAL would prevent reading the file in a read-only folder
+        write_schema(file, "DELETE")  # WAL would prevent reading the file in a read-only folder.
         with closing(sqlite3.connect(file)) as copy, copy:
             for table, condition in chosen.items():
                 names = [name for name in columns_of(copy, table) if name != "id"]
@@ -202,7 +202,7 @@ def export_database(store: Reader, run_ids: Iterable[str], target: Path) -> None
 
 
 def _public_row(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the public row of a row of the database, with all required columns of its table."""
+    """Return a row without private data, with all required columns of its table."""
     parsed = {name: json.loads(row[name]) if name in JSON else row[name] for name in row}
     (public,) = public_rows(table, [parsed])
     kept = {"samples": row["samples"]} if "samples" in row else {}

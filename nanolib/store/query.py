@@ -14,7 +14,7 @@ from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN_CASES = 400  # newest cases per experiment in a report, as many as a browser can draw
+SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
 _NEWEST = f"""
 WITH held AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
@@ -40,8 +40,8 @@ class Reader(Connection):
         """Read the rows of a trace table, in the order of their recording.
 
         Args:
-            table: Name of the table: `power_samples`, `sections`, `tokens`, `layers`, `statistics`
-                or `ops`.
+            table: Name of the table, which is `power_samples`, `sections`, `tokens`, `layers`,
+                `statistics` or `ops`.
             run_ids: IDs of the runs, or None for all runs.
 
         Returns:
@@ -139,7 +139,7 @@ class Reader(Connection):
 
         Returns:
             The measurements of the newest cases, with samples, and the table of the runs. The runs
-            include the newest ones, even without a case.
+            include the newest runs, even without a case.
         """
         ids = list(run_ids)
         rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
@@ -198,11 +198,11 @@ class Reader(Connection):
     def resolve(self, name: str) -> list[str]:
         """Return the IDs of the runs with a name.
 
-        A name is `all`, `latest`, `latest~1`, an ID, a label, an experiment, a suite, or the start
-        of an ID. The first of these that matches is used.
+        nanolib tries a name in this order: `all`, `latest`, `latest~1`, an ID, a label, an
+        experiment, a suite, and the start of an ID.
 
-        `latest` means all runs of the latest command. `latest~1` means the command before the
-        latest one that ran one of the same notebooks, and only the runs of these notebooks.
+        `latest` means all runs of the latest command. `latest~1` means the command before it that
+        ran one of the same notebooks, and only the runs of notebooks that both commands ran.
 
         Args:
             name: Name of the runs.

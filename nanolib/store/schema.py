@@ -11,9 +11,9 @@ from typing import Any
 
 from nanolib.measurement import MOST_LABEL, Measurement, Provenance, RunStatus, Status
 
-APPLICATION_ID = 0x6E616E6F  # the letters "nano" mark nanolib's files
+APPLICATION_ID = 0x6E616E6F  # The letters "nano" mark nanolib's files.
 
-# Each table has two more columns before these: the trace and the number of the row. The columns in
+# Each table begins with two more columns, the trace and the number of the row. The columns in
 # `NAMED` are indices into the trace's list of names, so that a row takes only about 20 bytes.
 TRACE_TABLES = {
     "power_samples": ("source", "at_us", "watts", "joules", "low", "high"),
@@ -48,7 +48,7 @@ def _trace_table(name: str, columns: tuple[str, ...]) -> str:
     return f"CREATE TABLE {name} ({key}, {typed}, {end}"
 
 
-SCHEMA_VERSION = 5  # `Store` opens only files of this version
+SCHEMA_VERSION = 5  # `Store` opens only files of this version.
 
 
 def _one_of(column: str, words: Iterable[str]) -> str:
@@ -112,7 +112,7 @@ SCHEMA = (
 
 # Queries take values as one JSON list, because SQLite limits the number of marks in a query.
 LISTED = "(SELECT value FROM json_each(?))"
-DURING = "during "  # each line about interference during cases begins with this word
+DURING = "during "  # First word of each line about interference during cases.
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Run:
 
 
 def encode(column: str, value: Any) -> Any:
-    """Return a value as its column stores it: JSON text for a JSON column, else unchanged."""
+    """Return a value as JSON text for a JSON column, and unchanged for another column."""
     return json.dumps(value, default=_plain, allow_nan=False) if column in JSON else value
 
 
@@ -182,6 +182,6 @@ def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "item"):  # numpy's scalars have this method
+    if hasattr(value, "item"):  # Only numpy's scalars have `item`.
         return value.item()
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -31,7 +31,7 @@ _COMMIT_S = 0.5
 _CHUNK = 1000
 
 
-_Batch = tuple[str, Iterable[Sequence[Any]]]  # a batch is a statement and its rows
+_Batch = tuple[str, Iterable[Sequence[Any]]]  # A batch is a statement and its rows.
 
 
 class TraceWriter:
@@ -81,7 +81,7 @@ class TraceWriter:
             while not is_over:
                 self._wake.wait(_COMMIT_S)
                 self._wake.clear()
-                is_over = self._over  # this is read before the queue, so no later row is lost
+                is_over = self._over  # The queue is read after the flag, so no row is lost.
                 with contextlib.suppress(queue.Empty):
                     while True:
                         self._serve(self._queue.get_nowait())
@@ -92,7 +92,7 @@ class TraceWriter:
             return
         try:
             self._write(*found)
-        except Exception as error:  # `flush` reports the error, and later rows are still written
+        except Exception as error:  # `flush` reports the error, and later rows are still written.
             self._failure = f"{type(error).__name__}: {error}"
 
     def _write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -167,7 +167,7 @@ _INSERT = {
 }
 
 
-# The function opens the trace of the current case at its first use, because most cases have none.
+# The function opens the trace of a case at its first use, because most cases have no trace.
 _OPEN: contextvars.ContextVar[Callable[[], Trace]] = contextvars.ContextVar(
     "open_trace", default=lambda: Trace(_Nowhere(), 0)
 )

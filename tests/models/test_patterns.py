@@ -29,7 +29,8 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
     assert options == Options(window=7)
     assert attention.shared_options("flash_attn", {"window": 7}).version == "auto"
     with pytest.raises(
-        BadInput, match=r"attention_options\.windw: no attention kind takes it; dense takes backend"
+        BadInput,
+        match=r"attention_options\.windw: is not an option of any attention kind; dense takes backend",
     ):
         attention.shared_options("dense", {"windw": 7})
 

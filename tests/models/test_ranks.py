@@ -152,14 +152,16 @@ def test_a_single_rank_refuses_bad_input_too():
             match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 positions",
         ):
             ring_attention(q, k, k, layout=layout)
-    with pytest.raises(BadInput, match="layout: several pieces per rank; Ulysses takes one each"):
+    with pytest.raises(
+        BadInput, match="layout: has several pieces per rank; give one piece per rank"
+    ):
         ulysses_attention(q, k, k, layout=Sharding.zigzag(2, 1))
 
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
     ranks = SimpleNamespace(world=3)
     monkeypatch.setattr(ulysses, "Ranks", lambda *_: ranks)
-    with pytest.raises(BadInput, match=r"4 and 2 heads do not share out over 3 ranks"):
+    with pytest.raises(BadInput, match=r"4 and 2 heads do not divide among 3 ranks"):
         ulysses_attention(torch.randn(1, 4, 2, 8), *torch.randn(2, 1, 2, 2, 8).unbind())
 
 

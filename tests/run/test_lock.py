@@ -53,7 +53,7 @@ def test_a_second_run_waits_and_says_for_whom(other):
     with lock.device_lock("d", "me", say):
         assert lock.lock_owner("d") == f"process {os.getpid()} (me)"
     assert said == [
-        f"waiting for d: in use by process {process.pid} (the other); this run starts when that ends",
+        f"waiting for d: in use by process {process.pid} (the other); this run starts after the other",
         "d is free; starting",
     ]
     assert lock.lock_owner("d") == ""

@@ -6,8 +6,8 @@ from numpy.typing import ArrayLike
 from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
-_GAP = 2.5  # a longer time between samples, in units of the median one, is a gap
-MOST_W = 10_000.0  # no device draws more, so a counter with a larger step was reset
+_GAP = 2.5  # Shortest gap, in units of the median time between samples.
+MOST_W = 10_000.0  # No device draws more power, so a larger step is a reset.
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
@@ -19,7 +19,7 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
 
     Args:
         t_s: Moments of the samples in order, s, shape [n].
-        power_w: Power at each moment, W, shape [n]; NaN for a failed reading.
+        power_w: Power at each moment, W, shape [n], or NaN for a failed reading.
         start_s: Start of the window, s.
         end_s: End of the window, s.
 
@@ -36,7 +36,7 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
     """
     t, p = _checked(t_s, power_w, start_s, end_s)
     read = ~np.isnan(p)
-    # a failed reading makes a gap between the readings around it
+    # A failed reading makes a gap between the readings around it.
     failed = np.logical_or.reduceat(~read, np.flatnonzero(read))[:-1]
     t, p = t[read], p[read]
     _check_reach(t, start_s, end_s)
@@ -70,7 +70,7 @@ def count(
 
     Args:
         t_s: Moments of the readings in order, s, shape [n].
-        joules: Value of the counter at each moment, J, shape [n]; NaN for a failed reading.
+        joules: Value of the counter at each moment, J, shape [n], or NaN for a failed reading.
         start_s: Start of the window, s.
         end_s: End of the window, s.
         lag_s: Largest age of a reading, s.
@@ -96,7 +96,7 @@ def count(
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
-    # a reading is at most `lag_s` old, so a reading that much after an edge is not older than it
+    # A reading is at most `lag_s` old, so a reading `lag_s` after an edge is not from before it.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
     unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
     unsure += float(min(steps[steps > 0], default=0.0))
@@ -109,7 +109,7 @@ def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np
 
     Args:
         t_s: Moments of the readings in order, s, shape [n].
-        joules: Value of the counter at each moment, J, shape [n]; NaN for a failed reading.
+        joules: Value of the counter at each moment, J, shape [n], or NaN for a failed reading.
         lag_s: Largest age of a reading, s.
 
     Returns:

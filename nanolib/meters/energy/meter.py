@@ -28,9 +28,9 @@ from nanolib.meters.time.clock import Device, synchronizer
 from nanolib.stats.intervals import Interval
 
 _SAMPLE_S = 0.05
-MIN_PERIODS = 10  # a window must contain at least this many updates of its sensor
+MIN_PERIODS = 10  # Smallest number of updates of a sensor in a window.
 _TRACE_POINTS = 60
-_SETTLE_S = 2.0  # a window that ends waits no longer than this for a slow source
+_SETTLE_S = 2.0  # Longest wait for a slow source at the end of a window, s.
 _NO_READING = {
     Provenance.ESTIMATED: "estimated from the use of the cores: a range, not a reading",
     Provenance.REPLAYED: "from a recording, not a reading of this machine",
@@ -44,7 +44,7 @@ class Window:
     Attributes:
         name: Name of the section.
         start_s: Start on the clock `time.monotonic`, s.
-        end_s: End on the same clock, s; NaN while the window is open.
+        end_s: End on the same clock, s, or NaN while the window is open.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Track:
 
     @property
     def known_until_s(self) -> float:
-        """Moment until which energy is known, s; a counter's reading may be one period old."""
+        """Moment until which energy is known, s. A counter's reading may be one period old."""
         last = self.readings[-1]
         return last.t_s if math.isnan(last.joules) else last.t_s - self.source.period_s
 
@@ -76,7 +76,7 @@ class Track:
         Raises:
             BadInput: There are too few readings around the window, or they are not valid.
         """
-        # a copy, since the thread adds readings
+        # Copy the readings, since the thread adds more.
         t, watts, joules, low, high = np.array([*self.readings]).T
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
@@ -128,7 +128,7 @@ class Track:
         inside = (window.start_s <= t) & (t <= window.end_s)
         t, watts, joules = t[inside], watts[inside], joules[inside]
         if not np.isnan(joules).all():
-            # a counter may be read more often than it changes
+            # A counter may be read more often than it changes.
             changed = np.diff(joules, prepend=math.nan) != 0
             t, joules = t[changed], joules[changed]
             watts = counter_steps(t, joules, self.source.period_s) / np.diff(t)
@@ -140,7 +140,7 @@ class Track:
         }
 
     def rows(self, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
-        """Make the rows of one window for this source; see `EnergyMeter.measurements`."""
+        """Make the rows of one window for this source, as in `EnergyMeter.measurements`."""
         source, seconds = self.source, window.seconds
         details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
         common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
@@ -176,8 +176,8 @@ class EnergyMeter:
     """Sample power sources while the meter is entered.
 
     Args:
-        sources: Power sources; by default this machine's sensors, or the estimate if there are
-            none.
+        sources: Power sources, by default this machine's sensors, or the estimate if the machine
+            has no sensor.
         sample_s: Time between samples, s.
         sink: Receiver of the rows of samples and windows, if any.
         device: Device that computes. A window starts and ends when the device's queue is empty.
@@ -243,7 +243,7 @@ class EnergyMeter:
                 start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
                 self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
             give_up = time.monotonic() + _SETTLE_S
-            # the energy needs a reading of each source after the end
+            # The energy needs a reading of each source after the end.
             while any(track.known_until_s < window.end_s for track in self.tracks):
                 if time.monotonic() > give_up:
                     break

@@ -19,8 +19,13 @@ from nanolib.meters.gpu import instant_watts
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
-_AMPERE = 8  # from this compute capability on, `nvml_power` is the mean over a second
-_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")  # these parts do not overlap
+_AMPERE = 8  # Compute capability from which `nvml_power` is a mean over a second.
+_APPLE_PARTS = (
+    "cpu_total_mj",
+    "gpu_mj",
+    "ane_mj",
+    "dram_mj",
+)  # Parts of a chip that do not overlap.
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Sensor:
     provenance: Provenance = Provenance.MEASURED
 
     def read(self) -> Reading:
-        """Read the sensor; the reading has no value if the driver refuses."""
+        """Read the sensor. The reading has no value if the driver refuses."""
         now = time.monotonic()
         try:
             return Reading(now, **{self.unit: self.ask()})
@@ -54,7 +59,7 @@ class Sensor:
             return Reading(now)
 
 
-_Way = tuple[str, str, Callable[[], float]]  # fields `name`, `unit` and `ask` of a `Sensor`
+_Way = tuple[str, str, Callable[[], float]]  # Fields `name`, `unit` and `ask` of a `Sensor`.
 
 
 def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> Sensor:
@@ -72,13 +77,13 @@ def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> S
 
 
 class _Missing(Exception):
-    """A kind of sensor is missing; the message has the reason and a remedy."""
+    """A kind of sensor is missing, for the reason in the message."""
 
 
 def _imported(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # amdsmi raises a KeyError without its driver's library
+    except Exception as error:  # amdsmi raises a KeyError without its driver's library.
         why = f"{name} cannot be imported ({type(error).__name__}: {error})"
         raise _Missing(f"{why}; in the checkout: pip install -e '{package}'") from None
 
@@ -95,7 +100,7 @@ def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
         try:
             yield _nvidia_gpu(nvml, index, under_test)
         except nvml.NVMLError as error:
-            # a GPU may be forbidden, or part of one that shares its meter; the other GPUs still work
+            # A GPU may be forbidden, or be a part without its own meter. The other GPUs still work.
             refused.append(f"gpu {index} reports neither energy nor power ({error})")
     if refused:
         raise _Missing("; ".join(refused))
@@ -142,7 +147,7 @@ def _amd(amdsmi: Any) -> Iterator[Sensor]:
 def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception], ...]) -> Sensor:
     def joules() -> float:
         found = amdsmi.amdsmi_get_energy_count(gpu)
-        # older libraries call the counter `power`; a step is `counter_resolution` µJ
+        # Older libraries call the counter `power`. Each step is `counter_resolution` µJ.
         steps = _first_number(found, "energy_accumulator", "power")
         return steps * _first_number(found, "counter_resolution") / 1e6
 
@@ -155,7 +160,7 @@ def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception],
 
 
 def _first_number(found: Mapping[str, Any], *names: str) -> float:
-    """Return the first field that is a number; amdsmi returns "N/A" or 0 for a missing one.
+    """Return the first field that is a number, because amdsmi has "N/A" or 0 without a value.
 
     Raises:
         StopIteration: No field is a number.
@@ -195,7 +200,7 @@ class _Zone:
         self._t_s, self._read_j, self._joules = -math.inf, 0.0, 0.0
 
     def joules(self) -> float:
-        """Return the counted energy, J; it decreases after a reset."""
+        """Return the counted energy, J, which decreases after a reset."""
         t_s, read_j = time.monotonic(), int(self._counter.read_text()) / 1e6
         step = (read_j - self._read_j) % self._range_j
         is_reset = step > MOST_W * (t_s - self._t_s + _RAPL_PERIOD_S)
@@ -207,7 +212,7 @@ class _Zone:
 def _rapl(root: Path) -> Iterator[Sensor]:
     """Yield a sensor per package, with its DRAM, which the package's own counter does not contain.
 
-    Cores are part of a package, and a package is part of psys, so these would count twice.
+    Cores are part of a package, and a package is part of psys, so nanolib skips cores and psys.
     """
     folders = [path for path in sorted(root.glob("*-rapl:*")) if (path / "energy_uj").exists()]
     try:
@@ -239,7 +244,7 @@ class Found(NamedTuple):
     """The power sensors of this machine.
 
     Attributes:
-        sources: Sensors that work; no energy is in two of them.
+        sources: Sensors that work, none of which measures energy of another sensor.
         missing: Kind of sensor → reason why it is missing, and a remedy.
     """
 
@@ -258,11 +263,11 @@ def find_sources(
 
     Args:
         rapl_root: Folder in which Linux shows its power domains.
-        nvml: Module for NVIDIA GPUs; `pynvml` by default.
-        amdsmi: Module for AMD GPUs; `amdsmi` by default.
-        apple: Module for Apple silicon; `zeus_apple_silicon` by default.
-        under_test: UUID of the measured NVIDIA GPU, whose sensor gets a mark. The driver's numbers
-            differ from those of this process.
+        nvml: Module for NVIDIA GPUs, `pynvml` by default.
+        amdsmi: Module for AMD GPUs, `amdsmi` by default.
+        apple: Module for Apple silicon, `zeus_apple_silicon` by default.
+        under_test: UUID of the measured NVIDIA GPU, whose sensor gets a mark. The driver numbers
+            the GPUs in another way than this process.
     """
     found = Found([], {})
     for kind, sensors in {

@@ -22,7 +22,7 @@ _BUSY_W_PER_CORE = (1.0, 25.0)
 
 
 class Reading(NamedTuple):
-    """One reading of a source. A value is NaN if the source has none or could not read it.
+    """One reading of a source, with NaN for each value that the source could not read.
 
     Attributes:
         t_s: Time on the clock `time.monotonic`, s.
@@ -66,7 +66,7 @@ class EstimateSource:
 
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
-        psutil.cpu_percent()  # the next call returns the use since this one
+        psutil.cpu_percent()  # The next call returns the use since the first call.
 
     def read(self) -> Reading:
         """Interpolate between the power of idle and of busy cores, by the share of busy cores."""
@@ -95,7 +95,7 @@ class ReplaySource:
         self.period_s = float(np.median(steps[steps > 0])) if (steps > 0).any() else math.inf
 
     def read(self) -> Reading:
-        """Return the trace's latest sample; NaN after its end."""
+        """Return the trace's latest sample, or NaN after the end of the trace."""
         now = time.monotonic()
         at = int(np.searchsorted(self._t, now - self._start, side="right")) - 1
         over = now - self._start > self._t[-1]
@@ -112,7 +112,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         BadInput: The file cannot be read, lacks a column or has fewer than two samples. A line that
             is not a time and a power, or is not in order, is an error too.
     """
-    import pandas as pd  # it loads slowly
+    import pandas as pd  # An import of pandas is slow.
 
     name = shown(path.name)
     try:
@@ -151,5 +151,5 @@ class Sink(Protocol):
         ...
 
     def flush(self) -> str:
-        """Wait until the rows are committed; return an error, or an empty string."""
+        """Wait until the rows are committed, and return an error or an empty string."""
         ...

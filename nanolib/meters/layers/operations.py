@@ -23,9 +23,9 @@ Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, str, Forward]
 
 FUSED = "attention_fused"
-RANGE = "nanolib module "  # a range's name starts with these words and ends with the module's name
+RANGE = "nanolib module "  # Start of a range's name, which ends with a module's name.
 _QUERIES = 64
-_MASKED = -1e4  # a bias below this masks a pair; 16-bit dtypes can represent it
+_MASKED = -1e4  # Limit of a bias that masks a pair, in the range of 16-bit dtypes.
 
 # A module has the first role whose pattern matches the end of its path.
 _ROLES = {
@@ -68,7 +68,7 @@ def choose_modules(
     Args:
         model: Any module.
         blocks: Names of the model's repeated blocks.
-        every_nth: Choose the modules of each n-th block only; of no block if it is 0.
+        every_nth: Choose the modules of each n-th block only, or of no block if n is 0.
 
     Returns:
         Name → module: blocks and the leaves outside them, and then the modules inside blocks.
@@ -109,7 +109,7 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
     finally:
         for (module, name, _), own in zip(functions, before, strict=True):
             if own is None:
-                del vars(module)[name]  # the method of the class is used again
+                del vars(module)[name]  # Deleting restores the method of the class.
             else:
                 vars(module)[name] = own
 
@@ -145,7 +145,7 @@ def operations_of(
     for event in events:
         caller = event.cpu_parent
         if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
-            continue  # an operation inside another is part of its time
+            continue  # The time of an outer operation includes inner ones.
         operation = roles[caller.name.removeprefix(RANGE)]
         while caller is not None:
             if caller.name.startswith(RANGE):
@@ -209,7 +209,7 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
-        near_zero: Upper limit of a weight near zero; masked pairs do not count.
+        near_zero: Upper limit of a weight near zero. Masked pairs do not count.
     """
     weights, kept = sampled_weights(inputs)
     return {
@@ -220,11 +220,11 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
 
 
 _CALLS = 3
-_SILENT = "6"  # a lower level of the tracer prints each beginning and end
+_SILENT = "6"  # A lower level of the tracer prints each beginning and end.
 
 
 def torch_profiler(device: str | torch.device, **options: bool) -> profile:
-    """Make torch's profiler for a device; its tracer prints nothing."""
+    """Make torch's profiler for a device, with a tracer that prints nothing."""
     os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
@@ -246,6 +246,6 @@ def write_trace(call: Callable[[], object], path: Path, device: str | torch.devi
             call()
     found.export_chrome_trace(str(path))
     trace = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("host_name", "traceName"):  # a shared trace must not name the machine or folder
+    for name in ("host_name", "traceName"):  # A trace must not name machine or folder.
         trace.pop(name, None)
     path.write_text(json.dumps(trace), encoding="utf-8")

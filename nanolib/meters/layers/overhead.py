@@ -19,7 +19,7 @@ from nanolib.meters.time.turns import take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
-_LEAST_BLOCK_S = 0.01  # in use, many calls share the time to read and queue their rows
+_LEAST_BLOCK_S = 0.01  # In use, many calls share the time to read and queue their rows.
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
 
@@ -32,7 +32,7 @@ class _Blocks:
         own: Function that runs a block and returns wall and CPU time of a call, s, shape [2].
         bare: Function that runs a block without a profiler and returns the same times.
         rounds: Times of the bare block before, the block, and the bare block after, s.
-        stop: Always empty, since all modes end together.
+        stop: Reason of an early stop, which is always empty because all modes end together.
     """
 
     own: Callable[[], np.ndarray]
@@ -69,7 +69,7 @@ def measure_overhead(
     """Measure the overhead of each mode, in turns with the bare call.
 
     Plain and detailed calls are timed separately. Each mode's mean has k - 1 plain calls for each
-    detailed one. The time of a call includes queueing its rows.
+    detailed call. The time of a call includes queueing its rows.
 
     Args:
         model: The model that is profiled.
@@ -91,8 +91,8 @@ def measure_overhead(
     calls = 1
 
     def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
-        call()  # each block must follow a bare call
-        # deep mode alternates two kinds of detailed calls
+        call()  # Each block must follow a bare call.
+        # Deep mode alternates two kinds of detailed calls.
         count = calls + calls % 2 if config and config.has_details else calls
         with LayerProfiler(model, config, sink=sink) if config else nullcontext() as profiler:
             synchronize()
@@ -115,7 +115,7 @@ def measure_overhead(
         if config.has_details
     }
     kinds = {_AGAIN: again, _WATCHED: watched} | detailed
-    for kind in kinds.values():  # the first block is slower, since it allocates
+    for kind in kinds.values():  # The first block is slower, since it allocates.
         kind.own()
     block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
     block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))

@@ -1,4 +1,4 @@
-"""Profile a model: time its blocks in each call; modules, activations and operations in each k-th.
+"""Profile the blocks of a model in each call, and its modules and operations in each k-th call.
 
 While a profiler is entered, `forward` of the timed modules is replaced. Hooks cost four times as
 much, since `Module.__call__` has a fast path without hooks. The model's output does not change.
@@ -40,9 +40,9 @@ from nanolib.meters.layers.recording import (
     summarize,
 )
 
-_ENTRIES = ("forward", "prefill", "decode")  # each of these methods counts as a call of the model
-_READ_S = 0.4  # if the process is killed, less than a second of rows is lost
-_MOST_PASSES = 8  # reading a pass takes ten times as long as recording it
+_ENTRIES = ("forward", "prefill", "decode")  # Methods that count as calls of the model.
+_READ_S = 0.4  # If the process is killed, less than a second of rows is lost.
+_MOST_PASSES = 8  # Reading a pass takes ten times as long as recording.
 _NOTHING = contextlib.nullcontext()
 
 
@@ -50,8 +50,8 @@ class LayerProfiler:
     """Time a model's modules while the profiler is entered.
 
     Args:
-        model: Any module; its repeated blocks are the members of its `ModuleList`s.
-        config: Settings of the profiler; `ProfilingConfig.minimal()` by default.
+        model: Any module, whose repeated blocks are the members of its `ModuleList`s.
+        config: Settings of the profiler, `ProfilingConfig.minimal()` by default.
         sink: Receiver of the rows of `layers`, `statistics` and `ops`, which `results` summarizes.
         fields: Fields of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is an
             alias of `preallocate_metrics`.
@@ -122,7 +122,7 @@ class LayerProfiler:
 
         @functools.wraps(entry)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if running:  # an entry calls another
+            if running:  # One entry has called another.
                 return entry(*args, **kwargs)
             call = self._call = Call(self._number)
             is_detailed = every and self._number % every == 0
@@ -147,7 +147,7 @@ class LayerProfiler:
 
     @contextlib.contextmanager
     def _look_closely(self, call: Call) -> Iterator[None]:
-        """Record a call in detail; in deep mode, torch's profiler records every other one."""
+        """Record a call in detail, in deep mode every other time by torch's profiler."""
         around = _NOTHING
         if self.config.deep_profiling:
             turn = call.number // self.config.every_kth_token
@@ -159,11 +159,11 @@ class LayerProfiler:
             yield
 
     def _time(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for all calls; calls without details have no other overhead."""
+        """Wrap a module for all calls, with the only overhead of calls without details."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if len(running) != 1:  # no call runs, or a block's time includes this module
+            if len(running) != 1:  # No call runs, or a block includes this module.
                 return forward(*args, **kwargs)
             running.append(name)
             begin = now()
@@ -175,7 +175,7 @@ class LayerProfiler:
         return timed
 
     def _time_in_detail(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for detailed calls; no time includes that of computing statistics."""
+        """Wrap a module for detailed calls, whose times exclude computing statistics."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -264,7 +264,7 @@ class LayerProfiler:
 
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""
-        self.flush()  # torch's profiler is read only now, since that takes longer than the calls
+        self.flush()  # Reading torch's profiler takes longer than the calls.
         for call in self._profiled:
             spent = Counter()
             events = call.profile.events()

@@ -13,7 +13,7 @@ from nanolib.meters.time.clock import synchronizer
 from nanolib.params import StrictModel
 
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
-_SAMPLE = 2048  # elements of an output
+_SAMPLE = 2048  # Number of elements of an output.
 
 # A large output has three tensors: a sample, its smallest and its largest element. A small output
 # has only a copy. The tensors stay on the device.
@@ -40,13 +40,13 @@ class ModuleTime:
     """Recorded data of one module.
 
     Attributes:
-        name: Name in `named_modules`; empty for the model itself.
+        name: Name in `named_modules`, which is empty for the model itself.
         kind: `model`, `block`, or the class of the module.
-        inside: Name of the timed module that called this one first. Times of the modules inside ""
-            add up to the model's.
+        inside: Name of the timed module that called this module first, or "" for the model. The
+            times of the modules that the model calls add up to the model's time.
         calls_ms: Time of each call that torch's profiler did not record, ms.
         passes: Calls that torch's profiler recorded.
-        values: Name -> a value per detailed call: `STATISTICS` of the output. A block also has
+        values: Name -> a value per detailed call, for `STATISTICS` of the output. A block also has
             `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
             `mlp_kill_ratio` and `norm_variance_ratio`.
     """
@@ -65,7 +65,7 @@ class Call:
 
     Attributes:
         number: Number of the call, from 0.
-        profile: torch's profiler, if it records this call.
+        profile: The profiler of torch, if this call is recorded.
         marks: Times of the modules.
         pauses: Moments between which statistics were computed, which no module's time includes.
         outputs: Module -> a sample of its output.
@@ -104,7 +104,7 @@ class Stopwatch:
         return time.perf_counter_ns()
 
     def nanoseconds(self, begin: Any, end: Any) -> int:
-        """Return the time between two moments; the device must have reached them."""
+        """Return the time in ns between two moments that the device has reached."""
         return round(1e6 * begin.elapsed_time(end)) if self.is_cuda else end - begin
 
 
@@ -157,14 +157,14 @@ class ProfilingConfig(StrictModel):
         modules: Time all modules in each k-th call. Every call times the blocks, and the leaves
             outside them.
         capture_activations: Summarize the outputs of the timed modules in each k-th call.
-        deep_profiling: In each k-th call, profile either the operations or the attention weights.
+        deep_profiling: Profile either the operations or the attention weights in each k-th call.
         every_nth_layer: Time the modules of each n-th block only.
         every_kth_token: Number k of model calls from one detailed call to the next.
         near_zero: Magnitude below which activations and attention weights count as near zero.
         power_sample_interval_ms: Time between power samples.
-        batch_db_commits: Commit the rows of a trace in batches. Otherwise, commit after each call.
-        preallocate_metrics: Most detailed calls whose statistics stay on the device before the host
-            copies them.
+        batch_db_commits: Commit the rows of a trace in batches, and not after each call.
+        preallocate_metrics: Largest number of detailed calls whose statistics stay on the device
+            before the host copies the statistics.
 
     Example:
         >>> ProfilingConfig(every_kth_token=0)

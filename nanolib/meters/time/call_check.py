@@ -17,8 +17,8 @@ from typing import Any
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
-_CACHED_RATIO = 100  # a cold first call is not this much slower than later ones
-# Futures, collectives, processes and threads have these methods.
+_CACHED_RATIO = 100  # Factor above the slow-down of a cold first call.
+# Methods of futures, collectives, processes and threads.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
 
@@ -65,7 +65,7 @@ class CallCheck:
         return result
 
     def _called(self) -> object:
-        dynamo = sys.modules.get("torch._dynamo")  # torch imports it before it compiles a function
+        dynamo = sys.modules.get("torch._dynamo")  # Compiling imports dynamo.
         if dynamo is None:
             return self.call()
         try:
@@ -82,13 +82,13 @@ class CallCheck:
         found = result[0] if isinstance(result, list | tuple) and result else result
         if _is_unfinished(found):
             if inspect.iscoroutine(found):
-                found.close()  # otherwise Python warns that the coroutine was never awaited
+                found.close()  # Otherwise Python warns that the coroutine was never awaited.
             why = f"a call only starts the work and returns a {type(found).__name__}"
             raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 
 
 def _is_unfinished(result: object) -> bool:
-    """Whether the work that computes a result may be unfinished."""
+    """Return whether the work that computes a result may be unfinished."""
     has = [all(callable(getattr(type(result), name, None)) for name in names) for names in _WAITS]
     return isinstance(result, Iterator | AsyncIterator | Awaitable) or any(has)
 
@@ -103,6 +103,6 @@ def _kept(result: object) -> Callable[[], object]:
 
 def _writes(result: object) -> int:
     """Count the writes to a tensor, since an output in place is the same object in each call."""
-    with contextlib.suppress(RuntimeError):  # a tensor from inference mode has no count
+    with contextlib.suppress(RuntimeError):  # A tensor of inference mode has no version.
         return getattr(result, "_version", 0)
     return 0

@@ -20,7 +20,7 @@ class HostClock:
     """Read `perf_counter_ns` around each call, after the device is synchronized.
 
     Args:
-        synchronize: Function that waits for the device; None if calls never return early.
+        synchronize: Function that waits for the device, or None if calls never return early.
 
     Attributes:
         method: Method of the rows, `perf_counter`.
@@ -67,11 +67,11 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
-_UNKNOWN = 64 * 2**20  # a last-level cache of unknown size is taken to have 64 MiB
+_UNKNOWN = 64 * 2**20  # A last-level cache of unknown size is taken to have 64 MiB.
 _CPUS = Path("/sys/devices/system/cpu")
-_WARM_UP_S = 0.5  # the GPU clock ramps up in less time
+_WARM_UP_S = 0.5  # The GPU clock ramps up in less time.
 _SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
-_LONGEST_LAUNCH_MS = 100.0  # three such rounds take as long as the longest sleep, 2**29 cycles
+_LONGEST_LAUNCH_MS = 100.0  # Three rounds take as long as the longest sleep, 2**29 cycles.
 
 
 class CudaClock:
@@ -80,8 +80,8 @@ class CudaClock:
     The GPU's sensors are read in each block, while the GPU computes.
 
     Args:
-        device: Any GPU of this process.
-        nvml: NVML module of `GpuState`; `pynvml` by default.
+        device: GPU that computes.
+        nvml: NVML module of `GpuState`, `pynvml` by default.
     """
 
     method = "cuda_event"
@@ -101,7 +101,7 @@ class CudaClock:
                     for _ in range(inner):
                         phase()
                     mark.record()
-            self.state.read()  # the GPU still computes
+            self.state.read()  # The GPU still computes.
             torch.cuda.synchronize()
             return [[ms / inner for ms in _between(marks)] for marks in rows]
 
@@ -197,7 +197,7 @@ Clock = HostClock | CudaClock | ColdClock
 
 
 def last_level_bytes(device: Device, cpus: Path = _CPUS) -> int:
-    """Return the total size of a device's last-level caches, bytes; 64 MiB if it is not known.
+    """Return the total size of a device's last-level caches in bytes, or 64 MiB if unknown.
 
     Args:
         device: Device whose caches count.
@@ -227,7 +227,7 @@ def clock_for(device: Device) -> Clock:
 
 
 def synchronizer(device: Device) -> Call:
-    """Return a function that waits for a device's queue; a CPU has none to wait for."""
+    """Return a function that waits for a device's queue, or that does nothing on a CPU."""
     device = torch.device(device)
     if device.type in ("cuda", "xpu"):
         return functools.partial(getattr(torch, device.type).synchronize, device)

@@ -45,7 +45,7 @@ def measure(
         rel_ci: Largest half-width of the interval, as a share of the estimate, that is enough.
         budget_s: Time after which sampling stops, but not before six blocks. The first call and a
             GPU's warm-up do not count.
-        device: Device on which `fn` computes; it selects the clock.
+        device: Device on which `fn` computes, which selects the clock.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
         outliers: `keep` labels outliers. `remove` drops outliers, to reproduce figures made that way,
@@ -118,10 +118,10 @@ def measure_in_turns(
         timings: Name → phases to time.
         seed: Seed of the random order.
         within: Function from a name to the context of its calls. If the context suppresses an
-            error, only that name ends.
+            error, the other calls go on.
 
     Returns:
-        Name → scope → row, without names that failed; and the rounds, for `speed_up_row`.
+        Name → scope → row, without names that failed. The rounds, for `speed_up_row`.
 
     Raises:
         BadInput: A field of a `Timing` is not valid, or a call cannot be timed.
@@ -202,7 +202,7 @@ def summarize(
     Args:
         samples: Time of each call, ms, in order, shape [blocks · calls_per_block].
         calls_per_block: Number of calls in a block.
-        steady: Steady state of the samples; by default it is found in `samples`.
+        steady: Steady state of the samples, by default from a search in `samples`.
         scope: Scope of the row.
         method: Method of the clock.
         outliers: `keep`, or `remove` to drop outliers.

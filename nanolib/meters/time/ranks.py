@@ -36,7 +36,7 @@ class Timer:
 
     Args:
         device: Device to synchronize before each reading.
-        use_cuda: Whether to use CUDA; an alternative to `device` for code of other suites.
+        use_cuda: Whether to use CUDA, an alternative to `device` for code of other suites.
 
     Attributes:
         seconds: Name of a block → time of each of its runs, s.
@@ -53,7 +53,7 @@ class Timer:
             raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
         self.seconds = {}  # name of a block → its times, s
         self._synchronize = synchronizer(device)
-        self._open = threading.local()  # threads do not share open blocks
+        self._open = threading.local()  # Threads do not share open blocks.
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
@@ -67,7 +67,7 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        # each open block has an entry with the seconds of the blocks inside it
+        # Each open block has an entry with the seconds of the blocks inside it.
         within = self._open.__dict__.setdefault("within", [])
         within.append(0.0)
         start = time.perf_counter()
@@ -107,7 +107,7 @@ class Timer:
             share = seconds / total if total else 0.0
             lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
         lines.append(f"{'total':<{width}}         {total:8.3f}")
-        write("\n".join(lines))  # one write, so that lines of ranks do not mix
+        write("\n".join(lines))  # One call keeps the lines of ranks apart.
 
 
 def _ranks() -> int:
@@ -137,7 +137,7 @@ class _RankSampler(BlockSampler):
         return 1, math.ceil(BLOCK_MS / _largest(call_ms, self._device))
 
     def _why_enough(self) -> str:
-        return ""  # all ranks must stop after the same round
+        return ""  # All ranks must stop after the same round.
 
 
 class _BarrierClock(HostClock):
@@ -160,7 +160,7 @@ def time_across_ranks(
 
     Args:
         calls: Name → call, the same on all ranks.
-        budget_s: Time after which measuring stops, at six rounds or more; it stops at 100 rounds.
+        budget_s: Time after which measuring stops, s, with at least 6 and at most 100 rounds.
         seed: Seed of the random order.
         device: Device on which this rank computes.
     """
@@ -183,7 +183,7 @@ def time_parts_across_ranks(
 
     Args:
         calls: Name → call, which takes a `Timer`.
-        budget_s: Time after which measuring stops, at six runs or more; it stops at 100 runs.
+        budget_s: Time after which measuring stops, s, with at least 6 and at most 100 runs.
         device: Device on which this rank computes.
 
     Returns:
@@ -197,7 +197,7 @@ def time_parts_across_ranks(
                 timer = Timer(device)
                 dist.barrier()
                 call(timer)
-                if count:  # the first run is cold
+                if count:  # The first run is cold.
                     ms = {part: 1e3 * seconds for part, seconds in timer.totals().items()}
                     found[name].append(ms)
             if is_enough(count):

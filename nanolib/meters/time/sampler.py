@@ -16,9 +16,9 @@ from nanolib.meters.time.clock import Call, Clock
 from nanolib.stats.intervals import median_interval, range_confidence
 from nanolib.stats.steady import GROUP, SteadyState, leading_slow_samples, steady_state
 
-MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # fewer than six blocks give no 95 % interval
+MIN_BLOCKS, MAX_BLOCKS, FLOOR_BLOCKS = 20, 100, 6  # Fewer than six blocks give no 95 % interval.
 CONFIDENCE = 0.95
-BLOCK_MS = 5.0  # a block must be long compared with the clock's resolution
+BLOCK_MS = 5.0  # A block must be long compared with the clock's resolution.
 _BLOCK_RESOLUTIONS = 1000
 
 # A collector takes clock, phases, rel_ci and budget. The function returns times in ms, shape
@@ -62,8 +62,8 @@ class BlockSampler:
         timing: Phases and stopping rule.
 
     Attributes:
-        stop: Why sampling stopped: `precision`, `budget`, `max_blocks` or `collected`; empty while
-            it goes on.
+        stop: Reason why sampling stopped, which is `precision`, `budget`, `max_blocks` or
+            `collected`, or an empty string before the end.
     """
 
     def __init__(self, clock: Clock, timing: Timing) -> None:
@@ -103,7 +103,7 @@ class BlockSampler:
         start = time.perf_counter()
         block = self.clock.time_block(self._calls, *self._shape)
         self._blocks.append(block)
-        gc.collect()  # cheap, since older objects are frozen
+        gc.collect()  # Collecting is cheap, since older objects are frozen.
         self._spent_s += time.perf_counter() - start
         self.stop = self._why_enough()
         return np.median(block, axis=0)
@@ -142,11 +142,11 @@ class BlockSampler:
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:
-    """Whether the steady state of `totals`, shape [blocks, calls], has a narrow interval."""
+    """Return whether the steady state of `totals`, [blocks, calls], has a narrow interval."""
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
-        return False  # skip the slower search for a steady state
+        return False  # The search for a steady state is slower.
     steady = find_steady_state(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
@@ -190,7 +190,7 @@ def pause_collector() -> Iterator[None]:
             yield
         finally:
             if is_slow:
-                gc.unfreeze()  # the case's objects must be collected when it is over
+                gc.unfreeze()  # Later collections must find the case's objects.
             if was_enabled:
                 gc.enable()
 
@@ -215,17 +215,18 @@ def settled_heap() -> Iterator[Callable[[], None]]:
         yield settle
 
 
-# Python 3.12 starts with 375 frozen objects. A program that freezes all objects has at least 4,000.
+# Python 3.12 starts with 375 frozen objects. A program that freezes all objects has at least
+# 4,000 frozen objects.
 _AT_START = 1_000
 _frozen_here = False
-_SLOW_S = 0.01  # a collection that takes this long is slow, since a block takes half as long
+_SLOW_S = 0.01  # A collection that takes as long as two blocks is slow.
 
 
 @contextmanager
 def _freezing() -> Iterator[bool]:
-    """Yield whether the block may freeze objects; they are unfrozen when it ends."""
+    """Yield whether the block may freeze objects, and unfreeze the objects at its end."""
     global _frozen_here
-    # counting torch's 500,000 objects takes 20 ms, so a variable remembers nanolib's own freeze
+    # Counting torch's 500,000 objects takes 20 ms, so a variable remembers nanolib's own freeze.
     if _frozen_here or gc.get_freeze_count() > _AT_START:
         yield False
         return

@@ -14,9 +14,9 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-ROUNDS = "rounds"  # a `speed_up` row has this method
-_LABEL_S = 0.3  # a reading of the CPUs' load takes milliseconds, so rounds in this time share one
-_FEW_BUSY = 0.25  # no larger share of busy rounds can be left out
+ROUNDS = "rounds"  # Method of a `speed_up` row.
+_LABEL_S = 0.3  # Reading the load takes milliseconds, so several rounds share a reading.
+_FEW_BUSY = 0.25  # Largest share of busy rounds that can be left out.
 
 
 @dataclass
@@ -70,7 +70,7 @@ def take_turns(
 
 
 class _BusyLabels:
-    """Label rounds by the load of the CPUs; one reading labels all rounds since the last one."""
+    """Label rounds by the load of the CPUs, from one reading for several rounds."""
 
     def __init__(self) -> None:
         self._labeled, self._before, self._since = 0, cpu_times(), time.monotonic()
@@ -83,7 +83,7 @@ class _BusyLabels:
         load = load_between(self._before, after)
         if load.taken is not None:
             is_busy = load.is_busy
-        elif last and self._labeled:  # the last rounds are too short for a reading
+        elif last and self._labeled:  # The last rounds are too short for a reading.
             is_busy = rounds[self._labeled - 1].is_busy
         else:
             return
@@ -114,14 +114,14 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that have both.
 
-    Busy rounds are left out if 20 clean rounds remain, or six that are three quarters of all rounds.
-    Otherwise all rounds count and the row has a flag.
+    Busy rounds are left out if 20 clean rounds remain, or if at least six clean rounds remain that
+    are three quarters of all rounds. Otherwise all rounds count, and the row has a flag.
 
     Args:
         rounds: Rounds from `take_turns`.
         name: Name of the call.
         baseline: Name of the call to compare with.
-        phase: Index of a phase; None for the sum of all phases.
+        phase: Index of a phase, or None for the sum of all phases.
         scope: Scope of the row.
 
     Returns:

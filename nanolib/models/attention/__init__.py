@@ -89,7 +89,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     for name in bag:
         if not any(name in _module(other).Options.model_fields for other in ATTENTION_KINDS):
             raise BadInput(
-                f"attention_options.{name}: no attention kind takes it; {kind} takes {', '.join(mine)}"
+                f"attention_options.{name}: is not an option of any attention kind; {kind} takes {', '.join(mine)}"
             )
     return parse_options(kind, {name: value for name, value in bag.items() if name in mine})
 

@@ -27,7 +27,7 @@ from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
 from nanolib.torch_internals import FakeTensor, detect_fake_mode, dispatch_modes
 
-_SCORES = 2**18  # A product has at most these scores: 1 MiB of float32 stays in a core's cache.
+_SCORES = 2**18  # Number of scores of a product, of which 1 MiB of float32 stays in a core's cache.
 _Heads = list[tuple[int, int]]  # Each key head is a pair of batch and kv_head.
 
 
@@ -38,7 +38,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
-        mask: Mask in blocks for these lengths.
+        mask: Mask in blocks for the lengths of `q` and `k`.
         scale: Factor on the scores, or None for head_dim ** -0.5.
 
     Returns:
@@ -88,7 +88,7 @@ def _calls(
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
-        mask: Mask in blocks for these lengths.
+        mask: Mask in blocks for the lengths of `q` and `k`.
         heads: Key heads to compute.
 
     Yields:
@@ -147,7 +147,7 @@ def _over_heads(
     """Run a loop of `block_loops` over all key heads, on threads that compute on one core each.
 
     A dispatch mode, like a counter of FLOPs or of live bytes, sees only the calling thread. Under
-    such a mode the plain loop runs in the calling thread, where the mode counts its operations.
+    a dispatch mode the plain loop runs in the calling thread, where the mode counts its operations.
     """
     q, k = by_query[0], by_key[0]
     if isinstance(q, FakeTensor):  # A plan counts the memory of a loop without running the loop.
@@ -176,7 +176,7 @@ def _over_heads(
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
     def share(at: int) -> None:
-        torch.set_num_threads(before // threads)  # This acts on one thread only.
+        torch.set_num_threads(before // threads)  # The setting acts on one thread only.
         with torch.inference_mode(inference), torch.no_grad():
             run(heads[len(heads) * at // threads : len(heads) * (at + 1) // threads])
 

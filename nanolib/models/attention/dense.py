@@ -43,7 +43,7 @@ class Options(StrictModel):
         return self
 
 
-_active = ""  # torch currently uses these kernels for the backend `flash`.
+_active = ""  # Kernels that torch currently uses for the backend `flash`.
 
 
 def activate(impl: str) -> None:

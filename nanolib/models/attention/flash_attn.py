@@ -109,7 +109,9 @@ def call(
     try:
         out = function(*inputs, softmax_scale=scale, causal=causal)
     except AssertionError as error:  # Version 4 reports a missing kernel by an assertion.
-        raise Unsupported(f"flash_attn {version}: {error or 'it refuses this input'}") from error
+        raise Unsupported(
+            f"flash_attn {version}: {error or 'the package refuses the input'}"
+        ) from error
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
 

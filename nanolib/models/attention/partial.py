@@ -93,8 +93,8 @@ def _kernel(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute output and log-sum-exp by two products, for devices without such a kernel."""
-    k, v = (x.to(wide_type(q)) for x in (k, v))  # Converting once serves all parts.
+    """Compute output and log-sum-exp by two products, for devices without a kernel of both."""
+    k, v = (x.to(wide_type(q)) for x in (k, v))  # One conversion serves all parts.
     parts = []
     for rows in few_rows(q, k):
         scores = masked_scores(q, k, causal, mask, rows)

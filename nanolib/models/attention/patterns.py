@@ -31,13 +31,13 @@ from nanolib.params import StrictModel
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 Device = torch.device | None  # The device is None if the indices are numpy arrays.
 DYNAMIC = ("top_k", "threshold", "dca")
-# The window sets the sparsity of these patterns.
+# Patterns whose sparsity depends on the window.
 WINDOWED = ("window", "local_global", "bigbird")
-# The number of kept tiles sets the sparsity of these patterns.
+# Patterns whose sparsity depends on the number of kept tiles.
 BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _DRAWN = ("random", "bigbird")
-# These patterns look up positions in a table, so each query needs the position of a key.
+# Patterns that look up positions in a table, so each query needs the position of a key.
 TABLED = (*_DRAWN, "document")
 _MOST = 2**24  # No sequence may have more tokens.
 _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
@@ -51,8 +51,8 @@ class Options(StrictModel):
     Attributes:
         pattern: Name of a pattern, a key of `PATTERNS` or one of `DYNAMIC`.
         window: Reach of the local window, in tokens.
-        global_tokens: Number of positions that every query sees. `dca` chooses at most this number
-            by score, and other patterns take the first positions.
+        global_tokens: Number of positions that every query sees. `dca` chooses at most
+            `global_tokens` positions by score, and other patterns take the first positions.
         random_tokens: Number of random keys, which `bigbird` and `random` round up to whole tiles.
         sparsity: Share of connections to remove, in [0, 1), in place of `window`.
         mass: Share of the estimated attention that `threshold` keeps.
@@ -108,7 +108,7 @@ class Options(StrictModel):
         return self
 
     def masked_heads(self, heads: int) -> int:
-        """Return the number of different masks: `heads` with `per_head`, otherwise 1."""
+        """Return the number of different masks, which is `heads` with `per_head`, otherwise 1."""
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:

@@ -184,7 +184,7 @@ class Traffic:
     Attributes:
         rounds: Number of collectives and exchanges that follow each other.
         hops: Number of messages that follow each other. In a ring of W ranks an all-reduce has
-            2(W − 1) and an all-gather has W − 1.
+            2(W − 1) messages and an all-gather has W − 1 messages.
         sent: Bytes that each rank sends, by rank.
     """
 

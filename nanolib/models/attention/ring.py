@@ -6,7 +6,7 @@ The next hop overlaps with the computation of a block of keys. With causality an
 rank, the last rank computes `world` blocks and the first rank one. `Sharding.zigzag` gives every
 rank the same work.
 
-Source: Liu et al., Ring Attention (arXiv 2310.01889); zigzag as in
+Source: Liu et al., Ring Attention (arXiv 2310.01889), with zigzag as in
 github.com/zhuzilin/ring-flash-attention.
 """
 
@@ -53,8 +53,8 @@ def ring_attention(
         layout: Positions of each rank, or None for one piece per rank in order.
         group: Process group, or None for all ranks.
         scale: Factor on the scores, or None for head_dim ** -0.5.
-        overlap: Whether a hop runs while a block is computed. Without overlap, a timer sees both
-            apart.
+        overlap: Whether a hop runs while a block is computed. Without overlap, a timer
+            times hops and blocks separately.
         timer: Timer of the parts `comp_blocks` and `comm_hop`, as in `Ranks`.
 
     Returns:
@@ -91,7 +91,7 @@ class _Ring(torch.autograd.Function):
                     part = partial_attention(q[:, :, mine], *seen, causal=diagonal)
                     merge(out[:, :, mine], lse[:, :, mine], *part)
                     del part, seen
-            del keys, values  # Freeing these keys makes room for the next keys.
+            del keys, values  # Freeing the current keys makes room for the next keys.
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = (causal, layout, ranks, overlap)
         return out.to(q.dtype)

@@ -210,7 +210,7 @@ def _pass_q(call: _Decode) -> Tensor:
         with ranks.time("comp_num_den"):
             merge(state[..., head_dim:-1], state[..., -1], *found)
     with ranks.time("comm_gather"):
-        # Rank r ends with share r + 1. All shares are padded to the largest, since sizes differ.
+        # At the end, rank r has share r + 1. Shares are padded to the largest, since sizes differ.
         sizes = [share.stop - share.start for share in shares]
         padded = state.new_zeros(1, max(sizes), rows, head_dim)
         padded[:, : state.shape[1]] = state[..., head_dim:-1]

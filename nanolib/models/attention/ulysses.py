@@ -53,7 +53,7 @@ def ulysses_attention(
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
         raise BadInput(
-            f"q, k: {heads} and {kv_heads} heads do not share out over {world} ranks; choose ranks that divide the heads"
+            f"q, k: {heads} and {kv_heads} heads do not divide among {world} ranks; choose ranks that divide the heads"
         )
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))
@@ -61,12 +61,12 @@ def ulysses_attention(
     lengths = [layout.length(rank) for rank in range(world)]
     if any(len(pieces) > 1 for pieces in layout.pieces):
         raise BadInput(
-            "layout: several pieces per rank; Ulysses takes one each (whole sequences need no zigzag)"
+            "layout: has several pieces per rank; give one piece per rank, since Ulysses needs no zigzag"
         )
     with ranks.time("comm_all_to_all"):
         whole = [_AllToAll.apply(x, True, lengths, ranks) for x in (q, k, v)]
     with ranks.time("comp_attention"):
-        if q.device.type == "cpu":  # All algorithms across ranks use this dtype.
+        if q.device.type == "cpu":  # All algorithms across ranks compute in the wide dtype.
             whole = [x.to(wide_type(x)) for x in whole]
         out = attend("dense", *whole, causal=causal, scale=scale).to(q.dtype)
     with ranks.time("comm_all_to_all"):

@@ -126,7 +126,7 @@ def convert(
         model: Model whose linear layers are converted. The weights keep their dtype.
         recipe: Name in `RECIPES`, or in `CONTROLS`, whose recipes are only emulated.
         excluded_modules: Patterns of layers, as in `chosen_layers`. Controls in `EVERYWHERE`
-            convert these layers too.
+            convert the excluded layers too.
         emulate: Whether to emulate the products. By default nanolib emulates on devices without FP8
             tensor cores.
         rounded: Whether emulated layers round to bf16, as in `EmulatedLinear`.
@@ -151,7 +151,9 @@ def convert(
         if reason:
             raise Unsupported(reason)
         if recipe not in RECIPES:
-            raise Unsupported(f"{recipe} is a control, which no kernel computes; emulate it")
+            raise Unsupported(
+                f"{recipe} is a control, which no kernel computes; emulate the recipe"
+            )
         _convert_with_torchao(model, recipe, chosen)
     found = audit(model)
     if left := [layer.name for layer in found if layer.name in chosen and not layer.converted]:

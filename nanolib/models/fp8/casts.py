@@ -17,7 +17,7 @@ from nanolib.measurement import BadInput
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 # Format → bits of the mantissa, and smallest exponent of a normal number.
 _BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}
-_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # bits of float32's mantissa, mask of its exponent
+_FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # Bits of float32's mantissa, and mask of its exponent.
 _LEAST_AMAX = 1e-12
 
 
@@ -32,7 +32,7 @@ class Cast:
         power_of_2: Whether scales are rounded down to a power of two, so that scaling does not
             round.
         scaled: Whether the operand is scaled.
-        off_by: Factor by which the scale is wrong.
+        off_by: Factor of a deliberate error in the scale, for controls.
     """
 
     format: Literal["e4m3", "e5m2", "bf16", ""] = "e4m3"
@@ -136,7 +136,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
         return torch.full((), cast.off_by, device=x.device)
     amax = x.abs().amax() if cast.granularity == "tensor" else x.abs().amax(dim=dim, keepdim=True)
     largest = torch.full((), torch.finfo(FORMATS[cast.format]).max, device=x.device)
-    # torchao divides in float64 and then rounds to float32, which gives the same bits
+    # torchao divides in float64 and then rounds to float32, which gives the same bits.
     scale = largest / amax.float().clamp_(min=_LEAST_AMAX)
     if cast.power_of_2:
         scale = torch.exp2(torch.floor(torch.log2(scale)))
@@ -215,7 +215,7 @@ class EmulatedProduct(torch.autograd.Function):
         g, g_for_weight = _cast_twice(rows, recipe.gradient, recipe.gradient_for_weight)
         of_x = torch.mm(g, weight)
         of_weight = torch.mm(g_for_weight.t(), x.to(g_for_weight.dtype))
-        # each is rounded as the tensor cores would return it
+        # Each gradient is rounded as the tensor cores would return it.
         of_x, of_weight = (
             found.to(ctx.product).to(kind)
             for found, kind in zip((of_x, of_weight), ctx.kinds, strict=True)
@@ -226,10 +226,10 @@ class EmulatedProduct(torch.autograd.Function):
 class EmulatedLinear(nn.Linear):
     """A linear layer whose products are emulated.
 
-    Under autocast, its input is cast as for other linear layers.
+    Under autocast, the input of the layer is cast as for other linear layers.
 
     Args:
-        source: Layer whose weights it takes.
+        source: Linear layer whose weights are used.
         recipe: Casts of the operands.
         rounded: Whether to round input and output to bf16 while the model's tensors stay float32,
             which a CPU multiplies faster.
