@@ -148,5 +148,5 @@ def test_a_links_costs_are_the_least_squares_of_relative_errors():
     ("messages", "sent", "seconds"), [([1], [8], [1.0]), ([1, 2, 4], [8, 16, 32], [1.0, 2.0, 3.9])]
 )
 def test_one_size_of_message_cannot_tell_the_two_costs_apart(messages, sent, seconds):
-    with pytest.raises(TooFewSamples, match="one size of message"):
+    with pytest.raises(TooFewSamples, match="messages of one size"):
         link_cost(messages, sent, seconds)
