@@ -279,7 +279,10 @@ def test_the_repository_is_as_it_was_and_without_one_only_the_working_tree_will_
     outside = repository.folder.parent
     with checked_out([".", "."], outside) as (a, b):
         assert a.root == outside
-    with pytest.raises(BadInput, match="is in no git repository"), checked_out(["a", "."], outside):
+    with (
+        pytest.raises(BadInput, match="is not in a git repository"),
+        checked_out(["a", "."], outside),
+    ):
         pass
 
 

@@ -33,7 +33,7 @@ def _job(**values):
         ({"device": "auto"}, NODES[:1], {"num_cpus": 4.0}),
         ({"device": "auto", "world_sizes": [1, 2]}, NODES, {"num_gpus": 2, "num_cpus": 1}),
         ({"device": "cpu", "world_sizes": [1, 2]}, NODES, {"num_cpus": 4.0}),
-        ({"device": "cuda"}, NODES[:1], "needs 1 GPU(s) on one node, and the most"),
+        ({"device": "cuda"}, NODES[:1], "needs 1 GPU(s) on one node, and the largest"),
         ({"device": "auto", "world_sizes": [4]}, NODES, "the largest node has 2"),
         ({"device": "cpu"}, NODES[2:], "needs a node with CPUs, and the cluster has none"),
     ],
