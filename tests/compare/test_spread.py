@@ -35,14 +35,8 @@ def _gate(rng, between, earlier, slower=0.0):
     return compare_rows(base, current, repeats=known)
 
 
-A_A = [
-    (0.03, 2),
-    (0.05, 5),
-    pytest.param(0.03, 5, marks=pytest.mark.thorough),
-    pytest.param(0.0, 5, marks=pytest.mark.thorough),
-    pytest.param(0.01, 5, marks=pytest.mark.thorough),
-    pytest.param(0.05, 2, marks=pytest.mark.thorough),
-]
+MORE = [(0.03, 5), (0.0, 5), (0.01, 5), (0.05, 2)]
+A_A = [(0.03, 2), (0.05, 5), *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE)]
 
 
 @pytest.mark.slow

@@ -8,11 +8,10 @@ from nanolib.experiments.energy.view import energy_table, overhead_table
 from nanolib.experiments.energy.view import verdict as energy_findings
 from nanolib.meters.energy.source import ReplaySource, read_trace
 from nanolib.run import sweep
+from tests.experiments.own import TINY
 from tests.measuring import rows_of
 from tests.shown import CHARTS, VERDICTS
 from tests.waiting import until
-
-TINY = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
 
 
 def _trace(folder, text):

@@ -60,7 +60,7 @@ def own(tmp_path, monkeypatch):
     ("name", "model", "options"),
     [
         *((name, "mine:build", {"width": 48}) for name in sorted(ASKED)),
-        ("fp8", "hf:LlamaForCausalLM", LLAMA),
+        ("fp8", "hf:LlamaForCausalLM", LLAMA | {"vocab_size": 256, "num_hidden_layers": 1}),
     ],
 )
 def test_it_is_measured_as_a_preset_is(tmp_path, own, name, model, options):

@@ -3,9 +3,10 @@
 import pytest
 
 from nanolib.experiments import ALL
+from tests.experiments.own import TINY
 from tests.measuring import rows_of
 
-_MODEL = {"overrides": {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}}
+_MODEL = {"overrides": TINY}
 # Notebook → parameters that make it small, and what it profiles: scopes of one call each.
 GIVEN = {
     "attention": ({"seq_lens": [32], "quality_patterns": []}, {"forward", "backward"}),

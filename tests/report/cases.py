@@ -1,7 +1,7 @@
 """Cases as the notebooks measure them, whose intervals need not be symmetric: what verdicts are tried on."""
 
 from nanolib.measurement import Flag, Measurement, exact
-from tests.report.rows import ended, interval, with_endings
+from tests.report.rows import SIZES, ended, interval, with_endings
 
 
 def timed(scope, low, ms, high, **rest):
@@ -11,14 +11,7 @@ def timed(scope, low, ms, high, **rest):
     return interval("latency", low, ms, high, **rest)
 
 
-SHAPE = {
-    "seq_len": 64,
-    "batch_size": 3,
-    "dtype": "float32",
-    "causal": False,
-    "device": "cpu",
-    "options": {},
-}
+SHAPE = SIZES | {"causal": False, "options": {}}
 
 
 def attention_case(name, low, ms, high, tiles=0.0, **shape):
@@ -50,13 +43,7 @@ def attention_rows(times, failed=()):
     return with_endings(cases)
 
 
-MODEL = {
-    "attention_type": "dense",
-    "seq_len": 64,
-    "batch_size": 3,
-    "dtype": "float32",
-    "device": "cpu",
-}
+MODEL = SIZES | {"attention_type": "dense"}
 
 
 def model_case(mode, found, **shape):
@@ -169,10 +156,13 @@ CEILINGS = [
 ]
 
 
+DECODE = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
+
+
 def overhead_case(mode, low, value, high, **factors):
     details = {"threads": 0.1, "cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
     row = interval("overhead", low, value, high, scope=f"decode {mode}", details=details)
-    return {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3} | factors, [row]
+    return DECODE | factors, [row]
 
 
 def layer_case(layer, operations):
@@ -180,4 +170,4 @@ def layer_case(layer, operations):
     row = Measurement(
         "layer_time", sum(operations.values()), 1.0, 200.0, 0.95, 7, scope=layer, details=details
     )
-    return {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}, [row]
+    return DECODE, [row]

@@ -88,25 +88,15 @@ def test_the_first_sentence_answers_the_question(say, ends, said):
     assert first.startswith(f"Non-causal, batch 3, float32: {said}")
 
 
-@pytest.mark.parametrize(
-    ("wins", "said", "also"),
-    [
-        (
-            (64, 256, 512),
-            "Sparse attention is faster than every dense kernel at 64, 256 and 512 tokens",
-            ". Dense attention is faster than sparse at 128 tokens",
-        ),
-        ((), "Dense attention is faster than sparse at 64, 128, 256 and 512 tokens", ""),
-    ],
-)
-def test_only_lengths_that_were_measured_are_claimed(say, wins, said, also):
+def test_only_lengths_that_were_measured_are_claimed(say):
     cases = []
     for seq_len in (512, 64, 256, 128):
-        ms = 10 if seq_len in wins else 40
+        ms = 40 if seq_len == 128 else 10
         cases.append(attention_case("dense", 18, 20, 23, seq_len=seq_len))
         cases.append(attention_case("window", ms - 1, ms, ms + 1, seq_len=seq_len, tiles=0.75))
     first = say("attention", cases)[0]
-    assert f"{said}: " in first and first.removesuffix(".").endswith(also)
+    assert "is faster than every dense kernel at 64, 256 and 512 tokens: " in first
+    assert first.endswith(". Dense attention is faster than sparse at 128 tokens.")
 
 
 def test_faster_than_dense_is_faster_than_every_dense_kernel_and_the_smallest_ratio_is_shown(say):

@@ -2,11 +2,12 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status
-from tests.report.cases import layer_case
+from tests.report.cases import DECODE, layer_case
 from tests.report.rows import interval
 from tests.shown import CHARTS, VERDICTS
 
@@ -16,10 +17,14 @@ def _case(provenance, method, spread):
         rest = {"provenance": provenance, "method": method, "scope": scope, "details": {"of": "x"}}
         return interval(metric, value / spread, value, value * spread, **rest)
 
-    factors = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 1, "device": "cpu"}
     found = [Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
-    found += [row("energy", 50.0), row("power", 25.0), row("energy_per_token", 0.25)]
-    return factors, [*found, row("net_energy", 30.0), row("power", 10.0, "idle")]
+    found += [
+        row("energy", 50.0),
+        row("power", 25.0),
+        row("energy_per_token", 0.25),
+        row("energy_delay", 80.0),
+    ]
+    return DECODE | {"device": "cpu"}, [*found, row("net_energy", 30.0), row("power", 10.0, "idle")]
 
 
 def _sure(rows):
@@ -27,10 +32,24 @@ def _sure(rows):
     return {row["sure"] for data in spec["datasets"].values() for row in data if "sure" in row}
 
 
+def test_each_source_of_energy_has_a_line(measured):
+    factors, found = _case(Provenance.MEASURED, "rapl", 1.25)
+    memory = {"scope": "decode", "method": "rapl_dram", "details": {"of": "dram"}}
+    rows = measured("energy", [(factors, [*found, interval("energy", 5, 7, 9, **memory)])])
+    package, dram = energy_table(rows).to_dict("records")
+    numbers = {
+        "energy": 50, "energy_low": 40, "energy_high": 62.5, "power": 25, "power_low": 20, "power_high": 31.25,
+        "idle_power": 10, "idle_power_low": 8, "idle_power_high": 12.5, "energy_per_token": 0.25, "energy_delay": 80,
+        "net": 30, "net_low": 24, "net_high": 37.5, "tokens_per_second": 100,
+    }  # fmt: skip
+    assert {name: package[name] for name in numbers} == pytest.approx(numbers)
+    assert (package["of"], package["batch_size"]) == ("x", 3)
+    assert (dram["of"], dram["energy"]) == ("dram", 7)
+    assert pd.isna(dram["power"]) and pd.isna(dram["net"])
+
+
 def test_a_reading_has_a_point_and_a_range_above_idle(measured):
     rows = measured("energy", [_case(Provenance.MEASURED, "rapl", 1.1)])
-    (line,) = energy_table(rows).to_dict("records")
-    assert (line["power"], line["idle_power"], line["energy_per_token"]) == (25, 10, 0.25)
     text = "\n".join(VERDICTS["energy"](rows))
     assert "A token costs 250 mJ [227 … 275] at 25 W (decode) by rapl." in text
     assert "not measured" not in text

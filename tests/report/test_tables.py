@@ -8,13 +8,12 @@ import pytest
 
 from nanolib.experiments.attention.findings import attention_table
 from nanolib.experiments.distributed import tables as decode_tables
-from nanolib.experiments.energy.view import energy_table
 from nanolib.experiments.fp8 import view as fp8
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.report import overview, tables
 from nanolib.report.charts import roofline_table, roofline_words
-from tests.report.cases import CEILINGS, fp8_case, inference, rated
+from tests.report.cases import CEILINGS, attention_case, fp8_case, inference, rated
 from tests.report.rows import SIZES, ended, interval, warmup_process
 from tests.shown import CHARTS
 
@@ -112,23 +111,17 @@ def test_a_case_that_would_not_fit_is_reported_with_its_reason(say):
     assert "huge, n = 64, was not started: it needs 9 MiB" in text
 
 
-def _attention_case(name, ends, **shape):
-    found = [interval("latency", *ends, scope="forward", predicted=ends[1] / 4)]
-    found.append(exact("block_sparsity", 0.0, method="mask"))
-    return SIZES | {"causal": True, "options": {}, "name": name} | shape, found
-
-
 def test_the_baseline_is_of_the_same_run_and_shape(measured):
     shapes = (
         {},
         {"seq_len": 128},
         {"batch_size": 5},
         {"dtype": "bfloat16"},
-        {"causal": False},
+        {"causal": True},
         {"device": "cuda:0"},
     )
     times = itertools.count(10)
-    cases = [[_attention_case(name, (at - 1, at, at + 1), **shape) for shape in shapes for name, at in
+    cases = [[attention_case(name, at - 1, at, at + 1, **shape) for shape in shapes for name, at in
               (("dense (math)", next(times)), ("dense (flash)", next(times)), ("a", 10))] for _ in range(2)]  # fmt: skip
     table = attention_table(measured("attention", *cases))
     sparse = table[table["name"] == "a"]
@@ -174,30 +167,6 @@ def test_cells_are_for_people():
         "algorithm": ["pass q", "—"],
         "direction": ["forward + backward"] * 2,
     }
-
-
-def test_each_source_of_energy_has_a_line(measured):
-    def row(metric, low, value, high, scope="decode", of="package", method="rapl"):
-        rest = {"method": method, "scope": scope, "details": {"of": of}}
-        return interval(metric, low, value, high, **rest)
-
-    found = [
-        Measurement("tokens_per_second", 75.0, scope="decode", method="window"),
-        *(row("energy", 36, 40, 50), row("power", 18, 20, 25), row("power", 6, 8, 9, "idle")),
-        *(row("energy_per_token", 0.18, 0.2, 0.25), row("energy_delay", 70, 80, 100)),
-        *(row("net_energy", 12, 24, 30), row("energy", 5, 7, 9, of="dram", method="rapl_dram")),
-    ]
-    rows = measured("energy", [(SIZES | {"name": "tiny", "phase": "decode"}, found)])
-    package, dram = energy_table(rows).to_dict("records")
-    numbers = {
-        "energy": 40, "energy_low": 36, "energy_high": 50, "power": 20, "power_low": 18, "power_high": 25,
-        "idle_power": 8, "idle_power_low": 6, "idle_power_high": 9, "energy_per_token": 0.2, "energy_delay": 80,
-        "net": 24, "net_low": 12, "net_high": 30, "tokens_per_second": 75,
-    }  # fmt: skip
-    assert {name: package[name] for name in numbers} == pytest.approx(numbers)
-    assert (package["of"], package["batch_size"]) == ("package", 3)
-    assert (dram["of"], dram["energy"]) == ("dram", 7)
-    assert pd.isna(dram["power"]) and pd.isna(dram["net"])
 
 
 def test_a_curve_is_warm_up_as_far_as_it_was_needed(measured):
