@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -23,7 +22,6 @@ from nanolib.torch_internals import (
 
 MIB = 2**20
 _PROC = Path("/proc/self")
-_EXPERTS = torch.ops.aten._grouped_mm.default
 
 
 @dataclass
@@ -98,26 +96,12 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         peak.live = counter.peak
 
 
-class _FakeTensors(FakeTensorMode):
-    """Give the products of a mixture's experts a shape in dtypes other than torch's bfloat16."""
-
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the empty result of a product of experts, or run another operation."""
-        if func is not _EXPERTS or args[0].dtype is torch.bfloat16:
-            return super().dispatch(func, types, args, kwargs or {})
-        # The import is here, since the name is private to torch and only experts need it.
-        from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
-
-        with self:
-            return empty_product(*args[:3], args[0].dtype)
-
-
 def fake_tensors() -> FakeTensorMode:
     """Return a mode in which tensors have shape, dtype and device but no data.
 
     Tensors of two modes cannot be mixed, so nested blocks use the same mode.
     """
-    return detect_fake_mode() or _FakeTensors(allow_non_fake_inputs=True)
+    return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def why_not_planned(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from nanolib.models.user import (
 from nanolib.run.case import Case, Plan
 from nanolib.run.memory_plan import UNCOUNTED, StackMemory
 from nanolib.run.timeout import answers_of, planning_time_limit
-from nanolib.torch_internals import FakeTensorMode
+from nanolib.torch_internals import FakeTensorMode, TorchDispatchMode
 
 # Time limit of each case of the user's code, s. `planning_time_limit` usually ends a case earlier.
 _LIMIT_S = 90.0
@@ -152,10 +152,29 @@ class Look:
     counted: Counted | None = None
 
 
+class _ProductsOfExperts(TorchDispatchMode):
+    """Give the products of a mixture's experts a shape in dtypes other than torch's bfloat16."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the empty result of a product of experts, or run another operation."""
+        if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
+            return func(*args, **kwargs or {})
+        # The import is here, since the name is private to torch and only experts need it.
+        from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
+
+        return empty_product(*args[:3], args[0].dtype)
+
+
 @contextlib.contextmanager
-def without_data(mode: FakeTensorMode | None = None) -> Iterator[None]:
-    """Make tensors without data within the block, and discard the output of the code."""
-    with mode or fake_tensors(), silent():
+def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None]:
+    """Make tensors without data within the block, and discard the output of the code.
+
+    Args:
+        own: Whether the model is not a preset, so that it may have experts.
+        mode: Mode of earlier tensors, or None for a new mode.
+    """
+    experts = _ProductsOfExperts() if own else contextlib.nullcontext()
+    with mode or fake_tensors(), experts, silent():
         yield
 
 
@@ -205,7 +224,7 @@ def _look(case: Any) -> Look:
     breakdowns = {}
     depth = 0 if case.own else case.config.num_layers
     try:
-        with without_data(), planning_time_limit():
+        with without_data(case.own), planning_time_limit():
             breakdowns = StackMemory(depth, case.at_depth).breakdowns()
         plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
@@ -215,7 +234,7 @@ def _look(case: Any) -> Look:
     if not case.own:
         return Look(plan, breakdowns)
     try:
-        with without_data(), planning_time_limit():
+        with without_data(case.own), planning_time_limit():
             return Look(plan, breakdowns, _count(case))
     except (Exception, SystemExit) as error:
         reason = plan.reason or f"not counted: {why_not_planned(error)}"

@@ -139,7 +139,7 @@ class Planner:
 
     def _followed(self, name: str, batch: int, lengths: tuple[int, ...]) -> StackMemory:
         """Record the calls of a use at each length."""
-        with without_data(self._mode):
+        with without_data(self.source.own, self._mode):
             ats = (partial(self._at, name, batch, length) for length in lengths)
             return StackMemory(self.stack[1], *ats)
 
@@ -158,7 +158,7 @@ class Planner:
         case = self._case(name, 1, length)
         if not self.request.kv_dtype or case.mode != "generation":
             return 1.0
-        with without_data(self._mode):
+        with without_data(self.source.own, self._mode):
             step = self._at(name, 1, length, min(1, self.stack[1]))
             step.first()
             size = sum(x.nbytes for x in step.kinds()[MemoryKind.CACHE])
@@ -195,7 +195,7 @@ class Planner:
         if not field or per_layer or len({*(getattr(config, "layer_types", None) or ())}) > 1:
             return "", 0
         depth = getattr(config, field)
-        with without_data():
+        with without_data(source.own):
             parts = source.build().modules()
         stacks = [part for part in parts if isinstance(part, nn.ModuleList) and len(part) == depth]
         equal = len(stacks) == 1 and len(set(map(repr, stacks[0]))) == 1
