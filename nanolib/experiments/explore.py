@@ -222,7 +222,7 @@ def _control(params: shared.Params, name: str) -> Any:
     import ipywidgets as widgets
 
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation
-    look: dict[str, Any] = {"description": name, "style": {"description_width": "initial"}}
+    look = {"description": name, "style": {"description_width": "initial"}}
     if isinstance(value, bool):
         return widgets.Checkbox(value=value, indent=False, **look)
     if get_origin(kind) is Literal:

@@ -62,9 +62,8 @@ def build(
         schemapi.debug_mode(False),  # The tests check every chart, and the check is slow.
         ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
-        made, pending = Path(temporary), []
-        parts: list[Part] = []
-        specs: dict[str, dict[str, Any]] = {}
+        made = Path(temporary)
+        parts, specs, pending = [], {}, []
         # The pictures of one part are drawn in a thread while the next part is made.
         for part in _parts(store, sections, rows, runs, machines):
             parts.append(part)

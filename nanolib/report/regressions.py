@@ -29,16 +29,6 @@ _MOST_LINES = 80  # Largest number of histories in a chart.
 _MOST_NAMED = 5  # Largest number of changes in a verdict.
 _NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")  # A verdict only counts these findings.
 
-AB_COLUMNS = {
-    "case": "Case",
-    "metric": "Timing",
-    "finding": "Verdict",
-    "ratio": "B / A [95 %]",
-    "base": "A (ms)",
-    "current": "B (ms)",
-    "message": "Measured in",
-}
-
 
 def changes(since: Comparison | None, found: list[History]) -> Part:
     """Return the part of the report about changes.
@@ -237,6 +227,19 @@ AB_SECTION = Section(
     "ab",
     "Which of two versions is slower?",
     {"ab_ratio": ab_ratio},
-    {"All cases": CaseTable(ab_table, AB_COLUMNS)},
+    {
+        "All cases": CaseTable(
+            ab_table,
+            {
+                "case": "Case",
+                "metric": "Timing",
+                "finding": "Verdict",
+                "ratio": "B / A [95 %]",
+                "base": "A (ms)",
+                "current": "B (ms)",
+                "message": "Measured in",
+            },
+        )
+    },
     ab_verdict,
 )
