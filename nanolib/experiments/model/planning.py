@@ -179,8 +179,8 @@ class MemoryPlan:
         }
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
-    def parts(self, use: Use, most: int = 6) -> pd.DataFrame:
-        """Make a table of the largest parts of a peak, with the line or operation that made each."""
+    def parts(self, use: Use) -> pd.DataFrame:
+        """Make a table of the six largest parts of a peak, with the line or operation that made each."""
         name, unit = self._unit
         return pd.DataFrame(
             {
@@ -190,7 +190,7 @@ class MemoryPlan:
                 name: f"{size / unit:.2f}",
                 "share": f"{size / use.breakdown.peak:.0%}",
             }
-            for part, size in use.breakdown.largest(most)
+            for part, size in use.breakdown.largest(6)
         )
 
     def to_dict(self) -> dict[str, Any]:
