@@ -241,7 +241,7 @@ def _interleave(
         for side in sides:
             side.time_block(calls, keep=False)
     names = [*scopes, "total"] if len(scopes) > 1 else scopes
-    medians: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    medians = [[], []]
     count, next_check, end = 0, MIN_PAIRS, time.monotonic() + window_s
     while count < MAX_PAIRS and (time.monotonic() < end or count < FEWEST_PAIRS):
         for i in order.sample((0, 1), 2):

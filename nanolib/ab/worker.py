@@ -111,7 +111,7 @@ def _imported(name: str, root: Path) -> Any:
     """Return the callable `package.module:function` of this version."""
     module_name, _, attribute = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        found = importlib.import_module(module_name)
     except Exception as error:
         raise Refused(f"{name} cannot be imported ({_one_line(error)})") from None
     _check_ours(found, root)

@@ -141,7 +141,7 @@ def show_comparison(
 
 def _echo_findings(table: Any) -> None:
     """Print one table per experiment. A note that is too wide for its line follows the tables."""
-    notes: dict[str, str] = {}
+    notes = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
         shared, lines = compact(part, terminal_width(), notes)

@@ -122,7 +122,7 @@ class NotebookCommand(click.Command):
                     formatter.write_dl(lines, col_max=34)
 
 
-def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def _parameters(notebook: Path) -> list[list[tuple[str, str]]]:
     """Return the parameters of a notebook, and its settings.
 
     Returns:
@@ -131,7 +131,7 @@ def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, 
     cells = json.loads(notebook.read_text())["cells"]
     source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
     text = "".join(source["source"])
-    return (
+    return [
         re.findall(r"^(?!settings)(\w+: .*?)  # (.*)$", text, re.MULTILINE),
         [
             (f"{name}: {type(ast.literal_eval(default)).__name__} = {default}", comment)
@@ -139,7 +139,7 @@ def _parameters(notebook: Path) -> tuple[list[tuple[str, str]], list[tuple[str, 
                 r'^    "(\w+)": (.*?),  # (.*)$', text, re.MULTILINE
             )
         ],
-    )
+    ]
 
 
 def _notebook(name: str) -> Path | None:

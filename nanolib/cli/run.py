@@ -155,7 +155,7 @@ def _show_plan(jobs: list[Any]) -> None:
     from nanolib.store import Store
 
     machine_id, exists = this_machine().machine_id, database_path().exists()
-    expected: list[Any] = []
+    expected = []
     with Store(create=False) if exists else nullcontext() as store:
         ceilings = ceilings_of(store, machine_id) if store else {}
         for job in jobs:
@@ -186,11 +186,6 @@ def _duration(seconds: Any) -> str:
     return f": about {estimate} s ({low} to {high} s) inside cases"
 
 
-def _fold_key(line: Any) -> Any:
-    """Return a key that groups lines without a prediction that differ only in the name."""
-    return line[1:] if line.mib == "—" else line
-
-
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
     """Print one line per case. Neighboring cases without a prediction share a line."""
     from tqdm import tqdm
@@ -198,7 +193,7 @@ def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
     width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")
     echo(f"{'case':{width}}  predicted ms  predicted MiB  here")
     with tqdm(predictions, "planning", len(cases), leave=False, disable=None, unit="case") as bar:
-        for _, equal in itertools.groupby(bar, _fold_key):
+        for _, equal in itertools.groupby(bar, lambda line: line[1:] if line.mib == "—" else line):
             (name, ms, mib, here), *others = equal
             name += f" and {len(others)} more" if others else ""
             with bar.external_write_mode():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import html
 import json
 import shlex
 import threading
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args, get_origin
@@ -114,7 +114,7 @@ class Explore:
         try:
             self.command.text = command_of(self.params())
         except BadInput as error:
-            self.predicted.value = f"<b>{html.escape(error.lines[0])}</b>"
+            self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
         self.predict.disabled = bool(self.predicted.value)
         self.measure.disabled = self._busy or self.predict.disabled
 
@@ -150,19 +150,19 @@ class Explore:
                 run.finish()
                 failed = failures(run.measurements()).drop(columns="experiment")
             lines = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
-            self.status.value = html.escape(f"{'. '.join(lines)}. Not kept yet.")
+            self.status.value = escape(f"{'. '.join(lines)}. Not kept yet.")
             self.keep.disabled = False
         except Canceled:
             self.status.value = "Canceled."
         except Exception as error:  # A thread shows no traceback, so the status shows the error.
-            self.status.value = html.escape(str(error) or type(error).__name__)
+            self.status.value = escape(str(error) or type(error).__name__)
         finally:
             self._busy, self.cancel.disabled = False, True
             self._show()
             self._update()
 
     def _progress(self, done: int, total: int, case: str) -> None:
-        self.status.value = f"{done} of {total}: {html.escape(case)}"
+        self.status.value = f"{done} of {total}: {escape(case)}"
         self._show()
 
     def _new(self) -> pd.DataFrame:
@@ -195,9 +195,9 @@ class Explore:
             with Store() as store:
                 store.merge(self._path)
         except BadInput as error:
-            self.status.value = html.escape(error.lines[0])
+            self.status.value = escape(error.lines[0])
             return
-        self.status.value, self.keep.disabled = f"Kept in {html.escape(store.path.name)}.", True
+        self.status.value, self.keep.disabled = f"Kept in {escape(store.path.name)}.", True
 
 
 def command_of(params: shared.Params) -> str:
@@ -222,7 +222,7 @@ def _control(params: shared.Params, name: str) -> Any:
     import ipywidgets as widgets
 
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation
-    look: dict[str, Any] = {"description": name, "style": {"description_width": "initial"}}
+    look = {"description": name, "style": {"description_width": "initial"}}
     if isinstance(value, bool):
         return widgets.Checkbox(value=value, indent=False, **look)
     if get_origin(kind) is Literal:

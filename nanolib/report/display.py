@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterable
+from html import escape
 
 import anywidget
 import pandas as pd
@@ -50,7 +50,7 @@ class Table:
 
     def folded(self, title: str, is_open: bool) -> str:
         """Return the HTML of the table in a block with its title, which a reader can fold."""
-        text = f"{html.escape(title)} (<span class=count>{len(self.frame)}</span>)"
+        text = f"{escape(title)} (<span class=count>{len(self.frame)}</span>)"
         mark = " open" if is_open else ""
         return f"<details{mark}><summary>{text}</summary>{self._repr_html_()}</details>"
 
@@ -58,7 +58,7 @@ class Table:
 def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = "") -> str:
     # Without this style, JupyterLab wraps each cell, and a widget leaves no space between cells.
     cells = (
-        f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{html.escape(str(value))}</{tag}>'
+        f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{escape(str(value))}</{tag}>'
         for side, value in zip(sides, line, strict=True)
     )
     return f"<tr{about}>{''.join(cells)}</tr>"
@@ -91,7 +91,7 @@ class Lines:
         parts = []
         for heading, findings in self.groups:
             items = "".join(f"<li>{_finding_html(finding)}</li>" for finding in findings)
-            parts += [f"<p><small>{html.escape(heading)}</small></p>"] if heading else []
+            parts += [f"<p><small>{escape(heading)}</small></p>"] if heading else []
             parts.append(f"<ul>{items}</ul>")
         return "".join(parts)
 
@@ -148,7 +148,7 @@ def show(section: Section, rows: pd.DataFrame) -> None:
 def _finding_html(finding: Finding) -> str:
     answer = finding.text.rstrip(".")
     rest = finding.sentence.removeprefix(answer)
-    return f"<b>{html.escape(answer)}</b>{html.escape(rest)}"
+    return f"<b>{escape(answer)}</b>{escape(rest)}"
 
 
 class CommandLine(anywidget.AnyWidget):

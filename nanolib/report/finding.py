@@ -131,7 +131,7 @@ def comparing(first: Estimate, *others: Estimate) -> Pairs:
 
 def grouped(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
     """Group findings by their heading, in the order of each heading's first finding."""
-    groups: dict[str, list[Finding]] = {}
+    groups = {}
     for finding in findings:
         groups.setdefault(finding.about, []).append(finding)
     return list(groups.items())

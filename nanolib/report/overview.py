@@ -21,7 +21,7 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
 
     The cache compares rows by identity, so rows that changed in place count as the same rows.
     """
-    last: list[Any] = [(lambda: None, None)]
+    last = [(lambda: None, None)]
 
     @functools.wraps(make)
     def made(rows: pd.DataFrame) -> _Made:
@@ -47,7 +47,7 @@ def table_of(experiment: str, factor: str) -> Callable[..., Any]:
         factor: Name of the factor.
     """
 
-    def decorate(make: Callable[[pd.DataFrame], pd.DataFrame]) -> Any:
+    def decorate(make: Any) -> Any:
         @cached
         @functools.wraps(make)
         def table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -61,7 +61,7 @@ def table_of(experiment: str, factor: str) -> Callable[..., Any]:
 
 def _drop_busy_orders(findings: list[Finding]) -> list[Finding]:
     """Return the first findings, with at most one per heading about a busy machine."""
-    kept: dict[tuple[str, str], Finding] = {}
+    kept = {}
     for finding in findings:
         sound = finding.without_busy_order()
         kept.setdefault((sound.about, "" if sound is not finding else str(finding)), sound)

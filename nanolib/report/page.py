@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 import pandas as pd
+from altair.utils import schemapi
 
 from nanolib.compare.history import what_changed
 from nanolib.paths import make_folder
@@ -58,12 +59,11 @@ def build(
     # All files are moved to the folder at the end, so a failure leaves the old report complete.
     with (
         TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
-        renderer.unchecked(),
+        schemapi.debug_mode(False),  # The tests check every chart, and the check is slow.
         ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
-        made, pending = Path(temporary), []
-        parts: list[Part] = []
-        specs: dict[str, dict[str, Any]] = {}
+        made = Path(temporary)
+        parts, specs, pending = [], {}, []
         # The pictures of one part are drawn in a thread while the next part is made.
         for part in _parts(store, sections, rows, runs, machines):
             parts.append(part)

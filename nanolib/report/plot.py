@@ -187,7 +187,7 @@ def _draw_lines(
 ) -> tuple[pd.DataFrame, _Layers]:
     places = sorted(float(x) for x in data["x"].unique())
     ends = [places[0], places[-1]]
-    ticks: dict[str, Any] = {"values": log_ticks(*ends)} if log else {"tickCount": 6}
+    ticks = {"values": log_ticks(*ends)} if log else {"tickCount": 6}
     if join and len(places) <= 12:
         ticks = {"values": places}
     x = alt.X(

@@ -30,16 +30,6 @@ _MOST_NAMED = 5  # Largest number of changes in a verdict.
 # Findings that a verdict counts but does not name.
 _NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")
 
-AB_COLUMNS = {
-    "case": "Case",
-    "metric": "Timing",
-    "finding": "Verdict",
-    "ratio": "B / A [95 %]",
-    "base": "A (ms)",
-    "current": "B (ms)",
-    "message": "Measured in",
-}
-
 
 def changes(since: Comparison | None, found: list[History]) -> Part:
     """Return the part of the report about changes.
@@ -50,7 +40,7 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
     """
     verdict, charts, tables = [], {}, {}
     if since is not None:
-        verdict += comparison_verdict(since, "Against the runs before")
+        verdict += comparison_verdict(since)
         words = "A: earlier runs. B: the newest runs, measured at another time."
         charts["since_the_run_before"] = comparison_chart(since, "Since the run before", words)
         table = since.table(everything=False)
@@ -100,16 +90,11 @@ def ab_ratio(rows: pd.DataFrame) -> Drawing:
     return comparison_chart(found, "Two versions side by side", f"{found.noise[0]}.")
 
 
-def comparison_verdict(found: Comparison, what: str) -> list[Finding]:
-    """Return the findings of a comparison of stored runs.
-
-    Args:
-        found: Comparison of two sets of runs.
-        what: Words that name the comparison.
-    """
+def comparison_verdict(found: Comparison) -> list[Finding]:
+    """Return the findings of a comparison of the newest runs with the runs before."""
     drift = "The runs were measured at different times, so machine drift is not controlled"
     return [
-        _counts(found, what),
+        _counts(found, "Against the runs before"),
         *(Finding("Take these times with care", noise) for noise in found.noise),
         *_changed(found),
         Finding(drift, next_step="to measure both in turns, run nano ab REV_A REV_B"),
@@ -238,6 +223,19 @@ AB_SECTION = Section(
     "ab",
     "Which of two versions is slower?",
     {"ab_ratio": ab_ratio},
-    {"All cases": CaseTable(ab_table, AB_COLUMNS)},
+    {
+        "All cases": CaseTable(
+            ab_table,
+            {
+                "case": "Case",
+                "metric": "Timing",
+                "finding": "Verdict",
+                "ratio": "B / A [95 %]",
+                "base": "A (ms)",
+                "current": "B (ms)",
+                "message": "Measured in",
+            },
+        )
+    },
     ab_verdict,
 )

@@ -40,11 +40,6 @@ def _without_control(value: Any) -> Any:
     return [_without_control(item) for item in value] if isinstance(value, list) else value
 
 
-def unchecked() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which Altair skips its slow schema check, since the tests check every chart."""
-    return schemapi.debug_mode(False)
-
-
 @functools.cache
 def javascript() -> str:
     """Return the JavaScript of Vega for the report page, which the user's cache folder keeps."""

@@ -74,7 +74,7 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(shown):
     names = {machine[:6] for machine in (first["machine_id"].iloc[0], OTHER)}
     assert {line.machine for line in found.lines} == names
     worse = replace(found, lines=[replace(line, finding=Kind.REGRESSED) for line in found.lines])
-    changed = [one for one in comparison_verdict(worse, "x") if one.text.startswith("regressed")]
+    changed = [one for one in comparison_verdict(worse) if one.text.startswith("regressed")]
     assert changed and all(finding.about for finding in changed)
     fewer = compare_rows(every, second)
     assert not fewer.lost and "left out" in fewer.noise[0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import product
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -154,12 +154,12 @@ def cases(params: Params) -> list[Case]:
     heads = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = [_kind(value) for value in params.attention_types]
-    shapes = itertools.product(params.seq_lens, params.batch_sizes, params.dtypes, kinds)
+    shapes = product(params.seq_lens, params.batch_sizes, params.dtypes, kinds)
     for seq_len, batch_size, dtype, (kind, options) in shapes:
         name = kind_name(kind, options)
         shape = (seq_len, batch_size, dtype, *heads)
         found.append(AttentionCase(device, name, kind, options, *shape))
-    for pattern, target in itertools.product(params.quality_patterns, params.quality_sparsities):
+    for pattern, target in product(params.quality_patterns, params.quality_sparsities):
         found.append(
             QualityCase(
                 device,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from itertools import product
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, conint, field_validator, model_validator
@@ -131,10 +131,10 @@ def cases(params: Params) -> list[Case]:
     for dtype in params.dtypes:
         shape = heads | {"device": device, "dtype": dtype}
         decoding = {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
-        for seq_len, world in itertools.product(params.seq_lens, params.world_sizes):
+        for seq_len, world in product(params.seq_lens, params.world_sizes):
             found.append(DecodeCase(**shape, **_on_ranks(params, seq_len, world), **decoding))
         # A case on several ranks times one rank too, so one rank needs no case of its own.
-        for seq_len, world in itertools.product(params.prefill_seq_lens, several or [1]):
+        for seq_len, world in product(params.prefill_seq_lens, several or [1]):
             algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
             passes = {"prefill_algorithms": algorithms, "backward": params.backward}
             found.append(PrefillCase(**shape, **_on_ranks(params, seq_len, world), **passes))

@@ -20,7 +20,6 @@ from nanolib.report.tables import (
     with_state,
 )
 
-EXPERIMENT = "distributed"
 KINDS = ("compute", "wait", "communication")
 UNCLEAR = "unclear"
 _SENT = (
@@ -72,7 +71,7 @@ _WORDS = {
 }
 
 
-@table_of(EXPERIMENT, "algorithms")
+@table_of("distributed", "algorithms")
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per decoding algorithm, number of ranks and length.
 
@@ -88,7 +87,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(["dtype", "seq_len", "world_size"], kind="stable", ignore_index=True)
 
 
-@table_of(EXPERIMENT, "prefill_algorithms")
+@table_of("distributed", "prefill_algorithms")
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per prefill algorithm, direction, number of ranks and length.
 
@@ -162,7 +161,7 @@ def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
 
 
-@table_of(EXPERIMENT, "world_size")
+@table_of("distributed", "world_size")
 def component_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per component of a call, such as local attention."""
     found = pick(rows, "component_time")

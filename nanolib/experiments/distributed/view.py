@@ -10,7 +10,6 @@ import pandas as pd
 from nanolib.experiments.distributed.tables import (
     COMPONENT_COLUMNS,
     DECODE_COLUMNS,
-    EXPERIMENT,
     KINDS,
     PREFILL_COLUMNS,
     UNCLEAR,
@@ -46,11 +45,11 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     title = "Time per token over ranks"
     table = drop_missing(decode_table(rows), "latency")
     if table.empty:
-        return empty_chart(title, why_empty(rows, EXPERIMENT))
+        return empty_chart(title, why_empty(rows, "distributed"))
     measured = table.rename(columns={"latency": "y", "latency_low": "low", "latency_high": "high"})
     measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
     measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
-    modelled = pick(rows_with_factor(rows, EXPERIMENT, "algorithms"), "latency")
+    modelled = pick(rows_with_factor(rows, "distributed", "algorithms"), "latency")
     modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
     # The dashed line starts at the largest measured number of ranks.
     most = modelled["factor.world_size"].max()
@@ -87,9 +86,9 @@ def _format_shapes(table: pd.DataFrame) -> pd.Series:
 def decode_shares(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each component of a token, such as local attention or waiting."""
     title = "Where the time of a token goes"
-    table = component_table(rows_with_factor(rows, EXPERIMENT, "algorithms"))
+    table = component_table(rows_with_factor(rows, "distributed", "algorithms"))
     if table.empty:
-        return empty_chart(title, why_empty(rows, EXPERIMENT))
+        return empty_chart(title, why_empty(rows, "distributed"))
     for column in ("world_size", "seq_len"):
         table = table[table[column] == table[column].max()]
     table = table[table["dtype"] == table["dtype"].iloc[0]]
@@ -118,10 +117,10 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
 def sharded_memory(rows: pd.DataFrame) -> Drawing:
     """Draw the peak memory of a rank over the sequence length, as measured and as planned."""
     title = "Peak memory of a rank"
-    peaks = pick(rows_with_factor(rows, EXPERIMENT, "world_size"), "peak_memory")
+    peaks = pick(rows_with_factor(rows, "distributed", "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
     if peaks.empty:
-        return empty_chart(title, why_empty(rows, EXPERIMENT))
+        return empty_chart(title, why_empty(rows, "distributed"))
     algorithm = peaks["scope"].str.removesuffix(" forward").replace("dense", "flash")
     is_whole = algorithm.isin(["flash", "math"])
     ranks = peaks["factor.world_size"]
@@ -233,7 +232,7 @@ def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
 
 
 SECTION = Section(
-    EXPERIMENT,
+    "distributed",
     "How well does attention scale across ranks?",
     {
         "decode_scaling": decode_scaling,

@@ -48,7 +48,6 @@ _SPEED = (
     Column("activations", "Activations, MiB", "memory_part", "activations"),
     Column("state", "State"),
 )
-SPEED_COLUMNS = titles(_SPEED)
 _PARITY = (
     Column("recipe", "Recipe"),
     Column("verdict", "Against bf16", _PARITY_METRIC, detail="verdict"),
@@ -61,7 +60,6 @@ _PARITY = (
     Column("provenance", "Products"),
     Column("state", "State"),
 )
-PARITY_COLUMNS = titles(_PARITY)
 _SPEEDS = {
     Order.ABOVE: "FP8 is faster than bf16",
     Order.NO_DIFFERENCE: "No clear difference between FP8 and bf16",
@@ -287,8 +285,8 @@ SECTION = Section(
     "Is FP8 faster, and does the loss match?",
     {"fp8_precisions": fp8_precisions, "fp8_parity": fp8_parity, "fp8_numerics": fp8_numerics},
     {
-        "Speed and memory": CaseTable(speed_table, SPEED_COLUMNS),
-        "Loss next to bf16": CaseTable(parity_table, PARITY_COLUMNS),
+        "Speed and memory": CaseTable(speed_table, titles(_SPEED)),
+        "Loss next to bf16": CaseTable(parity_table, titles(_PARITY)),
     },
     verdict,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,7 +84,7 @@ class OwnModelParams(shared.Params):
                 "model_options: needs a model; set model, or use overrides for presets"
             )
         if not self.model:
-            for preset, changes in itertools.product(self.presets, self.changes()):
+            for preset, changes in product(self.presets, self.changes()):
                 reads = {"longest": self.reads, "reads_text": self.READS_TEXT}
                 shared.fitting_config(preset, changes, **reads)
         elif not runs_code(self.model):
@@ -234,9 +234,7 @@ def cases(params: Params) -> list[Case]:
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = ["own"] if params.model else params.attention_types
-    for (preset, overrides), kind, dtype in itertools.product(
-        params.models(), kinds, params.dtypes
-    ):
+    for (preset, overrides), kind, dtype in product(params.models(), kinds, params.dtypes):
         found += _model_cases(params, device, preset, overrides, kind, dtype)
         if params.loss_steps:
             model = (device, model_name(preset, overrides), preset, overrides, kind)
@@ -249,7 +247,7 @@ def cases(params: Params) -> list[Case]:
 def _model_cases(
     params: Params, device: str, preset: str, overrides: dict[str, Any], kind: str, dtype: str
 ) -> Iterator[ModelCase]:
-    shapes = [*itertools.product(params.seq_lens, params.batch_sizes)]
+    shapes = [*product(params.seq_lens, params.batch_sizes)]
     batches = [size for size in params.generation_batch_sizes if size not in params.batch_sizes]
     uses = {"inference": shapes}
     if params.train:

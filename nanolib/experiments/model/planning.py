@@ -184,8 +184,8 @@ class MemoryPlan:
         }
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
-    def parts(self, use: Use, most: int = 6) -> pd.DataFrame:
-        """Return a table of the largest parts of a peak, with the code that made each part."""
+    def parts(self, use: Use) -> pd.DataFrame:
+        """Return a table of the six largest parts of a peak, with the code that made each part."""
         name, unit = self._unit
         return pd.DataFrame(
             {
@@ -195,7 +195,7 @@ class MemoryPlan:
                 name: f"{size / unit:.2f}",
                 "share": f"{size / use.breakdown.peak:.0%}",
             }
-            for part, size in use.breakdown.largest(most)
+            for part, size in use.breakdown.largest(6)
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -129,9 +129,9 @@ def check_loss(model: nn.Module) -> None:
 
 # The fused kernel of SGD does not take tensors without data.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": functools.partial(torch.optim.AdamW, fused=True),
-    "sgd": functools.partial(torch.optim.SGD, foreach=False),
-    "momentum": functools.partial(torch.optim.SGD, foreach=False, momentum=0.9),
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "sgd": partial(torch.optim.SGD, foreach=False),
+    "momentum": partial(torch.optim.SGD, foreach=False, momentum=0.9),
 }
 
 
