@@ -290,20 +290,3 @@ def shown(value: Any) -> str:
     except ValueError:  # Python refuses to print more than 4,300 digits.
         return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"
-
-
-# Factors that appear in the name of a case, in order.
-_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
-_NAMING += ("precision", "recipe", "variant")
-_SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
-
-
-def case_name(factors: Mapping[str, Any]) -> str:
-    """Return the name of a case, from the factors that define it."""
-    named = [str(factors[name]) for name in _NAMING if name in factors]
-    if {"m", "k", "n"} <= factors.keys():
-        named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")
-    if factors.get("compiled"):
-        named.append("compiled")
-    sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]
-    return " ".join(named + sizes)

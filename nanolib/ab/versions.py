@@ -266,9 +266,8 @@ def inspect_interpreter(python: str) -> Interpreter:
         answer = json.loads(done.stdout.splitlines()[-1])
         version = tuple(answer["python"])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
-        raise BadInput(
-            f"--python: {shown(python)} does not run Python; name an interpreter"
-        ) from None
+        message = f"--python: {shown(python)} does not run Python; name an interpreter"
+        raise BadInput(message) from None
     number, oldest = (".".join(map(str, one)) for one in (version, OLDEST))
     if version < OLDEST:
         raise BadInput(f"--python: {shown(python)} is Python {number}; give {oldest} or newer")

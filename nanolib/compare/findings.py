@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,3 +161,20 @@ def with_unit(figure: str) -> str:
     """Return a metric and its scope with the unit, such as `latency forward, ms`."""
     metric = METRICS.get(figure.partition(" ")[0])
     return figure if metric is None or metric.unit == "1" else f"{figure}, {metric.unit}"
+
+
+# Factors that appear in the name of a case, in order.
+_NAMING = ("name", "ceiling", "mode", "phase", "look", "direction", "algorithm", "memory_algorithm")
+_NAMING += ("precision", "recipe", "variant")
+_SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
+
+
+def case_name(factors: Mapping[str, Any]) -> str:
+    """Return the name of a case, from the factors that define it."""
+    named = [str(factors[name]) for name in _NAMING if name in factors]
+    if {"m", "k", "n"} <= factors.keys():
+        named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")
+    if factors.get("compiled"):
+        named.append("compiled")
+    sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]
+    return " ".join(named + sizes)

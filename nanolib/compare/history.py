@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from nanolib.compare.findings import Comparison, with_unit
+from nanolib.compare.findings import Comparison, case_name, with_unit
 from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import KEY, RECENT_RUNS, repeats
-from nanolib.measurement import METRICS, BadInput, Direction, case_name
+from nanolib.measurement import METRICS, BadInput, Direction
 from nanolib.numbers import format_number
 from nanolib.stats.changes import changes_of_level, find_recent_outlier
 from nanolib.stats.compare import MARGIN

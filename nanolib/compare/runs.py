@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.findings import CHANGED, FAILED, MISSING, NEW, Comparison, Line
+from nanolib.compare.findings import CHANGED, FAILED, MISSING, NEW, Comparison, Line, case_name
 from nanolib.compare.spread import KEY, LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
-from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status, case_name
+from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
 from nanolib.numbers import format_with_interval
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples, median_interval

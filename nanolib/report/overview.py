@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from nanolib.measurement import FLAG_TEXT, case_name
+from nanolib.compare.findings import case_name
+from nanolib.measurement import FLAG_TEXT
 from nanolib.numbers import format_number
 from nanolib.report.finding import MOST_FINDINGS, Finding
 

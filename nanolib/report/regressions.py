@@ -6,9 +6,9 @@ import math
 
 import pandas as pd
 
-from nanolib.compare.findings import Comparison, Line
+from nanolib.compare.findings import Comparison, Line, case_name
 from nanolib.compare.history import History
-from nanolib.measurement import METRICS, case_name
+from nanolib.measurement import METRICS
 from nanolib.report.finding import Estimate, Finding, comparing
 from nanolib.report.overview import cached, machine_name, of_experiment, pick, strip_shared_words
 from nanolib.report.plot import plot

@@ -27,7 +27,6 @@ from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
-
 _HEADROOM = 0.9  # Share of the free memory for a case, because the system needs the rest.
 _PLANS: dict[str, Plan] = {}
 _LOW = 2  # The lowest stack of blocks has a first and a last block.
@@ -93,15 +92,13 @@ def _peak(work: Workload) -> int:
 class StackMemory:
     """The memory breakdowns of the calls of a model with equal blocks, planned without data.
 
-    A call has sections: each block's forward pass, the time after the block, and the block's
-    backward pass. Each further block adds the same amount to the peak of a section. The peaks in
-    stacks of two and three blocks therefore give the peaks in a stack of any depth. The peak of the
-    call is the largest of all sections.
+    The sections of a call are each block's forward pass, the time after it, and its backward pass.
+    Each further block adds the same amount to the peak of a section. The peaks in stacks of two and
+    three blocks therefore give the peaks in a stack of any depth. The largest is the call's peak.
 
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
-        ats: Functions, one per planned shape, from a number of blocks to the `Step` of a model with
-            this number of blocks.
+        ats: Functions of the number of blocks that return a `Step`, one per planned shape.
     """
 
     def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
@@ -119,8 +116,7 @@ class StackMemory:
 
         Args:
             shared: Function that returns one rank's part of a breakdown, if ranks share the model.
-            resized: Function from the bytes of a tensor in each planned shape to its bytes in
-                another shape.
+            resized: Function from a tensor's bytes in the planned shapes to those in another shape.
         """
         found = {}
         for scope in self._stacks[0][0]:
@@ -237,8 +233,7 @@ def breakdown_rows(
 ) -> list[Measurement]:
     """Measure the peak memory of a call and its parts by kind, which add up to the peak.
 
-    On a GPU the allocator reports the peak. The allocator's memory beyond the live
-    tensors is the kind `unattributed`.
+    On a GPU the allocator reports the peak. Its memory beyond live tensors is `unattributed`.
 
     Args:
         work: Call to measure, with its `kinds`.
@@ -298,9 +293,8 @@ def trace(work: Workload, case: Case, params: Params) -> None:
     """Write a Chrome trace of one call into the folder `traces` if `params.trace` is set."""
     if not params.trace:
         return
-    name, scope = (
-        re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in (f"{params.NAME} {case}", work.scope)
-    )
+    parts = (f"{params.NAME} {case}", work.scope)
+    name, scope = (re.sub(r"[^A-Za-z0-9=.,+-]+", "-", text) for text in parts)
     folder = make_folder(output_folder() / "traces")
     file = f"{name[:100].strip('-')}-{scope}-{case.case_id[:6]}.json"
     write_trace(work.call, folder / file, case.device)

@@ -1,8 +1,7 @@
 """Choose the keys that each head keeps, from the values of queries and keys.
 
 A chooser takes q, k, causal, options and scores, and returns a `Choice` on the device of q and k.
-The host waits for the device only when `Choice.blocks` reads the choice. To add a chooser, write a
-function and add its name to `patterns.DYNAMIC`.
+The host waits for the device only in `Choice.blocks`. New choosers also belong in `patterns.DYNAMIC`.
 """
 
 from __future__ import annotations
