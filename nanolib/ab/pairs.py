@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nanolib.measurement import Direction, Status, case_name
+from nanolib.compare.findings import case_name
+from nanolib.measurement import Direction, Status
 from nanolib.stats.compare import THRESHOLD, Verdict
 
 CALL = "call"

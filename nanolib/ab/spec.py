@@ -12,10 +12,10 @@ from typing import Any
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Task
 from nanolib.ab.versions import Interpreter, Version, differences, titles
-from nanolib.compare.findings import MISSING, NEW, Line
+from nanolib.compare.findings import MISSING, NEW, Line, case_name
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import COUNTED
-from nanolib.measurement import BadInput, case_name
+from nanolib.measurement import BadInput
 
 Cases = dict[str, Mapping[str, Any]]  # id → factors
 
