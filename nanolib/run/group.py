@@ -75,7 +75,7 @@ def measure_group(
     cases: Sequence[Case],
     params: Params,
     ceilings: dict[str, float],
-    report: Callable[..., object],
+    report: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Outcome]:
     """Measure one case, or the cases of a group in turns.
 
