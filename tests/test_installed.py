@@ -1,5 +1,7 @@
 """What is not installed is said in one line, with the part that goes without it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,8 @@ def test_without_torchao_8_bits_are_unsupported_and_no_error(monkeypatch):
             excluded_modules=(),
             emulate=False,
         )
+
+
+def test_a_machine_without_nvidias_package_measures():
+    code = "import sys; sys.modules['pynvml'] = None; import nanolib.run.sweep"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -172,7 +172,8 @@ def _serve_case(request: dict[str, Any], root: Path) -> None:
     def collect(clock: Any, phases: dict[str, Any], *_limits: float) -> Any:
         calls = list(phases.values())
         blocks = _serve_blocks(list(phases), lambda n: clock.time_block(calls, n, 1), last=False)
-        return np.asarray(blocks), {"calls_per_block": len(blocks[0])}
+        shape = {"calls_per_block": len(blocks[0]), "inner": 1, "stop": "interleaved"}
+        return np.asarray(blocks), shape
 
     case = cases[request["case_id"]]
     collected = params.replace(case_timeout_s=request["timeout_s"]).collected_by(collect)

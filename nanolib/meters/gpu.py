@@ -8,8 +8,6 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
-import pynvml
-
 from nanolib.meters.machine import gpu_uuid
 
 # Bits by which NVML reports why a clock is lower than you chose.
@@ -21,6 +19,12 @@ _SLOWED_BY = {
 }
 _UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
 _BUSY_PERCENT = 10
+
+
+def _pynvml() -> Any:
+    import pynvml  # Machines without an NVIDIA GPU work without this package.
+
+    return pynvml
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
@@ -64,7 +68,7 @@ class GpuState:
     """
 
     def __init__(self, device: str, nvml: Any = None) -> None:
-        self._device, self._nvml = device, nvml or pynvml
+        self._device, self._nvml = device, nvml or _pynvml()
         self._seen = defaultdict(list)  # name of a sensor → its readings
 
     def read(self) -> None:
@@ -111,7 +115,7 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
         uuid: UUID of the GPU, `GPU-…`.
         nvml: NVML module, `pynvml` by default.
     """
-    nvml = nvml or pynvml
+    nvml = nvml or _pynvml()
     try:
         nvml.nvmlInit()
         gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -225,11 +225,11 @@ def run_here(
     report: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Outcome]:
     """Measure one case and store its traces, or measure a group without traces."""
-    ceilings = ceilings_of(store, run_id)
-    if len(cases) > 1:
-        return measure_group(cases, params, ceilings, report)
-    with recording(lambda: store.new_trace(run_id, cases[0].case_id)):
-        return measure_group(cases, params, ceilings, report)
+    (first, *others), traced = cases, contextlib.nullcontext()
+    if not others:
+        traced = recording(lambda: store.new_trace(run_id, first.case_id))
+    with traced:
+        return measure_group(cases, params, ceilings_of(store, run_id), report)
 
 
 def run_in_process(

@@ -136,6 +136,14 @@ def test_a_converted_model_is_audited_and_keeps_its_head():
     )
 
 
+def test_hooks_of_an_emulated_layer_run_once_under_autocast():
+    layer, calls = EmulatedLinear(nn.Linear(16, 16), recipe_of("tensorwise")), []
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.ones(2, 16)).dtype is torch.bfloat16
+    assert calls == [1]
+
+
 def test_ours_and_torchaos_conversion_choose_the_same_layers():
     ours, theirs = _model(), _model()
     chosen = fp8.chosen_layers(theirs, ["head", "blocks.0.*"])

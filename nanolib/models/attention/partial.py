@@ -108,7 +108,7 @@ def plain(
 
 def few_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
     """Split the queries into slices whose scores take little memory."""
-    row = q.shape[0] * q.shape[1] * k.shape[2] * wide_type(q).itemsize
+    row = max(1, q.shape[0] * q.shape[1] * k.shape[2]) * wide_type(q).itemsize
     step = max(1, _SCORE_BYTES // row)
     for start in range(0, q.shape[2], step):
         yield slice(start, min(start + step, q.shape[2]))

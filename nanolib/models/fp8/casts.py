@@ -244,8 +244,11 @@ class EmulatedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map x, shape [..., in_features], to shape [..., out_features]."""
         kind = x.device.type
-        if torch.is_autocast_enabled(kind):
-            with torch.autocast(kind, enabled=False):
-                return self(x.to(torch.get_autocast_dtype(kind)))
+        if not torch.is_autocast_enabled(kind):
+            return self._multiply(x)
+        with torch.autocast(kind, enabled=False):
+            return self._multiply(x.to(torch.get_autocast_dtype(kind)))
+
+    def _multiply(self, x: Tensor) -> Tensor:
         out = EmulatedProduct.apply(x, self.weight, self.recipe, self.rounded)
         return out if self.bias is None else out + self.bias.to(out.dtype)
