@@ -3,13 +3,11 @@
 For intervals, flags and all samples, use `nanolib.measure`, which returns a `Measurement`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -218,7 +216,7 @@ class MemoryProfiler:
         self._existing = existing
         self._peak, self._resident = Peak(), Peak()
 
-    def __enter__(self) -> MemoryProfiler:
+    def __enter__(self) -> Self:
         self._open = contextlib.ExitStack()
         self._resident = self._open.enter_context(resident_peak())
         self._peak = self._open.enter_context(peak_memory(self._device, *self._existing))

@@ -1,7 +1,5 @@
 """Define the config of a model, its presets, and the names of attention kinds and patterns."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
@@ -151,7 +149,7 @@ class NanoConfig(StrictModel):
         return self.parameter_count - unread
 
     @classmethod
-    def from_preset(cls, name: str, /, **changes: Any) -> NanoConfig:
+    def from_preset(cls, name: str, /, **changes: Any) -> Self:
         """Return the config of a preset, with some fields changed.
 
         Args:

@@ -3,8 +3,6 @@
 This module imports only the standard library, so that a command can import it first.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 EVERYTHING, NOTEBOOKS, REPORTS, NVIDIA = "everything", "notebooks", "reports", "NVIDIA GPUs"

@@ -1,13 +1,11 @@
 """Declare metrics, statuses, flags and provenance, and the `Measurement` that contains a result."""
 
-from __future__ import annotations
-
 import difflib
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from nanolib.numbers import format_with_interval
 
@@ -72,7 +70,7 @@ class Provenance(enum.StrEnum):
 class Flag(enum.StrEnum):
     """A label with an explanation, shown next to a number that the label never changes."""
 
-    def __new__(cls, name: str, text: str) -> Flag:
+    def __new__(cls, name: str, text: str) -> Self:
         """Create a flag with its explanation."""
         flag = str.__new__(cls, name)
         flag._value_, flag.text = name, text

@@ -1,7 +1,5 @@
 """Format numbers with as many digits as their interval supports, and with scaled units."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -1,7 +1,5 @@
 """Check parameters with pydantic and read YAML, with one line per bad field."""
 
-from __future__ import annotations
-
 import json
 import types
 import typing

@@ -1,7 +1,5 @@
 """Find the folders of notebooks, params files and results, and write files safely."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -3,8 +3,6 @@
 A `VersionProcess` runs one version. A `ForkServer` forks the processes of versions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -39,7 +37,7 @@ class VersionDied(RuntimeError):
         status: The status of the case that the process was running.
     """
 
-    def __init__(self, process: Child, message: str, status: str = Status.ERROR) -> None:
+    def __init__(self, process: "Child", message: str, status: str = Status.ERROR) -> None:
         self.process, self.status = process, status
         super().__init__(message)
 

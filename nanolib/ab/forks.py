@@ -3,8 +3,6 @@
 A fork starts in hundredths of a second, because it does not repeat the imports.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

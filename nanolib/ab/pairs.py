@@ -1,12 +1,10 @@
 """Define the settings and tasks of a comparison, and store its block times."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -90,7 +88,7 @@ class Pairs:
     b: list[float] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
 
-    def __add__(self, other: Pairs) -> Pairs:
+    def __add__(self, other: Self) -> Self:
         return Pairs(self.a + other.a, self.b + other.b, self.generations + other.generations)
 
     @property

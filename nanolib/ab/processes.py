@@ -1,7 +1,5 @@
 """Start pairs of processes, one process per version, and fork later pairs to save time."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Compare two versions of the code, and turn the block times into findings and database rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ changes its speed. Each pair of processes counts as one sample. `nano ab` judges
 when the ratio is precise enough or the time is up, and never because the result is significant.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

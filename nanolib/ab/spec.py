@@ -1,7 +1,5 @@
 """Describe what `nano ab` compares, and list the tasks that both versions have."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence

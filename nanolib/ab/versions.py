@@ -3,8 +3,6 @@
 Each git revision has a temporary worktree, which is removed at the end of the comparison.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

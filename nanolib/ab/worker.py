@@ -7,8 +7,6 @@ Requests and answers are JSON over a socket. The output of the code goes to a lo
 `worker.py PARENT SOCKET --forks` runs the server of `forks.py`, which forks versions.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib.util

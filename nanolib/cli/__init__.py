@@ -4,8 +4,6 @@ Each command imports its modules when it is called, so that `nano --help` is fas
 imports from here.
 """
 
-from __future__ import annotations
-
 import click
 
 import nanolib

@@ -1,7 +1,5 @@
 """Compare two versions of code, parameters or environment in turns, for `nano ab`."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence

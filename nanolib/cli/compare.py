@@ -1,7 +1,5 @@
 """Compare two stored runs with `nano compare`, and all stored runs with `nano history`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Prepare a run: copy the workbook, list names, and plan the memory of a model."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

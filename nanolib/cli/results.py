@@ -1,7 +1,5 @@
 """List, report, export, import and delete stored runs."""
 
-from __future__ import annotations
-
 import webbrowser
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure: run a suite or notebooks with `nano run`, and this machine with `nano doctor`."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterable

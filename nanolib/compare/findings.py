@@ -1,11 +1,9 @@
 """Describe the findings of a comparison, sort them, and decide whether a gate fails."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
@@ -116,7 +114,7 @@ class Comparison:
     @classmethod
     def of(
         cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]
-    ) -> Comparison:
+    ) -> Self:
         """Return a comparison with the findings sorted, and with the further attributes in `rest`."""
 
         def badness(line: Line) -> tuple[int, float]:

@@ -1,7 +1,5 @@
 """Follow each case over the runs of a machine, and find the revisions at which its level changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

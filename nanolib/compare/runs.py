@@ -5,8 +5,6 @@ gate only if its change exceeds the spread between runs of one revision. Determi
 be equal. A comparison of two machines never fails a gate.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Estimate the spread between runs of one revision on one machine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Report what this machine can measure, and its peak rates, for `nano doctor`."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import sys

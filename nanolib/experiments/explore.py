@@ -1,7 +1,5 @@
 """Add controls to a live notebook that set its parameters, predict, measure and keep results."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Define a decoder-only transformer with RMSNorm, RoPE, SwiGLU or GELU, and a KV cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

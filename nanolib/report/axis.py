@@ -1,7 +1,5 @@
 """Scale the value axis of a chart: its range, its ticks, and the points that it cannot show."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

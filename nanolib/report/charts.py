@@ -3,8 +3,6 @@
 Source: Williams, Waterman & Patterson (2009) for the roofline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

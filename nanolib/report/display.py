@@ -1,7 +1,5 @@
 """Show tables and findings in a notebook as HTML, and in a terminal as plain text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from html import escape

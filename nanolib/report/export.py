@@ -1,7 +1,5 @@
 """Export results for sharing: a database, JSON, CSV or Markdown, without user name, host name or absolute path."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,11 +1,9 @@
 """State findings: a conclusion, its evidence with intervals, and the next step."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from nanolib.measurement import METRICS
 from nanolib.numbers import format_with_interval
@@ -44,17 +42,17 @@ class Estimate:
     busy: bool = False
 
     @classmethod
-    def of(cls, line: Mapping[str, Any], column: str, metric: str = "", name: str = "") -> Estimate:
+    def of(cls, line: Mapping[str, Any], column: str, metric: str = "", name: str = "") -> Self:
         """Read a column of a line, with its interval from `_low` and `_high` and the label `_busy`."""
         ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
         return cls(*ends, metric, name, bool(line.get(f"{column}_busy") == 1))
 
     @classmethod
-    def exact(cls, value: float, name: str = "") -> Estimate:
+    def exact(cls, value: float, name: str = "") -> Self:
         """Return an estimate for a value without uncertainty, such as a margin or zero."""
         return cls(value, value, value, name=name)
 
-    def compare_to(self, other: Estimate) -> Order:
+    def compare_to(self, other: Self) -> Order:
         """Return the order of two estimates, or no clear difference if their intervals overlap."""
         if self.high < other.low:
             return Order.BELOW
@@ -90,7 +88,7 @@ class Finding:
     compared: Pairs = ()
     figures: tuple[Estimate, ...] = ()
 
-    def without_busy_order(self) -> Finding:
+    def without_busy_order(self) -> Self:
         """Return the finding, or only its estimates if it ranks timings of a busy machine."""
         pairs = [pair for pair in self.compared if any(one.busy for one in pair[::2])]
         if not pairs:

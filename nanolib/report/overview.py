@@ -1,7 +1,5 @@
 """Select measurements of any experiment, and summarize runs, failures, flags and hardware."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Write the report: a page that needs no network, the same text in Markdown, pictures and tables."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -13,8 +13,6 @@ text: Label at the right end of the series.
 note: Last line of the tooltip.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Report what changed: between two versions, between runs, and over all runs of each case."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

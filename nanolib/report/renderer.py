@@ -4,8 +4,6 @@ JupyterLab bundles Vega 5. Altair writes Vega-Lite 6, whose layered charts Jupyt
 nanolib therefore compiles charts to Vega 5, and adds a PNG for viewers that do not draw Vega.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import functools

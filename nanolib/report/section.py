@@ -1,7 +1,5 @@
 """Declare the sections of the report, and describe the parts that a report makes from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

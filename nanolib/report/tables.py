@@ -1,7 +1,5 @@
 """Build tables with a line per case and a column per metric, and format them for people."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Set the colors, fonts and grid of all charts, in notebooks, on the report page and in pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

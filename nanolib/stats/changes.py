@@ -1,7 +1,5 @@
 """Find where the level of a series of timings, or of a history of runs, changed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Compare two versions: the ratio of their times, its interval, and a verdict in one word."""
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Sequence

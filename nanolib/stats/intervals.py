@@ -1,7 +1,5 @@
 """Estimate a median or a mean with its interval."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fit the cost of sending messages, as a time per message and a time per byte."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Estimate the center of a distribution by Wilcoxon's signed ranks, or by capped ranks."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import math

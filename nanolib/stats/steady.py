@@ -1,7 +1,5 @@
 """Analyze a series of timings: the end of its warm-up, its outliers and its autocorrelation."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Make, open and merge a database file, and write transactions to it."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

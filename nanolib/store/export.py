@@ -1,7 +1,5 @@
 """Export runs without private data: no names of users, hosts or folders, and no tracebacks."""
 
-from __future__ import annotations
-
 import functools
 import getpass
 import json

@@ -1,7 +1,5 @@
 """Identify the process that writes a run, even if another process gets its number later."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Define the tables of the database, and the record of a run."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import uuid

@@ -1,7 +1,5 @@
 """Write and delete runs. Each case is one transaction, so a kill loses only the current case."""
 
-from __future__ import annotations
-
 import secrets
 import sqlite3
 import struct

@@ -7,8 +7,6 @@ A commit per row would take milliseconds, and one commit of many rows would bloc
 the thread commits twice a second, in chunks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import functools

@@ -31,7 +31,7 @@ FAR, WIDE, MOST_WIDE = 0.15, 1.5, 0.2
 def main() -> int:
     """Print a line per pair; 0 where all holds."""
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--budget", type=float, default=12.0, help="seconds per case")
+    asked.add_argument("--budget", type=float, default=24.0, help="seconds per case")
     budget_s = asked.parse_args().budget
     quiet, again = (_gains(budget_s) for _ in range(2))
     with busy_neighbors(usable_cores()):

@@ -1,7 +1,5 @@
 """Measure one attention kind on one shape, and predict its work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

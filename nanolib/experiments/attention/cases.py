@@ -1,7 +1,5 @@
 """Define the parameters and the cases of the attention notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Annotated, Any, ClassVar, Self

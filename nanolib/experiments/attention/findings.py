@@ -3,8 +3,6 @@
 The first finding answers the question of the notebook: when is sparse attention faster?
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import pandas as pd

@@ -4,8 +4,6 @@ Losses are paired by seed: the dense and the sparse model start from the same we
 same text in the same order.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, replace
 from statistics import fmean  # The last digit of `sum` differs between versions of Python.

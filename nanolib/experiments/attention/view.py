@@ -1,7 +1,5 @@
 """Draw the charts of the attention notebook: speed-up over dense, parts of the time, added loss."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from nanolib.experiments.attention.findings import (

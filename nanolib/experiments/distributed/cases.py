@@ -1,9 +1,7 @@
 """Define the parameters and the cases of the distributed notebook."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, conint, field_validator, model_validator
 
@@ -95,7 +93,7 @@ class Params(shared.Params):
         return value
 
     @model_validator(mode="after")
-    def _check_shapes(self) -> Params:
+    def _check_shapes(self) -> Self:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         if heads % kv_heads:
             raise ValueError(

@@ -1,7 +1,5 @@
 """Measure decoding over a cache that is sharded across ranks, and fit the cost of sending."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any

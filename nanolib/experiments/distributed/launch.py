@@ -3,8 +3,6 @@
 The time of a call is its time on the slowest rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Measure attention over a whole sequence that is sharded across ranks, and plan its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Build the tables of the distributed notebook: decoding, components of a call, prefill."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

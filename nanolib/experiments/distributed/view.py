@@ -1,7 +1,5 @@
 """Draw the charts and build the findings of the distributed notebook."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

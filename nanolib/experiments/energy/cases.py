@@ -1,12 +1,10 @@
 """Define the parameters and cases of the energy notebook for prefill, decoding and training."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn
@@ -94,7 +92,7 @@ class Params(OwnModelParams):
         return str(expanded(value).absolute()) if value else ""
 
     @model_validator(mode="after")
-    def _trace_lasts(self) -> Params:
+    def _trace_lasts(self) -> Self:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
             needed = _TRACE_ROOM * (self.idle_s + self.window_s)

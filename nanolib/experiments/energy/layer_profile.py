@@ -1,7 +1,5 @@
 """Profile a model by layer and operation, and measure the overhead of profiling."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Show power and throughput while a model generates, in a live notebook."""
 
-from __future__ import annotations
-
 import html
 import math
 import threading

@@ -1,7 +1,5 @@
 """Build the tables, charts and findings of energy, power, operations and profiling overhead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

@@ -1,8 +1,6 @@
 """Define the parameters and cases of the FP8 notebook."""
 
-from __future__ import annotations
-
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -108,7 +106,7 @@ class Params(OwnModelParams):
             raise ValueError(error.lines[0] + where) from None
 
     @model_validator(mode="after")
-    def _casts_fit(self) -> Params:
+    def _casts_fit(self) -> Self:
         """Check that `excluded_modules` matches layers of the models and of the small decoder."""
         default = type(self).model_fields["overrides"].default
         if not self.presets and self.overrides not in ({}, default):

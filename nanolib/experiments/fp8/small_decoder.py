@@ -3,8 +3,6 @@
 nanolib compares losses in pairs. The two models of a pair have the same seed, weights and text.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Measure forward passes and training steps of models in FP8 and other precisions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Build the tables, charts and findings of FP8 speed, loss, and error of emulated products."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Provenance

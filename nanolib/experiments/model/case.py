@@ -1,12 +1,10 @@
 """Define the cases of the model notebook: a model runs, trains or generates, and has a loss."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
@@ -45,12 +43,12 @@ class ModelCase(ShapedCase):
     position: ClassVar[int] = 0  # Tokens in the cache before the counted tokens.
 
     @property
-    def model_case(self) -> ModelCase:
+    def model_case(self) -> Self:
         """Return the case itself, because it is already a `ModelCase`."""
         return self
 
     @property
-    def planned_as(self) -> ModelCase:
+    def planned_as(self) -> Self:
         """Return the case to plan, without a name, and eager if the model is compiled."""
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)

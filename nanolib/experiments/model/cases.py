@@ -1,14 +1,12 @@
 """Define the parameters and the cases of the model notebook, and parameters of whole models."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -78,7 +76,7 @@ class OwnModelParams(shared.Params):
         return [self.overrides]
 
     @model_validator(mode="after")
-    def _models_fit(self) -> OwnModelParams:
+    def _models_fit(self) -> Self:
         if self.model_options and not self.model:
             raise ValueError(
                 "model_options: needs a model; set model, or use overrides for presets"

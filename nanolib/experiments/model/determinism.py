@@ -1,7 +1,5 @@
 """Measure how far the logits of a model differ if they are computed in another way."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 

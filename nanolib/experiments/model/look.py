@@ -1,10 +1,9 @@
 """Find the memory, the work and the traffic of a model at one shape, on tensors without data."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from nanolib.models.user import (
     silent,
 )
 from nanolib.run.case import Case, Plan
-from nanolib.run.memory_plan import UNCOUNTED, StackMemory
+from nanolib.run.memory_plan import FOLLOWED_BATCH, UNCOUNTED, StackMemory, bytes_at
 from nanolib.run.timeout import answers_of, planning_time_limit
 from nanolib.torch_internals import FakeTensorMode, TorchDispatchMode
 
@@ -179,6 +178,7 @@ def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None
 
 
 _LOOKS: dict[str, Look] = {}
+_STACKS: dict[str, StackMemory] = {}
 
 
 def look_at(case: Any) -> Look:
@@ -222,10 +222,9 @@ def _look(case: Any) -> Look:
     if reason := case.not_planned():
         return Look(Plan(reason=reason))
     breakdowns = {}
-    depth = 0 if case.own else case.config.num_layers
     try:
-        with without_data(case.own), planning_time_limit():
-            breakdowns = StackMemory(depth, case.at_depth).breakdowns()
+        with planning_time_limit():
+            breakdowns = _breakdowns(case)
         plan = Plan({scope: breakdown.peak for scope, breakdown in breakdowns.items()})
     except Unsupported as error:
         return Look(Plan(unsupported=one_line(error)))
@@ -239,6 +238,19 @@ def _look(case: Any) -> Look:
     except (Exception, SystemExit) as error:
         reason = plan.reason or f"not counted: {why_not_planned(error)}"
         return Look(replace(plan, reason=reason), breakdowns)
+
+
+def _breakdowns(case: Any) -> dict[str, MemoryBreakdown]:
+    """Plan the memory at the peak of each scope, from one recording for all batches of a model."""
+    if case.runs_code:  # The user's code may depend on the batch.
+        with without_data(case.own):
+            return StackMemory(0, case.at_depth).breakdowns()
+    followed = replace(case, batch_size=FOLLOWED_BATCH)
+    if followed.case_id not in _STACKS:
+        depth = 0 if case.own else case.config.num_layers
+        with without_data(case.own):
+            _STACKS[followed.case_id] = StackMemory(depth, followed.at_depth)
+    return _STACKS[followed.case_id].breakdowns(resized=partial(bytes_at, case.batch_size))
 
 
 def count_by_running(case: Any) -> None:

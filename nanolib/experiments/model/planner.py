@@ -1,7 +1,5 @@
 """Plan the memory of each use of a model, and find the largest batches that fit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,15 +17,12 @@ from nanolib.measurement import BadInput, MemoryKind, Unsupported
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown, Part
 from nanolib.models.user import hugging_face_config, layers_field, resolve
-from nanolib.run.memory_plan import StackMemory
+from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory, bytes_at
 from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # Masks of more tokens have too many tiles.
 _BISECT_EVERY = 4  # Guesses by lines may converge slowly, so every fourth guess bisects.
-# A plan records calls on a prime number of sequences, which divides only the bytes of tensors that
-# grow with the batch. The plan scales these bytes to any other batch.
-_FOLLOWED_BATCH = 10_007
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
@@ -123,7 +118,8 @@ class Planner:
         """Plan the memory of one rank at the peak of a use."""
         batch //= self.ranks
         # The user's code may depend on the batch, so the recorded calls have this batch.
-        followed = batch if self.source.runs_code else _FOLLOWED_BATCH
+        runs_code = self.source.runs_code
+        followed = batch if runs_code else FOLLOWED_BATCH
         shortest, longest = min(self.contexts), max(self.contexts)
         grows_evenly = not self.source.own and self.source.attention_type == "dense"
         lengths = (shortest, longest) if grows_evenly and shortest < longest else (length,)
@@ -131,7 +127,7 @@ class Planner:
         def resized(short: int, long: int = 0) -> int:
             if len(lengths) == 2:
                 short += (long - short) * (length - shortest) // (longest - shortest)
-            return short if short % followed else short // followed * batch
+            return short if runs_code else bytes_at(batch, short)
 
         shared = partial(self._shared, cache_share=self._cache_share(name, length))
         scopes = self._memory(name, followed, lengths).breakdowns(shared, resized)

@@ -1,11 +1,9 @@
 """Check whether a model fits in memory, what uses the memory, and which batch would fit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pandas as pd
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_validator, model_validator
@@ -71,7 +69,7 @@ class Request(StrictModel):
     _kind = field_validator("attention_type")(lambda kind: shared.known_kinds([kind])[0])
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Request:
+    def _fits_together(self) -> Self:
         for name in {"dtype", "attention_type"} & set(self.options):
             raise ValueError(
                 f"options: {name} is not an option of the model; use --{name.replace('_', '-')}"

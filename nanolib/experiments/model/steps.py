@@ -1,7 +1,5 @@
 """Define the calls of a model: a forward pass, a training step, and generation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar

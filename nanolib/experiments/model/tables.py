@@ -1,7 +1,5 @@
 """Build the tables of models by shape, by part of a memory peak, and by batch of generation."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from nanolib.report.overview import cached, pick, table_of

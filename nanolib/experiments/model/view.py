@@ -1,7 +1,5 @@
 """Draw the charts and build the findings of whole models: time, memory, generation, loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pandas as pd

@@ -4,8 +4,6 @@ Each case is a fresh process that times all steps from the first step on. Number
 are compared within the same process.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal

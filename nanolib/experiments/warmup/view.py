@@ -1,7 +1,5 @@
 """Draw the charts and build the table and the findings of the warm-up notebook."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

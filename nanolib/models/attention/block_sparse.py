@@ -6,8 +6,6 @@ backward pass computes the scores again, block by block, so that memory stays li
 sequence. On other devices each block calls torch's SDPA.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

@@ -4,8 +4,6 @@ A chooser takes q, k, causal, options and scores, and returns a `Choice` on the 
 The host waits for the device only in `Choice.blocks`. New choosers also belong in `patterns.DYNAMIC`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -11,11 +11,9 @@ A pattern in `BY_CORNERS` must keep the diagonal. Each tile must be constant, a 
 diagonal, a part of a document, or leading rows or columns.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import pydantic
@@ -84,7 +82,7 @@ class Options(StrictModel):
     mask_mod: str = ""
 
     @pydantic.model_validator(mode="after")
-    def _pattern_takes_them(self) -> Options:
+    def _pattern_takes_them(self) -> Self:
         known = [*PATTERNS, *DYNAMIC]
         if self.pattern not in known:
             raise ValueError(
