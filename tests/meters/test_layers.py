@@ -1,13 +1,15 @@
+from collections import defaultdict
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from nanolib import NanoConfig, create_model
 from nanolib.measurement import BadInput
-from nanolib.meters.layers.operations import FUSED, AttentionWatch, sampled_weights
+from nanolib.meters.layers.operations import FUSED, AttentionWatch, role_of, sampled_weights
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import STATISTICS, ProfilingConfig
-from nanolib.store import Run, Store
 
 LONG = torch.randint(300, (2, 64), generator=torch.Generator().manual_seed(0))
 IDS = LONG[:, :16]
@@ -93,11 +95,7 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     with AttentionWatch(seen.append), LayerProfiler(model, config) as profiler:
         model(IDS)
     layer = next(layer for layer in profiler.results() if layer.name == "blocks.0")
-    q, k = (seen[0][name].double() for name in ("query", "key"))
-    mask = torch.ones(16, 16, dtype=torch.bool).tril()
-    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
-    p = torch.softmax(scores, dim=-1)
-    unmasked = p[mask.expand_as(p)]
+    p, kept = sampled_weights(seen[0])
     ratios = [
         out.var(-1).mean() / x.var(-1).mean()
         for x, out in (inputs["attention_norm"], inputs["mlp_norm"])
@@ -105,7 +103,7 @@ def test_deep_statistics_are_those_of_the_models_own_attention(model):
     expected = {
         "attention_entropy": torch.special.entr(p).sum(-1).mean(),
         "attention_max_weight": p.amax(-1).mean(),
-        "attention_sparsity": (unmasked < 0.08).double().mean(),  # the masked half is not in it
+        "attention_sparsity": (p[kept] < 0.08).float().mean(),  # the masked half is not in it
         "mlp_kill_ratio": (inputs["mlp.down"][0].abs() < 0.08).double().mean(),
         "norm_variance_ratio": sum(ratios) / 2,
     }
@@ -147,23 +145,47 @@ def test_weights_looked_at_are_those_of_the_fused_kernel(q_len, kv_len, argument
 
 
 @torch.inference_mode()
-def test_what_is_seen_goes_to_the_trace_as_it_is_made(model, tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        store.add(Run(experiment="energy", machine={"machine_id": "m"}, run_id="a"))
-        fields = {"deep_profiling": True, "every_kth_token": 2, "preallocate_metrics": 1}
-        with LayerProfiler(
-            model, ProfilingConfig.custom(**fields), sink=store.new_trace("a", "c")
-        ) as profiler:
-            for _ in range(5):
-                model(IDS)
-        store.commit_transaction()
-        layers, ops, found = (store.trace(table) for table in ("layers", "ops", "statistics"))
-    times = {row.name or "model": row for row in profiler.results()}
-    assert set(layers.layer) == set(times) and set(layers.call) == set(range(5))
-    plain = layers[layers.call.isin([0, 1, 3, 4]) & (layers.layer == "blocks.1")]
-    assert plain.ns.to_list() == [round(1e6 * ms) for ms in times["blocks.1"].calls_ms]
-    assert set(ops.call) == {2} and {"gate", "norm", FUSED} < set(ops.op) and ops.ns.min() > 0
-    block = found[(found.layer == "blocks.1") & (found.call == 0)]
-    assert {*STATISTICS, "attention_entropy", "mlp_kill_ratio"} < set(block.statistic)
-    down = found[(found.layer == "blocks.1.mlp.down") & (found.statistic == "sd")]
-    assert down.value.to_list() == pytest.approx(times["blocks.1.mlp.down"].values["sd"])
+def test_what_is_seen_goes_to_the_trace_as_it_is_made(model):
+    tables = defaultdict(list)
+    sink = SimpleNamespace(name=str, put=lambda table, rows: tables[table].extend(rows))
+    fields = {"deep_profiling": True, "every_kth_token": 2, "preallocate_metrics": 1}
+    with LayerProfiler(model, sink=sink, **fields) as profiler:
+        for _ in range(5):
+            model(IDS)
+    found = {row.name or "model": row for row in profiler.results()}
+    calls, layers, _ = zip(*tables["layers"], strict=True)
+    assert set(layers) == set(found) and set(calls) == set(range(5))
+    plain = [ns for call, name, ns in tables["layers"] if name == "blocks.1" and call != 2]
+    assert plain == [round(1e6 * ms) for ms in found["blocks.1"].calls_ms]
+    calls, _, operations, times = zip(*tables["ops"], strict=True)
+    assert set(calls) == {2} and {"gate", "norm", FUSED} < set(operations) and min(times) > 0
+    seen = {(call, name, statistic): value for call, name, statistic, value in tables["statistics"]}
+    assert {(0, "blocks.1", name) for name in (*STATISTICS, "mlp_kill_ratio")} < seen.keys()
+    deviations = [seen[call, "blocks.1.mlp.down", "sd"] for call in (0, 4)]
+    assert deviations == found["blocks.1.mlp.down"].values["sd"]
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("h.0.attn.c_attn", "qkv_proj"),
+        ("h.0.attn.c_proj", "out_proj"),
+        ("h.0.mlp.c_fc", "up"),
+        ("h.0.mlp.c_proj", "down"),
+        ("h.0.mlp.act", "activation"),
+        ("wte", "embedding"),
+        ("layers.0.self_attn.k_proj", "k_proj"),
+        ("layers.0.self_attn.o_proj", "out_proj"),
+        ("layers.0.mlp.gate_proj", "gate"),
+        ("layers.0.mlp.up_proj", "up"),
+        ("layers.0.mlp.down_proj", "down"),
+        ("layers.0.mlp.act_fn", "activation"),
+        ("layer.0.attention.self.query", "q_proj"),
+        ("layer.0.attention.output.dense", "out_proj"),
+        ("layer.0.intermediate.dense", "up"),
+        ("layer.0.output.dense", "down"),
+        ("lm_head", "head"),
+    ],
+)
+def test_modules_of_gpt_2_llama_and_bert_have_the_roles_of_our_own(name, role):
+    assert role_of(f"model.{name}", torch.nn.Identity()) == role

@@ -6,20 +6,7 @@ import torch
 from nanolib.measurement import Status
 from nanolib.meters import memory
 from nanolib.meters.memory import measure_memory, peak_memory
-from nanolib.meters.tensor_bytes import LiveBytes, workspace_bytes
-
-KIB = 1024
-
-
-def test_live_bytes_follow_birth_and_death():
-    with LiveBytes() as counter:
-        a = torch.empty(KIB, dtype=torch.uint8)
-        b = torch.empty(2 * KIB, dtype=torch.uint8)
-        del a
-        c = torch.empty(KIB // 2, dtype=torch.uint8)
-    assert counter.peak == 3 * KIB and counter.current == 2.5 * KIB
-    del b, c
-    assert counter.current == 0
+from nanolib.meters.tensor_bytes import workspace_bytes
 
 
 def test_the_peak_of_a_product_and_its_gradient_is_pinned():
