@@ -36,12 +36,13 @@ def test_estimate_and_interval_are_those_of_block_medians(clocked):
     assert row.n == len(medians)
 
 
-def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked):
+@pytest.mark.parametrize(("slow", "cut"), [(10, 10), (4, 2)])  # two set the size of a block
+def test_a_warm_up_is_found_and_cut_and_its_samples_are_kept(clocked, slow, cut):
     series = _noisy(500)
-    series[:10] *= 2
+    series[:slow] *= 2
     clocked(series)
     row = measure(_nothing)
-    assert row.details["warmup_cut"] == 10 and len(row.samples) == row.n + 10
+    assert row.details["warmup_cut"] == cut and len(row.samples) == row.n + cut
     assert row.estimate == pytest.approx(100, rel=0.002)
 
 

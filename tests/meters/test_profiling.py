@@ -40,10 +40,17 @@ class _Negating(_Block):
         return super().forward(torch.neg(x) + 1)
 
 
+class _Head(_Work):
+    """Returns no tensor, of which nothing is summarized."""
+
+    def forward(self, x):
+        return (super().forward(x),)
+
+
 class _Model(nn.Module):
     def __init__(self, clock):
         super().__init__()
-        self.embedding, self.head = _Work(clock, 70_000), _Work(clock, 30_000)
+        self.embedding, self.head = _Work(clock, 70_000), _Head(clock, 30_000)
         self.blocks = nn.ModuleList(
             [_Negating(clock, 10_000), _Block(clock, 20_000), _Block(clock, 30_000)]
         )
@@ -81,7 +88,7 @@ def test_minimal_has_each_block_and_each_neighbor_to_the_nanosecond(clock):
         "blocks.1": [0.061] * 2,
         "blocks.2": [0.091] * 2,
     }
-    assert {row.kind for row in profiler.results()} == {"model", "block", "_Work"}
+    assert {row.kind for row in profiler.results()} == {"model", "block", "_Work", "_Head"}
 
 
 @pytest.fixture

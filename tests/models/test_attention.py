@@ -4,7 +4,7 @@ import typing
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nanolib.measurement import Unsupported
@@ -135,9 +135,20 @@ ANY_SHAPE = st.builds(
     ),
 )
 
+BLIND = {  # blocks of queries that see no key
+    "pattern": "window",
+    "causal": False,
+    "kv_len": 40,
+    "queries": 90,
+    "batch": 1,
+    "group": 2,
+    "options": {"window": 20, "block_size": 16},
+}
+
 
 @settings(max_examples=48, derandomize=True)
 @given(ANY_SHAPE)
+@example(BLIND)
 def test_sparse_equals_dense_for_any_shape(shape):
     _compare(**shape)
 
