@@ -10,12 +10,15 @@ from nanolib.meters.energy import power
 from nanolib.meters.energy.power import find_sources
 
 
-class _NoDriver:
-    class NVMLError(Exception):
-        pass
+class _Refused(Exception):
+    pass
 
-    def nvmlInit(self):
-        raise self.NVMLError("Driver Not Loaded")
+
+def _refuse(*_):
+    raise _Refused("Driver Not Loaded")
+
+
+NO_DRIVER = SimpleNamespace(NVMLError=_Refused, nvmlInit=_refuse)
 
 
 def _zone(root, folder, name, uj=0, range_uj=1000):
@@ -25,17 +28,17 @@ def _zone(root, folder, name, uj=0, range_uj=1000):
 
 
 def test_a_packages_memory_is_counted_beside_it_and_its_parts_and_psys_are_not(tmp_path):
-    zones = (
-        ":0 package-0 10",
-        ":0:0 core 1",
-        ":0:1 uncore 2",
-        ":0:2 dram 300",
-        ":1 package-1 4000",
-        ":2 psys 9",
-    )
-    for folder, name, joules in map(str.split, (*zones, "-mmio:0 package-0 10")):
-        _zone(tmp_path, f"intel-rapl{folder}", name, int(joules) * 10**6, 10**12)
-    found = find_sources(tmp_path, _NoDriver())
+    for folder, name, joules in (
+        (":0", "package-0", 10),
+        (":0:0", "core", 1),
+        (":0:1", "uncore", 2),
+        (":0:2", "dram", 300),
+        (":1", "package-1", 4000),
+        (":2", "psys", 9),
+        ("-mmio:0", "package-0", 10),
+    ):
+        _zone(tmp_path, f"intel-rapl{folder}", name, joules * 10**6, 10**12)
+    found = find_sources(tmp_path, NO_DRIVER)
     assert [(source.name, source.of, source.read().joules) for source in found.sources] == [
         ("rapl (package + dram)", "package-0", 310.0),
         ("rapl (package)", "package-1", 4000.0),
@@ -49,21 +52,14 @@ def test_each_zone_of_rapl_starts_again_at_a_range_of_its_own_and_one_that_is_re
     tmp_path, monkeypatch
 ):
     def counted(package, dram):
-        for folder, name, uj, range_uj in (
-            ("", "package-0", package, 262_143 * 10**6),
-            (":0", "dram", dram, 65 * 10**6),
-        ):
-            _zone(tmp_path, f"intel-rapl:0{folder}", name, uj, range_uj)
+        _zone(tmp_path, "intel-rapl:0", "package-0", package * 10**6, 262_143 * 10**6)
+        _zone(tmp_path, "intel-rapl:0:0", "dram", dram * 10**6, 65 * 10**6)
 
     now = [100.0]
     monkeypatch.setattr(power, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    counted(262_100_000_000, 30_000_000)
-    (source,) = find_sources(tmp_path, _NoDriver()).sources
-    for package, dram, total in (
-        (57_000_000, 60_000_000, 262_260),
-        (157_000_000, 25_000_000, 262_390),
-        (0, 35_000_000, 100),
-    ):
+    counted(262_100, 30)
+    (source,) = find_sources(tmp_path, NO_DRIVER).sources
+    for package, dram, total in ((57, 60, 262_260), (157, 25, 262_390), (0, 35, 100)):
         now[0] += 1.0
         counted(package, dram)
         assert source.read().joules == pytest.approx(total)  # 100 W, and 30 W of its memory
@@ -83,7 +79,7 @@ def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path, monkeypatch, er
 
     _zone(tmp_path, "intel-rapl:0", "package-0")
     monkeypatch.setattr(power, "_Zone", refuse)
-    found = find_sources(tmp_path, _NoDriver())
+    found = find_sources(tmp_path, NO_DRIVER)
     assert not found.sources and said in found.missing["RAPL (powercap)"]
 
 
@@ -96,15 +92,10 @@ def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path, monkeypatch, er
     ],
 )
 def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, name, joules, watts):
-    class Error(Exception):
-        pass
-
     answers = {name, "nvml_power"}  # ways in which it answers
 
     def asked(way, value):
-        if way not in answers:
-            raise Error("Not Supported")
-        return value
+        return value if way in answers else _refuse()
 
     def fields(handle, numbers):
         assert numbers == [186]
@@ -112,7 +103,7 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         return [SimpleNamespace(nvmlReturn=refused, value=SimpleNamespace(uiVal=80000))]
 
     nvml = SimpleNamespace(
-        NVMLError=Error,
+        NVMLError=_Refused,
         NVML_FI_DEV_POWER_INSTANT=186,
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
@@ -137,43 +128,33 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         (
             {"energy_accumulator": 10**8, "counter_resolution": 15.3},
             {},
-            *("amdsmi_counter", 1530.0, math.nan),
+            "amdsmi_counter",
+            1530.0,
+            math.nan,
         ),
         # 0 is no reading: the next way, and the next field, is asked
         (
             {"power": 0, "counter_resolution": 15.3},
             {"current_socket_power": 0, "average_socket_power": 250},
-            *("amdsmi_power", math.nan, 250.0),
+            "amdsmi_power",
+            math.nan,
+            250.0,
         ),
         ({}, {"current_socket_power": 300}, "amdsmi_power", math.nan, 300.0),
     ],
 )
 def test_an_amd_gpu_likewise(tmp_path, counter, power, name, joules, watts):
-    (source,) = find_sources(tmp_path, _NoDriver(), amdsmi=_amd(counter, power)).sources
+    amdsmi = SimpleNamespace(
+        AmdSmiException=_Refused,
+        amdsmi_init=lambda: None,
+        amdsmi_get_processor_handles=lambda: ["a"],
+        amdsmi_get_energy_count=lambda handle: counter or _refuse(),
+        amdsmi_get_power_info=lambda handle: power or _refuse(),
+    )
+    (source,) = find_sources(tmp_path, NO_DRIVER, amdsmi=amdsmi).sources
     assert (source.name, source.of) == (name, "gpu 0")
     reading = source.read()
     assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
-
-
-class _AmdError(Exception):
-    pass
-
-
-def _amd(counter, power):
-    """The module of a machine with one GPU that answers with these, or refuses where there is nothing."""
-
-    def answered(found):
-        if not found:
-            raise _AmdError("not supported")
-        return found
-
-    return SimpleNamespace(
-        AmdSmiException=_AmdError,
-        amdsmi_init=lambda: None,
-        amdsmi_get_processor_handles=lambda: ["a"],
-        amdsmi_get_energy_count=lambda handle: answered(counter),
-        amdsmi_get_power_info=lambda handle: answered(power),
-    )
 
 
 def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
@@ -184,11 +165,10 @@ def test_nvidias_module_may_be_missing(tmp_path, monkeypatch):
 
 def test_apples_parts_are_summed_and_those_it_lacks_left_out(tmp_path):
     parts = SimpleNamespace(cpu_total_mj=1500, gpu_mj=500, ane_mj=None, dram_mj=250)
-    module = SimpleNamespace(
-        AppleEnergyMonitor=lambda: SimpleNamespace(get_cumulative_energy=lambda: parts)
-    )
-    (source,) = find_sources(tmp_path, _NoDriver(), apple=module).sources
+    monitor = SimpleNamespace(get_cumulative_energy=lambda: parts)
+    module = SimpleNamespace(AppleEnergyMonitor=lambda: monitor)
+    (source,) = find_sources(tmp_path, NO_DRIVER, apple=module).sources
     assert source.name == "ioreport" and source.read().joules == 2.25
     vars(parts).clear()
-    missing = find_sources(tmp_path, _NoDriver(), apple=module).missing
+    missing = find_sources(tmp_path, NO_DRIVER, apple=module).missing
     assert "none of the chip's counters" in missing["Apple (IOReport)"]

@@ -27,26 +27,24 @@ def _slow_downs(generator, count):
     return factors
 
 
-def _noise(generator, count):
-    return np.exp(generator.normal(0, 0.02, count))
-
-
-def _in_rounds(generator, ratio):
+def _in_rounds(generator):
     common = _slow_downs(generator, ROUNDS)
-    return speed_up(ratio * common * _noise(generator, ROUNDS), common * _noise(generator, ROUNDS))
+    return common, common
 
 
-def _one_after_the_other(generator, ratio):
+def _one_after_the_other(generator):
     """The same blocks, all of the baseline first: they are paired with blocks of another time."""
-    common = _slow_downs(generator, 2 * ROUNDS)
-    base, own = common[:ROUNDS], common[ROUNDS:]
-    return speed_up(ratio * base * _noise(generator, ROUNDS), own * _noise(generator, ROUNDS))
+    return np.split(_slow_downs(generator, 2 * ROUNDS), 2)
 
 
 def _coverage(sampled, ratio):
     held = 0
     for seed in range(RUNS):
-        low, _, high = sampled(np.random.default_rng(seed), ratio)
+        generator = np.random.default_rng(seed)
+        base, own = (
+            factors * np.exp(generator.normal(0, 0.02, ROUNDS)) for factors in sampled(generator)
+        )
+        low, _, high = speed_up(ratio * base, own)
         held += low <= ratio <= high
     return held / RUNS
 
@@ -81,29 +79,26 @@ class _Clock:
         return 1e-6
 
     def time_block(self, phases, calls, inner):
-        for phase in phases:
-            phase()
         self.taken.append(self.name)
         ms = next(self.ms)
         _Clock.now += ms * calls / 1e3
-        return [[ms] * len(phases) for _ in range(calls)]
+        return [[ms] for _ in range(calls)]
 
 
 @pytest.fixture
 def begun(monkeypatch):
     """Samplers of a few clocks that have begun, and whose blocks were taken since."""
     _Clock.now = 0.0
+    quiet = CpuLoad(others=0.0, stolen=0.0)
     monkeypatch.setattr(sampling.time, "perf_counter", lambda: _Clock.now)
     monkeypatch.setattr(turns, "cpu_times", lambda: None)
-    monkeypatch.setattr(
-        turns, "load_between", lambda before, after: CpuLoad(others=0.0, stolen=0.0)
-    )
+    monkeypatch.setattr(turns, "load_between", lambda before, after: quiet)
 
-    def begin(series, rel_ci=0.01, budget_s=1e9):
+    def begin(series, budget_s=1e9):
         taken, made = [], {}
         for name, ms in series.items():
             clock = _Clock(name, itertools.cycle(ms), taken)
-            made[name] = BlockSampler(clock, Timing({"": lambda: None}, rel_ci, budget_s))
+            made[name] = BlockSampler(clock, Timing({"": lambda: None}, budget_s=budget_s))
             made[name].begin()
         taken.clear()
         return made, taken
@@ -116,7 +111,7 @@ def test_each_round_takes_a_block_of_each_in_random_order(begun):
     rounds = take_turns(samplers, seed=3)
     assert len(rounds) == 20 and all({*one.ms} == {"a", "b", "c"} for one in rounds)
     orders = {tuple(taken[at : at + 3]) for at in range(0, len(taken), 3)}
-    assert all(sorted(order) == ["a", "b", "c"] for order in orders) and len(orders) == 6
+    assert orders == {*itertools.permutations("abc")}
     again, taken_again = begun({"a": [10.0], "b": [12.0], "c": [15.0]})
     take_turns(again, seed=3)
     assert taken_again == taken
@@ -134,16 +129,6 @@ def test_each_has_its_own_rule_and_budget_and_what_has_enough_takes_no_more(begu
     assert speed_up_row(rounds, "precise", "noisy").n == 20
 
 
-def _rounds(busy):
-    generator = np.random.default_rng(0)
-    slower = [generator.uniform(0.999, 1.001) * (1.5 if is_busy else 1.0) for is_busy in busy]
-    a, b = np.array([1.0, 1.0]), np.array([3.0, 1.0])
-    return [
-        Round({"a": a, "b": b * factor}, is_busy)
-        for factor, is_busy in zip(slower, busy, strict=True)
-    ]
-
-
 @pytest.mark.parametrize(
     ("busy", "n", "flagged", "estimate"),
     [(0, 30, False, 2.0), (10, 20, False, 2.0), (11, 30, True, None), (30, 30, True, 3.0)],
@@ -151,7 +136,11 @@ def _rounds(busy):
 def test_rounds_that_met_others_are_left_out_if_twenty_clean_ones_remain(
     busy, n, flagged, estimate
 ):
-    row = speed_up_row(_rounds([True] * busy + [False] * (30 - busy)), "a", "b", scope="forward")
+    generator, rounds = np.random.default_rng(0), []
+    for at in range(30):
+        b = np.array([3.0, 1.0]) * generator.uniform(0.999, 1.001) * (1.5 if at < busy else 1.0)
+        rounds.append(Round({"a": np.array([1.0, 1.0]), "b": b}, at < busy))
+    row = speed_up_row(rounds, "a", "b", scope="forward")
     assert (row.n, Flag.BUSY_MACHINE in row.flags, row.scope) == (n, flagged, "forward")
     assert row.details == {"rounds": 30, "clean_rounds": 30 - busy} and row.method == "rounds"
     assert estimate is None or row.estimate == pytest.approx(estimate, rel=0.01)

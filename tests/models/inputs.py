@@ -36,6 +36,10 @@ def strided_attention(q, k, v, causal):
     )
 
 
+def returns_nothing(q, k, v, causal):
+    """A user's attention that forgets to return its output."""
+
+
 def qkv(batch, heads, kv_heads, q_len, kv_len, head_dim=16, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
@@ -45,17 +49,17 @@ def qkv(batch, heads, kv_heads, q_len, kv_len, head_dim=16, seed=0):
     return draw(heads, q_len), draw(kv_heads, kv_len), draw(kv_heads, kv_len)
 
 
-def agrees(out, reference, inputs):
-    gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
-    ours = torch.autograd.grad(out, inputs, gradient)
-    theirs = torch.autograd.grad(reference, inputs, gradient.double())
-    # All three gradients as one: if a query sees a single key, those of q and k are zero except for rounding.
-    together = [
-        torch.cat([g.double().flatten() for g in gradients]) for gradients in (ours, theirs)
-    ]
-    return (
-        max(relative_error(out.detach(), reference.detach()), relative_error(*together)) < TOLERANCE
-    )
+def agrees(out, reference, inputs=()):
+    """Whether the outputs are the same, and if inputs are given also their gradients."""
+    errors = [relative_error(out.detach(), reference.detach())]
+    if inputs:
+        gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
+        ours = torch.autograd.grad(out, inputs, gradient)
+        theirs = torch.autograd.grad(reference, inputs, gradient.double())
+        # All three gradients as one: if a query sees a single key, those of q and k are zero except for rounding.
+        together = (torch.cat([x.double().flatten() for x in all_of]) for all_of in (ours, theirs))
+        errors.append(relative_error(*together))
+    return max(errors) < TOLERANCE
 
 
 def masked_by(inputs, causal, options):
@@ -63,17 +67,6 @@ def masked_by(inputs, causal, options):
     mask = choose_mask(*inputs[:2], causal=causal, options=options)
     dense = torch.stack([mask.elements(head) for head in range(len(mask.plans))])
     return dense.unflatten(0, (-1, 1 if mask.shared else inputs[0].shape[1])), mask
-
-
-def closed_form(length: int, window: int, causal: bool) -> int:
-    """Kept pairs of a square window: w·n − w(w − 1)/2 causal, (2w − 1)·n − w(w − 1) otherwise."""
-    w = min(window, length)
-    one_side = w * length - w * (w - 1) // 2
-    return one_side if causal else 2 * one_side - length
-
-
-def returns_nothing(q, k, v, causal):
-    """A user's attention that forgets to return its output."""
 
 
 def uncompiled(q, k, v, *, block_mask, scale, **_):

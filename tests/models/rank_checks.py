@@ -16,76 +16,61 @@ from nanolib.models.attention.ring import ring_attention
 from nanolib.models.attention.tree import ALGORITHMS, tree_attention_decode
 from nanolib.models.attention.ulysses import ulysses_attention
 
-_TREE_ALGORITHMS = ("three_allreduce", "fused", "gather")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-def decode_shapes(world):
-    """Name → batch, heads, kv_heads, q_len, keys per rank."""
-    empty = [0] * (world - 1)
+def check(_):
+    """What this rank found."""
+    torch.manual_seed(0)
     return {
-        "grouped": (1, 8, 2, 1, Sharding.contiguous(257, world)),
-        "batch 3, several queries": (3, 8, 2, 5, Sharding.contiguous(100, world)),
-        "one key, on the first rank": (1, 4, 4, 1, Sharding.from_lengths([1, *empty])),
-        "one key, on the last rank": (3, 8, 2, 1, Sharding.from_lengths([*empty, 1])),
-        "uneven, the first empty": (
-            2,
-            8,
-            8,
-            3,
-            Sharding.from_lengths([17 * rank + 3 * (world == 1) for rank in range(world)]),
-        ),
-        "several queries on the last keys alone": (
+        "errors": dict([*_decode_errors(), *_sequence_errors()]),
+        "rounds": _rounds(),
+        "bytes": _bytes(),
+        "profiled": _profiled(),
+        "messages": _messages(),
+    }
+
+
+def _decode_shapes(world):
+    """Name, batch, heads, kv_heads, q_len, keys per rank."""
+    empty, uneven = [0] * (world - 1), [17 * rank + 3 * (world == 1) for rank in range(world)]
+    return (
+        ("grouped", 1, 8, 2, 1, Sharding.contiguous(257, world)),
+        ("batch 3, several queries", 3, 8, 2, 5, Sharding.contiguous(100, world)),
+        ("one key, on the first rank", 1, 4, 4, 1, Sharding.from_lengths([1, *empty])),
+        ("one key, on the last rank", 3, 8, 2, 1, Sharding.from_lengths([*empty, 1])),
+        ("uneven, the first empty", 2, 8, 8, 3, Sharding.from_lengths(uneven)),
+        # the first query sees none of the last rank's keys
+        (
+            "four queries",
             1,
             4,
             2,
             4,
-            Sharding.from_lengths([*(3 for _ in empty), 4]),
+            Sharding.from_lengths([*(4 for _ in empty), 3 + (world == 1)]),
         ),
-    }
+    )
 
 
-def check(_):
-    """Errors by name, on this rank."""
-    torch.manual_seed(0)
-    errors = {}
-    for name, dtype in DTYPES.items():
-        errors |= {f"decode {what} {name}": error for what, error in _decode_errors(dtype).items()}
-    errors |= _sequence_errors()
-    return {
-        "errors": errors,
-        "rounds": _rounds(),
-        "bytes": _bytes(),
-        "profiled": _profiled(),
-        "errors of input": _errors_of_input(),
-    }
-
-
-def _decode_errors(dtype):
+def _decode_errors():
     rank, world = dist.get_rank(), dist.get_world_size()
-    found = {}
-    for what, (batch, heads, kv_heads, q_len, layout) in decode_shapes(world).items():
-        total = layout.total
-        shapes = [
-            (batch, heads, q_len, 16),
-            (batch, kv_heads, total, 16),
-            (batch, kv_heads, total, 16),
-        ]
-        q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
-        expected = masked_attention(q, k, v, causal_mask(q_len, total))
-        for algorithm in ALGORITHMS:
+    for what, batch, heads, kv_heads, q_len, layout in _decode_shapes(world):
+        for dtype in (torch.float32, torch.bfloat16):
+            q = torch.randn(batch, heads, q_len, 16).to(dtype)
+            k, v = torch.randn(2, batch, kv_heads, layout.total, 16).to(dtype).unbind()
+            expected = masked_attention(q, k, v, causal_mask(q_len, layout.total))
             parts = layout.take(k, rank), layout.take(v, rank)
-            for given in (None, layout):
-                out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
-                assert out.dtype == dtype and out.shape == q.shape
-                name = f"{what} {algorithm} {'with' if given else 'without'} layout"
-                found[name] = relative_error(out, expected)
-    return found
+            for algorithm in ALGORITHMS:
+                for given in (None, layout):
+                    out = tree_attention_decode(q, *parts, algorithm=algorithm, layout=given)
+                    assert out.dtype == dtype and out.shape == q.shape
+                    name = (
+                        f"decode {what} {dtype} {algorithm} {'with' if given else 'without'} layout"
+                    )
+                    yield name, relative_error(out, expected)
 
 
 def _sequence_errors():
     rank, world = dist.get_rank(), dist.get_world_size()
-    found = {}
+    without_overlap = functools.partial(ring_attention, overlap=False)
     for heads, kv_heads, causal, total in (
         (8, 2, True, 101),
         (8, 8, False, 101),
@@ -99,34 +84,27 @@ def _sequence_errors():
         mask = causal_mask(total, total) if causal else torch.ones(total, total, dtype=torch.bool)
         expected = masked_attention(*whole, mask)
         expected.backward(grad.double())
-        for algorithm, layout in (
-            ("ring", Sharding.contiguous(total, world)),
-            ("ring without overlap", Sharding.contiguous(total, world)),
-            ("zigzag", Sharding.zigzag(total, world)),
-            ("ulysses", Sharding.contiguous(total, world)),
+        for algorithm, attend, shard in (
+            ("ring", ring_attention, Sharding.contiguous),
+            ("ring without overlap", without_overlap, Sharding.contiguous),
+            ("zigzag", ring_attention, Sharding.zigzag),
+            ("ulysses", ulysses_attention, Sharding.contiguous),
         ):
             if algorithm == "ulysses" and heads % world:
                 continue
+            layout = shard(total, world)
             mine = [layout.take(x, rank).clone().requires_grad_() for x in (q, k, v)]
-            if algorithm == "ulysses":
-                out = ulysses_attention(*mine, causal=causal, layout=layout)
-            else:
-                out = ring_attention(
-                    *mine, causal=causal, layout=layout, overlap="without" not in algorithm
-                )
+            out = attend(*mine, causal=causal, layout=layout)
             out.backward(layout.take(grad, rank))
             key = f"{algorithm} {heads}:{kv_heads} causal={causal} n={total}"
             if out.numel():
-                found[f"{key} out"] = relative_error(
-                    out.detach(), layout.take(expected.detach(), rank)
-                )
+                part = layout.take(expected.detach(), rank)
+                yield f"{key} out", relative_error(out.detach(), part)
             for name, x, reference in zip("qkv", mine, whole, strict=True):
                 # Compared with the whole gradient: on the very first positions those of q and k are exactly zero.
-                part = layout.take(reference.grad, rank)
-                found[f"{key} gradient of {name}"] = float(
-                    (x.grad.double() - part).norm() / reference.grad.norm()
-                )
-    return found
+                difference = x.grad.double() - layout.take(reference.grad, rank)
+                error = difference.norm() / reference.grad.norm()
+                yield f"{key} gradient of {name}", float(error)
 
 
 def _calls(algorithms, total, q_len, batch, heads, head_dim):
@@ -165,41 +143,44 @@ def _rounds():
 @torch.no_grad()
 def _bytes():
     """Algorithm → bytes that the interface counts, and by formula; payloads of a megabyte and more."""
+    algorithms = ("three_allreduce", "fused", "gather")
     return {
         algorithm: [count_bytes(call, calls=2), sum(traffic.sent)]
-        for algorithm, call, traffic in _calls(_TREE_ALGORITHMS, 2048, 256, 1, 8, 64)
+        for algorithm, call, traffic in _calls(algorithms, 2048, 256, 1, 8, 64)
     }
 
 
 def _profiled():
-    """What the timer counted, and how far the profiled output is from the plain one."""
+    """Part of the profiled decode → how often three calls timed it."""
     q, k, v = torch.randn(1, 8, 1, 16), *torch.randn(2, 1, 2, 100, 16).unbind()
-    dist.broadcast(q, 0), dist.broadcast(k, 0), dist.broadcast(v, 0)
     timer = Timer()
     for _ in range(3):
-        out = profiled_tree_attn_decode(q, k, v, timer)
-    error = relative_error(out, masked_attention(q, k, v, causal_mask(1, 100)))
-    return {
-        "error": error,
-        "names": list(timer.seconds),
-        "calls": [len(s) for s in timer.seconds.values()],
-        "shares": timer.shares(),
-        "total": sum(timer.totals().values()),
-    }
+        profiled_tree_attn_decode(q, k, v, timer)
+    return {name: len(times) for name, times in timer.seconds.items()}
 
 
-def _errors_of_input():
-    """Messages of bad input, the same on every rank, before anything is sent."""
-    q, k = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 6, 8)
-    messages = []
-    for call in (
-        lambda: tree_attention_decode(q, k, k, algorithm="trees"),
-        lambda: tree_attention_decode(q, k, k[..., :4], algorithm="fused"),
-        lambda: tree_attention_decode(q, k.bfloat16(), k.bfloat16()),
-        lambda: ring_attention(q, k, k, layout=Sharding.contiguous(7, dist.get_world_size() + 1)),
+def _messages():
+    """Of bad input, the same on every rank, before anything is sent: how it should begin, and the message."""
+    world, x = dist.get_world_size(), torch.randn(1, 24, 6, 8)
+    decode, ring, ulysses = (
+        functools.partial(attend, x, x)
+        for attend in (tree_attention_decode, ring_attention, ulysses_attention)
+    )
+    short, zigzag = Sharding.contiguous(3 * world, world), Sharding.zigzag(6 * world, world)
+    more = Sharding.contiguous(6 * world + 6, world + 1)
+    both = f"there are {world} ranks and 6 positions here"
+    found = []
+    for start, attend, v, given in (
+        ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
+        ("v: shape", decode, x[..., :4], {}),
+        ("k, v: torch.float32 and torch.bfloat16", decode, x.bfloat16(), {}),
+        ("layout: decoding takes one piece per rank", decode, x, {"layout": zigzag}),
+        (f"layout: {world} ranks, 3 positions here; {both}", decode, x, {"layout": short}),
+        (f"layout: {world + 1} ranks, 6 positions here; {both}", ring, x, {"layout": more}),
+        ("layout: has several pieces per rank; give one", ulysses, x, {"layout": zigzag}),
     ):
         try:
-            call()
+            attend(v, **given)
         except ValueError as error:
-            messages.append(str(error))
-    return messages
+            found.append([start, str(error)])
+    return found

@@ -14,31 +14,44 @@ from nanolib.measurement import BadInput
 from nanolib.models import attention
 from nanolib.models.attention import flex
 from nanolib.models.attention.block_mask import static_mask
-from nanolib.models.attention.dynamic import CHOOSERS
-from nanolib.models.attention.patterns import BY_CORNERS, PATTERNS, static_mask_mod
-from nanolib.models.attention.reference import masked_attention, relative_error
-from nanolib.models.attention.sparse import Options, choose_mask
+from nanolib.models.attention.patterns import BY_CORNERS, static_mask_mod
+from nanolib.models.attention.reference import masked_attention
+from nanolib.models.attention.sparse import Options
 from tests.models import inputs as mask_mods
-from tests.models.inputs import REQUIRED, TOLERANCE, agrees, qkv, uncompiled
-
-ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
+from tests.models.inputs import agrees, masked_by, qkv, uncompiled
 
 
 def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_them():
-    options = attention.shared_options("sparse", {"window": 7, "backend": "math"})
-    assert options == Options(window=7)
-    assert attention.shared_options("flash_attn", {"window": 7}).version == "auto"
-    with pytest.raises(
-        BadInput,
-        match=r"attention_options\.windw: is not an option of any attention kind; dense takes backend",
-    ):
+    assert attention.shared_options("sparse", {"window": 7, "backend": "math"}) == Options(window=7)
+    message = r"attention_options\.windw: is not an option of any attention kind; dense takes back"
+    with pytest.raises(BadInput, match=message):
         attention.shared_options("dense", {"windw": 7})
 
 
-@pytest.mark.parametrize("pattern", ["threshold", "dca", "document", "prefix_lm", "own"])
-def test_a_pattern_that_knows_what_to_keep_takes_no_sparsity(pattern):
-    with pytest.raises(BadInput, match=f"sparsity: {pattern} takes none; set mass"):
-        Options(pattern=pattern, sparsity=0.5, **REQUIRED.get(pattern, {}))
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"pattern": "threshold", "sparsity": 0.5}, "sparsity: threshold takes none; set mass"),
+        ({"pattern": "prefix_lm", "sparsity": 0.5}, "sparsity: prefix_lm takes none; set mass"),
+        ({"pattern": "document"}, "document_lengths: pattern document needs either"),
+        (
+            {"pattern": "document", "document_lengths": [3], "document_starts": [3]},
+            "document_lengths: pattern document needs either",
+        ),
+        ({"pattern": "document", "document_starts": [5, 4]}, "document_starts: .* do not rise"),
+        ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
+        ({"pattern": "own"}, "mask_mod: '' names no function; write package.module:function"),
+        ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' names no function"),
+    ],
+)
+def test_what_a_pattern_lacks_or_does_not_take_is_one_line(wrong, message):
+    with pytest.raises(BadInput, match=rf"^attention_options\.{message}"):
+        Options(**wrong)
+
+
+def _elements(options, q_len, kv_len, causal):
+    mask, _ = masked_by(qkv(1, 2, 2, q_len, kv_len), causal, options)
+    return mask[0, 0].tolist()
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -52,8 +65,8 @@ def test_a_pattern_that_knows_what_to_keep_takes_no_sparsity(pattern):
 )
 def test_a_document_sees_itself(documents, starts, causal):
     number = [sum(start <= i for start in starts) for i in range(21)]
-    mask = _elements(Options(pattern="document", block_size=4, **documents), 21, 21, causal)
-    assert mask == [
+    options = Options(pattern="document", block_size=4, **documents)
+    assert _elements(options, 21, 21, causal) == [
         [number[i] == number[j] and (j <= i or not causal) for j in range(21)] for i in range(21)
     ]
 
@@ -68,49 +81,31 @@ def test_a_prefix_is_seen_whole_and_the_rest_is_causal(causal):
     assert (work.kept, work.total) == (sum(map(sum, expected)), 17 * 17)
 
 
-def _elements(options, q_len, kv_len, causal):
-    q, k, _ = qkv(1, 2, 2, q_len, kv_len)
-    return choose_mask(q, k, causal=causal, options=options).elements().tolist()
+FEW = st.integers(0, 40)
 
 
 @pytest.mark.parametrize("pattern", BY_CORNERS)
 @settings(max_examples=30)
-@given(st.integers(1, 90), st.integers(0, 60), st.integers(1, 20), st.integers(1, 3), st.data())
-def test_no_kept_pair_is_missed_at_the_corners_of_tiles(pattern, q_len, more, size, times, data):
+@given(
+    sizes=st.fixed_dictionaries({"global_tokens": FEW, "random_tokens": FEW}),
+    window=st.integers(1, 41),
+    length=st.integers(1, 41),
+    size=st.integers(1, 20),
+    times=st.integers(1, 3),
+    q_len=st.integers(1, 90),
+    more=st.integers(0, 60),
+    causal=st.booleans(),
+)
+def test_no_kept_pair_is_missed_at_the_corners_of_tiles(
+    pattern, sizes, window, length, size, times, q_len, more, causal
+):
     """Of tiles that are those of the pattern, or some of them together."""
-    few, kv_len, causal = st.integers(0, 40), q_len + more, data.draw(st.booleans())
-    lengths = {"document_lengths": [1 + data.draw(few), 3]} if pattern == "document" else {}
-    options = Options(
-        pattern=pattern,
-        window=1 + data.draw(few),
-        global_tokens=data.draw(few),
-        random_tokens=data.draw(few),
-        block_size=size,
-        **lengths,
-    )
+    lengths = {"document_lengths": [length, 3]} if pattern == "document" else {}
+    options = Options(pattern=pattern, window=window, block_size=size, **sizes, **lengths)
+    kv_len = q_len + more
     found = static_mask(options, q_len, kv_len, causal, 1, size * times).elements().numpy()
     keeps = static_mask_mod(options, q_len, kv_len, options.hides_future(causal), 1, None)
-    expected = keeps(0, 0, np.arange(q_len)[:, None], np.arange(kv_len))
-    assert np.array_equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"pattern": "document"}, "document_lengths: pattern document needs either"),
-        (
-            {"pattern": "document", "document_lengths": [3], "document_starts": [3]},
-            "document_lengths: pattern document needs either",
-        ),
-        ({"pattern": "document", "document_starts": [5, 4]}, "document_starts: .* do not rise"),
-        ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
-        ({"pattern": "own"}, "mask_mod: '' names no function; write package.module:function"),
-        ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' names no function"),
-    ],
-)
-def test_a_missing_option_of_a_pattern_is_one_line(wrong, message):
-    with pytest.raises(BadInput, match=rf"^attention_options\.{message}"):
-        Options(**wrong)
+    assert np.array_equal(found, keeps(0, 0, np.arange(q_len)[:, None], np.arange(kv_len)))
 
 
 def _own(name, **more):
@@ -119,20 +114,20 @@ def _own(name, **more):
 
 @pytest.mark.parametrize("kind", ["sparse", "flex"])
 @pytest.mark.parametrize(
-    ("name", "more", "batch", "message"),
+    ("name", "per_head", "batch", "message"),
     [
-        ("even_distance", {}, 1, "even_distance differs between heads; set per_head: true"),
-        ("window_per_head", {}, 1, "window_per_head differs between heads; set per_head: true"),
-        ("document_per_sequence", {}, 2, "document_per_sequence differs between sequences"),
-        ("document_per_sequence", {"per_head": True}, 2, "differs between sequences of a batch"),
+        ("even_distance", False, 1, "even_distance differs between heads; set per_head: true"),
+        ("window_per_head", False, 1, "window_per_head differs between heads; set per_head: true"),
+        ("document_per_sequence", False, 2, "differs between sequences of a batch"),
+        ("document_per_sequence", True, 2, "differs between sequences of a batch"),
     ],
 )
 def test_a_mask_of_ones_own_is_refused_if_heads_or_sequences_cannot_share_it(
-    kind, name, more, batch, message
+    kind, name, per_head, batch, message
 ):
     inputs = [x.detach() for x in qkv(batch, 4, 2, 90, 90)]
     with pytest.raises(BadInput, match=rf"^attention_options\.mask_mod: .*{message}"):
-        attention.attend(kind, *inputs, causal=True, options=_own(name, **more))
+        attention.attend(kind, *inputs, causal=True, options=_own(name, per_head=per_head))
 
 
 @pytest.mark.parametrize(
@@ -153,8 +148,7 @@ def test_a_mask_of_ones_own_is_computed_for_each_head(monkeypatch, name, heads, 
     assert agrees(out, reference, inputs)
     monkeypatch.setattr(flex, "compiled", lambda *of: uncompiled)
     with torch.no_grad():
-        out = attention.attend("flex", *inputs, causal=True, options=options)
-    assert relative_error(out, reference.detach()) < TOLERANCE
+        assert agrees(attention.attend("flex", *inputs, causal=True, options=options), reference)
 
 
 def _model(**options):
@@ -167,8 +161,7 @@ def _model(**options):
 def test_the_flops_of_a_model_are_those_of_each_heads_own_mask():
     case = _model(**_own("even_distance", per_head=True))
     h, query, key = torch.meshgrid(*map(torch.arange, (4, 48, 48)), indexing="ij")
-    seen = key <= query
-    hidden = int((seen & ~mask_mods.even_distance(0, h, query, key)).sum())
+    hidden = int(((key <= query) & ~mask_mods.even_distance(0, h, query, key)).sum())
     dense = replace(case, attention_type="dense").counted.flops
     assert dense - case.counted.flops == 2 * 2 * 4 * 16 * hidden  # layers, batch, 4 · head_dim
 

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from nanolib import NanoConfig, create_model
 from nanolib.cli import main
-from nanolib.experiments.model import case as model_cases
 from nanolib.experiments.model import cases as model
+from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
 from nanolib.models.generation import WITHOUT_DECODING, generation_of
@@ -27,13 +27,6 @@ SOURCE = """
         def forward(self, ids):
             return self.head(self.embedding(ids).cumsum(dim=1))
 
-    def build(width=8):
-        return Bag(width)
-
-    def nothing():
-        return 3
-
-    number = 4
     instance = Bag()
     CONSTANT = torch.linspace(0, 1, 256)
     kept = {}
@@ -44,6 +37,9 @@ SOURCE = """
             if size not in kept:
                 kept[size] = torch.ones(size, size).tril()
             return kept[size] @ super().forward(ids) * CONSTANT
+
+    def nothing():
+        return 3
 
     def keeps():
         print("built")
@@ -62,6 +58,8 @@ SOURCE = """
         model.config = type("Config", (), {"use_cache": True})()
         return model
 """
+IDS = torch.zeros(1, 4, dtype=torch.int64)
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 @pytest.fixture
@@ -72,25 +70,23 @@ def module(tmp_path, monkeypatch):
     return "own_model_for_test"
 
 
-def test_a_model_of_ones_own_is_built_with_its_options(module):
-    model = build_model(f"{module}:build", {"width": 16}, "cpu", "bfloat16", seed=0)
-    assert model.embedding.weight.shape == (256, 16)
-    assert model.embedding.weight.dtype is torch.bfloat16
-    assert logits_of(model)(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 256)
-    again = build_model(f"{module}:build", {"width": 16}, "cpu", "bfloat16", seed=0)
-    assert torch.equal(model.embedding.weight, again.embedding.weight)
-    with pytest.raises(Unsupported, match="new_tokens"):
-        generation_of(model, torch.zeros(1, 4, dtype=torch.int64), 2)
+def test_a_model_of_ones_own_is_built_with_its_options_which_stay_whole(module):
+    options = {"shape": {"width": 16}}
+    one, again = (
+        build_model(f"{module}:uses_up", options, "cpu", "bfloat16", seed=0) for _ in range(2)
+    )
+    assert one.embedding.weight.shape == (256, 16) and options == {"shape": {"width": 16}}
+    assert one.embedding.weight.dtype is torch.bfloat16
+    assert torch.equal(one.embedding.weight, again.embedding.weight)
+    assert logits_of(one)(IDS).shape == (1, 4, 256)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("justaname", "names no function"),
-        (":build", "names no function"),
         ("there_is_no_such_module:build", "no module 'there_is_no_such_module'"),
-        ("{}:missing", "has no function 'missing'"),
-        ("{}:number", "has no function 'number'"),
+        ("{}:kept", "has no function 'kept'"),
         ("{}:instance", "has no function 'instance'"),
     ],
 )
@@ -105,22 +101,11 @@ def test_a_function_that_returns_no_module_is_refused(module):
         build_model(f"{module}:nothing", {}, "cpu", "float32")
 
 
-def test_options_are_not_used_up(module):
-    options = {"shape": {"width": 16}}
-    for _ in range(2):
-        model = build_model(f"{module}:uses_up", options, "cpu", "float32")
-        assert model.embedding.weight.shape == (256, 16)
-    assert options == {"shape": {"width": 16}}
-
-
 def test_what_code_keeps_of_a_plan_has_no_part_in_the_run_that_follows(module, capfd):
-    case = model_cases.ModelCase(
-        "cpu", "", f"{module}:keeps", {}, "own", 8, 1, "float32", "inference"
-    )
+    case = ModelCase("cpu", "", f"{module}:keeps", {}, "own", 4, 1, "float32", "inference")
     assert case.plan().peaks
     assert capfd.readouterr() == ("", "")
-    ids = torch.zeros(1, 8, dtype=torch.int64)
-    logits = logits_of(case.build())(ids)
+    logits = logits_of(case.build())(IDS)
     assert type(logits) is torch.Tensor and logits.isfinite().all()
 
 
@@ -131,10 +116,9 @@ def test_a_recurrent_layer_computes_in_the_type_that_was_asked_for(module):
 
 def test_a_configuration_that_speaks_of_a_cache_asks_for_no_argument(module):
     model = build_model(f"{module}:configured", {}, "cpu", "float32")
-    ids = torch.zeros(1, 4, dtype=torch.int64)
-    assert logits_of(model)(ids).shape == (1, 4, 256)
+    assert logits_of(model)(IDS).shape == (1, 4, 256)
     with pytest.raises(Unsupported, match="new_tokens: 0"):
-        generation_of(model, ids, 2)
+        generation_of(model, IDS, 2)
 
 
 @pytest.mark.parametrize("name", ["{}:build", "os:mkdir"])
@@ -147,36 +131,24 @@ def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} <= {f"{module}.py", "__pycache__"}
 
 
-TINY = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-}
-
-
-def test_a_misspelled_option_is_refused_in_one_line():
+@pytest.mark.parametrize(
+    ("option", "hint"), [("head_dm", "did you mean head_dim?"), ("foo", "leave it out")]
+)
+def test_a_misspelled_option_is_refused_in_one_line(option, hint):
     pytest.importorskip("transformers")
-    hints = {"head_dm": "did you mean head_dim?", "foo": "leave it out"}
-    for option, hint in hints.items():
-        with pytest.raises(BadInput) as caught:
-            hugging_face_config("hf:Qwen3MoeForCausalLM", {option: 1})
-        message = f"model_options: {option!r} is not a field of Qwen3MoeConfig; {hint}"
-        assert caught.value.lines == (message,)
+    with pytest.raises(BadInput) as caught:
+        hugging_face_config("hf:Qwen3MoeForCausalLM", {option: 1})
+    message = f"model_options: {option!r} is not a field of Qwen3MoeConfig; {hint}"
+    assert caught.value.lines == (message,)
 
 
 def test_an_encoder_neither_generates_nor_learns_and_says_so():
     pytest.importorskip("transformers")
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    bert = build_model("hf:BertModel", shape, "cpu", "float32")
-    ids = torch.zeros(1, 4, dtype=torch.int64)
+    bert = build_model("hf:BertModel", SMALL, "cpu", "float32")
     with pytest.raises(Unsupported, match=re.escape(WITHOUT_DECODING)):
-        generation_of(bert, ids, 2)
+        generation_of(bert, IDS, 2)
     with pytest.raises(Unsupported, match="BertModel gives no logits of tokens"):
-        Training(bert, ids, "eager", 1e-3)
+        Training(bert, IDS, "eager", 1e-3)
 
 
 def test_a_model_is_asked_no_longer_sequence_than_it_reads():
@@ -184,14 +156,12 @@ def test_a_model_is_asked_no_longer_sequence_than_it_reads():
     params = model.Params(
         device="cpu",
         model="hf:LlamaForCausalLM",
-        model_options=TINY,
+        model_options=SMALL | {"max_position_embeddings": 64},
         seq_lens=[60],
         new_tokens=5,
         loss_steps=0,
     )
-    generation = next(
-        case for case in model.cases(params) if isinstance(case, model_cases.GenerationCase)
-    )
+    generation = next(case for case in model.cases(params) if isinstance(case, GenerationCase))
     with pytest.raises(Unsupported, match="exceed the context_length 64"):
         list(start_case(generation, params, {}))
 
