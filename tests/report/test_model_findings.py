@@ -4,6 +4,7 @@ import pytest
 
 from nanolib.measurement import Measurement, exact
 from tests.report.cases import inference, model_case, timed, warmup_process
+from tests.shown import CHARTS
 
 TINY = "tiny (dense, float32), batch 3, n = 64"
 
@@ -109,6 +110,14 @@ def _generation(batch, low, ms, high):
 def test_the_largest_batch_is_compared_with_the_smallest(say, ends, said):
     cases = [inference(), _generation(1, 1.9, 2, 2.1), _generation(4, *ends)]
     assert said in next(line for line in say("model", cases) if "Batch" in line)
+
+
+def test_tokens_of_all_users_and_of_each_are_drawn_over_the_batch(measured):
+    rows = measured("model", [_generation(1, 1.9, 2, 2.1), _generation(4, 15, 16, 17)])
+    panels = CHARTS["generation_batches"](rows).to_dict()["datasets"].values()
+    found = {(row["panel"], row["x"]): row["y"] for data in panels for row in data}
+    assert found["all users", 1] == found["each user", 1] == 500
+    assert found["all users", 4] == 250 and found["each user", 4] == 62.5
 
 
 @pytest.mark.parametrize("agreement", [1.0, 0.75])
