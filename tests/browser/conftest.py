@@ -11,10 +11,7 @@ import urllib.request
 
 import pytest
 
-from nanolib.experiments.attention import cases as attention
 from nanolib.paths import checkout
-from nanolib.run import sweep
-from nanolib.store import Store
 from tests.ports import free_port
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -43,9 +40,10 @@ _HERE = ("http://localhost", "http://127.0.0.1", "ws://localhost", "file:", "dat
 class Watched:
     """A page whose requests to anywhere else are refused and counted, and whose complaints are kept."""
 
-    def __init__(self, browser, **settings):
-        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **settings)
+    def __init__(self, browser):
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900})
         self.page, self.left, self.complaints = self.context.new_page(), [], []
+        self.page.set_default_timeout(240_000)
         self.page.route("**/*", self._look)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._listen)
@@ -106,17 +104,8 @@ def _take_less_time(folder):
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    """JupyterLab on localhost over a copy of the notebooks, with a small run in its database: its address with the token."""
+    """JupyterLab on localhost over a copy of the notebooks: its address with the token."""
     folder = tmp_path_factory.mktemp("lab")
-    small = attention.Params(
-        seq_lens=[16, 32],
-        attention_types=["dense"],
-        budget_s=0.05,
-        quality_patterns=[],
-        backward=False,
-    )
-    with Store(folder / "outputs" / "results.sqlite") as store:
-        sweep.measure(attention, small, store=store, progress=False).finish()
     shutil.copytree(checkout() / "notebooks", folder / "notebooks")
     _take_less_time(folder)
     port = free_port()

@@ -35,21 +35,18 @@ def report(tmp_path_factory):
         return page.build(store, store.resolve("all"), folder / "report", SECTIONS, pictures=False)
 
 
-def _opened(watched, report):
-    watched.page.goto(report.as_uri())
-    watched.page.wait_for_selector(DRAWN, timeout=120_000)
-    return watched.page
-
-
 @pytest.fixture
 def opened(watched, report):
-    return _opened(watched, report)
+    watched.page.goto(report.as_uri())
+    watched.page.wait_for_selector(DRAWN)
+    return watched.page
 
 
 @pytest.fixture(scope="module")
 def drawn(browser, report):
     with watching(browser) as made:
-        _opened(made, report)
+        made.page.goto(report.as_uri())
+        made.page.wait_for_selector(DRAWN)
         yield made
 
 
@@ -62,7 +59,7 @@ def still(drawn):
 
 def _pick(page, option):
     page.locator("#length").select_option(option)
-    page.wait_for_selector(DRAWN, timeout=60_000)
+    page.wait_for_selector(DRAWN)
 
 
 def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, drawn):
@@ -106,10 +103,10 @@ def test_the_choice_is_in_the_address(opened, report):
     assert "length=1024" in address and address.endswith("#attention")
     opened.goto("about:blank")
     opened.goto(address)
-    opened.wait_for_selector(DRAWN, timeout=60_000)
+    opened.wait_for_selector(DRAWN)
     assert opened.locator("#length").input_value() == "1024"
     opened.goto(report.as_uri() + "?length=7&machine=constructor")  # nothing of the kind is here
-    opened.wait_for_selector(DRAWN, timeout=60_000)
+    opened.wait_for_selector(DRAWN)
     assert opened.locator("#length").input_value() == ""
 
 
@@ -118,7 +115,7 @@ def test_it_fits_the_screen(still, width):
     still.set_viewport_size({"width": width, "height": 900})
     still.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     still.wait_for_timeout(400)
-    still.wait_for_selector(DRAWN, timeout=60_000)
+    still.wait_for_selector(DRAWN)
     root = "document.documentElement"
     assert still.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
     plots = "all('#model_performance .plot').map(e => e.getBoundingClientRect()"

@@ -4,23 +4,21 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.history import Change, History, find_steps, histories, since_before, table
-from nanolib.measurement import BadInput, Measurement, exact
+from nanolib.measurement import Measurement, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.report.regressions import history_verdict
 from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 
-M2 = MACHINE | {"machine_id": "m2"}
 
-
-def _run(index, level, machine=MACHINE, flops=100.0, revision=None):
+def _run(index, level, flops=100.0, revision=None):
     wiggle = 1 + 0.002 * (index % 3)
     times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
     rows = [Measurement("case_duration", 1.0), summarize(times, scope="forward")]
     rows.append(exact("flops", flops, scope="forward"))
     cases = {"c1": ({"name": "dense", "seq_len": 8, "dtype": "float32"}, rows)}
-    run_id, revision = f"run{index}{machine['machine_id']}", revision or f"rev{index}"
-    return Run("attention", machine, rows=cases, git_revision=revision, run_id=run_id)
+    named = {"run_id": f"run{index}", "git_revision": revision or f"rev{index}"}
+    return Run("attention", MACHINE, rows=cases, **named)
 
 
 @pytest.fixture
@@ -41,33 +39,13 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
     assert said.startswith("worse, attention dense seq_len=8 dtype=float32 forward: +")
 
 
-def test_machines_are_never_mixed_in_one_history(store):
-    for index in range(4):
-        store.add(_run(index, 10.0))
-        store.add(_run(index, 30.0, M2))
-    found = histories(store, machine_ids=["m1", "m2"])
-    assert [(history.machine_id, len(history.points)) for history in found] == [
-        ("m1", 4),
-        ("m2", 4),
-    ]
-    assert not any(history.changes for history in found)
-
-
-def test_one_run_has_no_history_and_an_unknown_metric_is_told(store):
-    store.add(_run(0, 10.0))
-    assert histories(store, machine_ids=["m1"]) == []
-    assert "no history yet" in history_verdict([])[0].text
-    with pytest.raises(BadInput, match="--metric: 'speed' is unknown"):
-        histories(store, "speed", ["m1"])
-
-
 def test_runs_are_held_against_the_ones_before(store):
     assert since_before(store, []) is None
     store.add(_run(0, 10.0))
-    assert since_before(store, ["run0m1"]) is None
+    assert since_before(store, ["run0"]) is None
+    assert "no history yet" in history_verdict([])[0].text
     store.add(_run(1, 13.0))
-    store.add(_run(2, 13.0, M2))
-    found = since_before(store, ["run1m1"])
+    found = since_before(store, ["run1"])
     assert (found.lines[0].finding, found.regressed) == ("suspect", False)
     assert found.lines[0].verdict.ratio == pytest.approx(1.3, rel=0.01)
 
@@ -76,7 +54,7 @@ def test_runs_are_held_against_the_spread_of_earlier_ones(store):
     for index in range(5):
         store.add(_run(index, 10.0, revision="same"))
     store.add(_run(5, 13.0))
-    assert since_before(store, ["run5m1"]).regressed
+    assert since_before(store, ["run5"]).regressed
 
 
 def test_a_deterministic_figure_that_was_nothing_changes_too(store):
@@ -87,9 +65,9 @@ def test_a_deterministic_figure_that_was_nothing_changes_too(store):
     assert [str(change).split(" between")[0] for change in history.changes] == ["from 0", "-100.0%"]
 
 
-def _history(case, values, *changes):
+def _history(case, values, *changes, metric="latency"):
     points = pd.DataFrame({"estimate": values, "low": values, "high": values})
-    return History("m1", "model", case, "c", "latency", "decode", points, changes)
+    return History("m1", "model", case, "c", metric, "decode", points, changes)
 
 
 def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last():
@@ -103,23 +81,11 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
     assert list(lines.loc[1, ["metric", "first", "last"]]) == ["latency decode, ms", "10", "12.50"]
 
 
-@pytest.mark.parametrize(
-    ("revision", "text"),
-    [
-        ("a", "at the same revision a: look at the machine or its versions"),
-        ("", "between runs without a revision: look at the code, the machine or its versions"),
-    ],
-)
-def test_a_step_without_two_revisions_says_where_to_look(revision, text):
-    assert str(Change(1, 1.25, True, revision, revision)) == f"+25.0% {text}"
-
-
 @pytest.mark.parametrize(("metric", "sign"), [("latency", 1), ("tokens_per_second", -1)])
 @pytest.mark.parametrize("ratio", [1.2, 0.8])
 def test_which_way_is_worse_follows_the_metric(metric, sign, ratio):
     values, revisions = [10.0] * 5 + [10.0 * ratio] * 5, [f"r{at}" for at in range(10)]
-    points = pd.DataFrame({"estimate": values, "low": values, "high": values})
-    points = points.assign(confidence=0.95, git_revision=revisions)
+    points = _history("", values).points.assign(confidence=0.95, git_revision=revisions)
     change = Change(5, pytest.approx(ratio), sign * (ratio - 1) > 0, "r4", "r5")
     assert find_steps(points, metric) == ((change,), None)
     assert find_steps(points.assign(estimate=[0.0, *values[1:]]), metric)[0] == ()
@@ -127,24 +93,17 @@ def test_which_way_is_worse_follows_the_metric(metric, sign, ratio):
     assert find_steps(wide, metric)[0] == ()  # the intervals are wider than the change
 
 
-def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
-    with Store(tmp_path / "results.sqlite") as store:
-        for index in range(8):
-            store.add(_run(index, 10.0 if index < 7 else 13.0))
-        (history,) = histories(store, machine_ids=["m1"])
-    assert not history.changes and str(history.newest).endswith(
-        "% between rev6 and rev7, in 1 run so far"
-    )
-    assert any(
-        "sticks out" in str(line) and "nano ab rev6 rev7 attention" in str(line)
-        for line in history_verdict([history])
-    )
+def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(store, tmp_path):
+    for index in range(8):
+        store.add(_run(index, 10.0 if index < 7 else 13.0))
+    (history,) = histories(store, machine_ids=["m1"])
+    assert not history.changes and str(history.newest).endswith(" rev6 and rev7, in 1 run so far")
+    *_, said = map(str, history_verdict([history]))
+    assert "sticks out" in said and said.endswith("Next: nano ab rev6 rev7 attention.")
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
-    assert (
-        "0 of 1 latency levels changed" in ended.output
-        and "1 level(s) differ in the last one or two runs" in ended.output
-    )
-    assert "in 1 run so far" in ended.output and ended.exit_code == 0
+    assert ended.exit_code == 0 and "0 of 1 latency levels changed" in ended.output
+    assert "1 level(s) differ in the last one or two runs" in ended.output
+    assert "in 1 run so far" in ended.output
     assert ended.output.splitlines()[-2:] == [
         "to measure the revisions before and after a change in turns:",
         "  nano ab rev6 rev7 attention",
@@ -152,19 +111,22 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("revisions", "metric", "said"),
+    ("revisions", "metric", "command", "text"),
     [
-        (("a", "b"), "latency", "nano ab a b attention"),
-        (("a", "b"), "tokens_per_second", "nano ab a b attention --metric tokens_per_second"),
-        (("a", "a"), "latency", ""),
-        (("a", "b+"), "latency", ""),
-        (("", "b"), "latency", ""),
-        (("a", "b"), "peak_memory", ""),
+        (("a", "b"), "latency", "nano ab a b model", "between a and b"),
+        (
+            ("a", "b"),
+            "tokens_per_second",
+            "nano ab a b model --metric tokens_per_second",
+            "between a and b",
+        ),
+        (("a", "a"), "latency", "", "at the same revision a: look at the machine or its versions"),
+        (("a", "b+"), "latency", "", "between a and b+"),
+        (("", ""), "latency", "", "between runs without a revision: look at the code, the machine"),
+        (("a", "b"), "peak_memory", "", "between a and b"),
     ],
 )
-def test_a_step_between_two_commits_is_told_with_the_command_that_measures_them(
-    revisions, metric, said
-):
-    change = Change(3, 1.3, True, *revisions)
-    history = History("m1", "attention", "dense", "c1", metric, "", pd.DataFrame(), (change,))
-    assert history.command == said
+def test_a_step_says_where_to_look_and_which_command_measures_it(revisions, metric, command, text):
+    change = Change(3, 1.25, True, *revisions)
+    assert str(change).startswith(f"+25.0% {text}")
+    assert _history("dense", [], change, metric=metric).command == command

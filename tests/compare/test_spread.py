@@ -10,20 +10,19 @@ from nanolib.stats.compare import Kind, Spread, compare
 
 CASES, BLOCKS, WITHIN = 10, 40, 0.01
 GATES = 20
+SHARED = {"experiment": "attention", "scope": "forward", "method": "perf_counter"}
+SHARED |= {"metric": "latency", "provenance": "measured", "status": "ok", "machine_id": "m1"}
 
 
 def _run(rng, run_id, between, revision="rev", slower=0.0):
     """Measurements of a run as the store gives them; from run to run each case differs by `between`. `slower`: the first case."""
     rows = []
-    shared = {"run_id": run_id, "git_revision": revision, "machine_id": "m1", "flags": []}
-    shared |= {"experiment": "attention", "scope": "forward", "method": "perf_counter"}
-    shared |= {"metric": "latency", "provenance": "measured", "status": "ok", "details": {}}
     for case in range(CASES):
         level = 10 * np.exp(rng.normal(0, between) if between else 0.0)
         blocks = level * np.exp(rng.normal(0, WITHIN, BLOCKS)) * (1 if case else 1 + slower)
-        row = {"case_id": f"case{case}", "factors": {"name": f"case{case}"}}
-        row |= {"samples": blocks, "estimate": float(np.median(blocks))}
-        rows.append(row | shared)
+        row = {"case_id": f"case{case}", "factors": {"name": f"case{case}"}, "samples": blocks}
+        row |= {"run_id": run_id, "git_revision": revision, "estimate": float(np.median(blocks))}
+        rows.append(SHARED | row | {"flags": [], "details": {}})
     return pd.DataFrame(rows)
 
 
@@ -55,51 +54,41 @@ def test_a_regression_that_is_large_beside_the_spread_fails_the_gate(between):
 
 
 @pytest.mark.parametrize("between", [0.0, 0.03])
+@pytest.mark.parametrize("earlier", [0, 1])  # with the base one and two
 def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_says_what_decides(
-    between,
+    between, earlier
 ):
-    rng = np.random.default_rng(8)
-    for earlier in (0, 1):  # with the base one and two
-        found = _gate(rng, between, earlier, slower=0.3)
-        line = next(line for line in found.lines if line.case == "case0")
-        assert (
-            not found.regressed
-            and line.finding == Kind.SUSPECT
-            and line.message == f"slower; {UNKNOWN}"
-        )
-        assert found.noise == [
-            "10 of 10 timings: fewer than 3 earlier runs of one revision here, so suspect at most; nano ab decides"
-        ]
+    found = _gate(np.random.default_rng(8), between, earlier, slower=0.3)
+    line = next(line for line in found.lines if line.case == "case0")
+    assert not found.regressed and line.finding == Kind.SUSPECT
+    assert line.message == f"slower; {UNKNOWN}"
+    assert found.noise == [
+        "10 of 10 timings: fewer than 3 earlier runs of one revision here, so suspect at most; nano ab decides"
+    ]
 
 
-def _known(logs_by_revision):
+def _spread(run_id, **logs):
+    """The spread that a run is judged by, from the logs of earlier runs by revision."""
     timing = dict.fromkeys(KEY, "x")
     rows = [
-        timing
-        | {"run_id": f"{revision}{at}", "git_revision": revision, "estimate": float(np.exp(log))}
-        for revision, logs in logs_by_revision.items()
-        for at, log in enumerate(logs)
+        timing | {"run_id": f"{name}{at}", "git_revision": name, "estimate": float(np.exp(log))}
+        for name, values in logs.items()
+        for at, log in enumerate(values)
     ]
-    return repeats([pd.DataFrame(rows)] * 2), pd.Series(
-        timing
-    )  # two databases may hold the same runs
+    known = repeats([pd.DataFrame(rows)] * 2)  # two databases may hold the same runs
+    return spread_between_runs(known, timing | {"run_id": run_id})
 
 
 def test_the_spread_is_pooled_over_revisions_and_leaves_out_the_run_that_is_judged():
-    known, timing = _known({"a": [0.0, 0.1, 0.2], "b": [1.0, 1.0, 1.2, 1.2], "c": [0.0, 5.0]})
-    squares = 2 * 0.1**2 + 4 * 0.1**2
-    spread = spread_between_runs(known, pd.Series({**timing, "run_id": "z"}))
-    assert (spread.sd, spread.freedom) == (pytest.approx(np.sqrt(squares / 5)), 5)
-    spread = spread_between_runs(
-        known, pd.Series({**timing, "run_id": "a2"})
-    )  # two are left of its revision
-    assert (spread.sd, spread.freedom) == (pytest.approx(np.sqrt(4 * 0.1**2 / 3)), 3)
+    logs = {"a": [0.0, 0.1, 0.2], "b": [1.0, 1.0, 1.2, 1.2], "c": [0.0, 5.0]}
+    spread, without = _spread("z", **logs), _spread("a2", **logs)  # two are left of its revision
+    assert (spread.sd, spread.freedom) == (pytest.approx(np.sqrt(0.06 / 5)), 5)
+    assert (without.sd, without.freedom) == (pytest.approx(np.sqrt(0.04 / 3)), 3)
 
 
 @pytest.mark.parametrize("revision", ["", "a+"])
 def test_runs_of_code_that_was_not_committed_tell_no_spread(revision):
-    known, timing = _known({revision: [0.0, 0.1, 0.2]})
-    assert spread_between_runs(known, pd.Series({**timing, "run_id": "z"})) is None
+    assert _spread("z", **{revision: [0.0, 0.1, 0.2]}) is None
 
 
 def test_a_spread_widens_the_interval_and_p_to_those_of_two_runs():
@@ -109,10 +98,8 @@ def test_a_spread_widens_the_interval_and_p_to_those_of_two_runs():
     reach = 2.776445 * 0.03 * np.sqrt(2)  # Student's t.975 of four degrees of freedom
     low, ratio, high = wide.interval
     assert (np.log(high / ratio), np.log(ratio / low)) == pytest.approx((reach, reach))
-    assert (
-        plain.kind is Kind.REGRESSED and wide.kind is Kind.INCONCLUSIVE and wide.p > 0.05 > plain.p
-    )
+    assert plain.kind is Kind.REGRESSED and wide.kind is Kind.INCONCLUSIVE
+    assert wide.p > 0.05 > plain.p
     assert wide.minimum_detectable_effect > 4 * plain.minimum_detectable_effect
-    assert (
-        compare(a, 1.1 * b, spread=Spread(1e-6, 4)).interval == plain.interval
-    )  # never narrower than blocks say
+    narrow = compare(a, 1.1 * b, spread=Spread(1e-6, 4))
+    assert narrow.interval == plain.interval  # never narrower than blocks say

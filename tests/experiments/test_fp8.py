@@ -3,9 +3,9 @@ import math
 import pytest
 
 from nanolib.experiments.fp8 import cases as fp8
-from nanolib.experiments.fp8 import small_decoder, view
+from nanolib.experiments.fp8 import small_decoder
 from nanolib.experiments.fp8.small_decoder import VARIANTS, ParityCase, parity_verdict
-from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table
+from nanolib.experiments.fp8.view import numerics_table, parity_table, speed_table, verdict
 from nanolib.models import create_model
 from nanolib.models import fp8 as casts
 from tests.measuring import rows_of
@@ -25,10 +25,15 @@ SMALL = {
 }
 
 
-def _parity(recipe, **changes):
-    shape = {"seq_len": 16, "batch_size": 2, "d_model": 32, "num_layers": 1, "steps": 10}
+def _parity(recipe, steps=10):
+    shape = {"seq_len": 16, "batch_size": 2, "d_model": 32, "num_layers": 1, "steps": steps}
     rest = {"seeds": 2, "first_seed": 0, "margin": 0.0025, "keep": ("head",)}
-    return ParityCase("cpu", recipe, **rest | shape | changes)
+    return ParityCase("cpu", recipe, **rest, **shape)
+
+
+def _difference(recipe):
+    *_, row = _parity(recipe).measure(fp8.Params(), {})
+    return row
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +63,10 @@ def test_no_row_shows_an_fp8_speed_without_the_hardware(rows):
 
 
 def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
-    table = parity_table(rows).set_index("recipe")
+    table = parity_table(rows)
     assert set(table["provenance"]) == {"emulated"}
     assert list(table["control"]) == [False, False, True]
-    words = list(map(str, view.verdict(rows)))
+    words = list(map(str, verdict(rows)))
     assert any(line.startswith("FP8 speed was not measured") for line in words)
     assert any("fp8 tensorwise" in line and "are a smoke test" in line for line in words)
 
@@ -79,7 +84,7 @@ def test_every_product_and_operand_of_every_layer_is_looked_at(rows):
 
 def test_a_last_bit_of_the_weights_changes_the_loss_little():
     recipes = ("bf16", "bf16_again")
-    loss, again = (small_decoder._last_loss(_parity(name, steps=40), 3, "") for name in recipes)
+    loss, again = (small_decoder._last_loss(_parity(name, 40), 3, "") for name in recipes)
     assert again != loss and again == pytest.approx(loss, rel=1e-3)
 
 
@@ -87,19 +92,16 @@ def test_a_recipe_that_changes_nothing_differs_by_nothing(monkeypatch):
     """The pairing holds: with bf16's own casts under another name every difference is exactly zero."""
     monkeypatch.setitem(casts.RECIPES, "tensorwise", casts.recipe_of(casts.BF16))
     small_decoder._last_loss.cache_clear()
-    row = list(_parity("fp8_tensorwise").measure(fp8.Params(), {}))[-1]
+    row = _difference("fp8_tensorwise")
     small_decoder._last_loss.cache_clear()
     assert row.samples == (0.0, 0.0) and row.details["verdict"] == "equivalent"
 
 
 def test_a_loss_that_is_not_finite_is_worse_without_a_number(monkeypatch):
-    real = small_decoder._last_loss
-
-    def last_loss(case, *of):
-        return real(case, *of) if case.recipe == "bf16" else math.nan
-
-    monkeypatch.setattr(small_decoder, "_last_loss", last_loss)
-    row = list(_parity("no_scaling").measure(fp8.Params(), {}))[-1]
+    monkeypatch.setattr(
+        small_decoder, "_last_loss", lambda case, *_: 1.0 if case.recipe == "bf16" else math.nan
+    )
+    row = _difference("no_scaling")
     assert row.estimate is None and row.details["verdict"] == "worse"
     assert "infinite or NaN in 2 of 2" in row.message
 
@@ -119,16 +121,14 @@ def test_what_is_said_of_differences(mean, spread, verdict):
     assert parity_verdict(differences, 0.006) == verdict
 
 
-D, N = 64, 16
-LINEAR = 2 * N * (4 * D * D + 2 * D * 4 * D)
-REST = 2 * N * D * 256 + 4 * 2 * (N * (N + 1) // 2) * 32  # the head, and attention
-
-
 def test_the_converted_share_is_of_all_flops():
     case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if getattr(case, "recipe", ""))
     model = create_model(case.model_case.config, "meta")
     casts.convert(model, case.recipe, excluded_modules=case.keep, emulate=True)
     row = case.converted_share(model)
-    assert row.estimate == pytest.approx(LINEAR / (LINEAR + REST))
+    d, n = 64, 16
+    linear = 2 * n * (4 * d * d + 2 * d * 4 * d)
+    rest = 2 * n * d * 256 + 4 * 2 * (n * (n + 1) // 2) * 32  # the head, and attention
+    assert row.estimate == pytest.approx(linear / (linear + rest))
     assert row.details["kept"] == ["head"]
     assert row.details["amdahl_bound"] == pytest.approx(1 / (1 - row.estimate / 2))

@@ -1,11 +1,9 @@
 """Write the parameters cell of each notebook from its `Params`, in `make notebooks`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
@@ -13,16 +11,15 @@ from nbformat.v4 import new_notebook as new_notebook_of
 
 from nanolib.experiments import ALL, sections
 from nanolib.paths import checkout
-from nanolib.report.section import Section
 
 
-def cell_of(params: type) -> str:
+def cell_of(params):
     """The parameters that people change, a line each: type, default and, as a comment, what the class says of it.
 
     The others are in `settings`. `papermill --help-notebook` reads the cell line by line and takes what has an equals
     sign as a parameter, so no comment within `settings` has one.
     """
-    said: dict[str, str] = {}
+    said = {}
     for base in reversed(params.__mro__):
         said |= _attributes(base.__doc__ or "")
     own = [name for name in params.__annotations__ if name in params.model_fields]
@@ -40,47 +37,39 @@ def cell_of(params: type) -> str:
     return "\n".join([*lines, "settings: dict = {", *settings, f"}}  # {own_name}"])
 
 
-def _attributes(docstring: str) -> dict[str, str]:
+def _attributes(docstring):
     """Name → what a docstring in Google's form says of it, on one line, as a comment begins and ends."""
     _, _, part = inspect.cleandoc(docstring).partition("Attributes:\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", part.split("\n\n")[0], re.MULTILINE)
-    texts = {
-        name: re.sub(r"\s+", " ", text).replace("`", "").removesuffix(".") for name, text in entries
-    }
-    return {
-        name: text[0].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
-        for name, text in texts.items()
-    }
+    found = {}
+    for name, text in entries:
+        text = re.sub(r"\s+", " ", text).replace("`", "").removesuffix(".")
+        is_word = re.match(r".[a-z ]", text)  # and no abbreviation
+        found[name] = text[0].lower() + text[1:] if is_word else text
+    return found
 
 
-def _choices(annotation: Any, said: str) -> str:
+def _choices(annotation, said):
     """The values that a parameter takes, where its words do not name all of them."""
     inner = get_args(annotation)[0] if get_origin(annotation) is list else annotation
-    values = get_args(inner) if get_origin(inner) is Literal else ()
-    return (
-        ""
-        if len(values) < 2 or all(str(value) in said for value in values)
-        else f": {', '.join(map(str, values))}"
-    )
+    values = [str(value) for value in get_args(inner)] if get_origin(inner) is Literal else []
+    if len(values) < 2 or all(value in said for value in values):
+        return ""
+    return f": {', '.join(values)}"
 
 
-def _literal(value: Any) -> str:
+def _literal(value):
     """As Python writes it, strings in double quotes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
-            + "}"
-        )
+        items = (f"{_literal(key)}: {_literal(item)}" for key, item in value.items())
+        return "{" + ", ".join(items) + "}"
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-def new_notebook(name: str, section: Section) -> nbformat.NotebookNode:
+def new_notebook(name, section):
     """A notebook as the others are laid out, for an experiment that has none yet."""
-    text, code = new_markdown_cell, new_code_cell
-    hidden = {"jupyter": {"source_hidden": True}}  # plumbing
     setup = f"""from nanolib.experiments.{name} import cases as experiment
 from nanolib.experiments.{name} import view
 from nanolib.experiments.explore import explore
@@ -90,22 +79,25 @@ from nanolib.run.dry_run import prediction_table
 
 renderer.enable()
 params = experiment.Params.collect(globals())"""
+    prediction = "print(prediction_table(experiment, params).to_string(index=False))"
     cells = [
-        text(f"# {section.question}"),
-        code("", metadata={"tags": ["parameters"]}),
-        code(setup, metadata=hidden),
-        text("## Prediction and measurement"),
-        code(
-            "# NBVAL_CHECK_OUTPUT\nprint(prediction_table(experiment, params).to_string(index=False))"
+        new_markdown_cell(f"# {section.question}"),
+        new_code_cell("", metadata={"tags": ["parameters"]}),
+        new_code_cell(setup, metadata={"jupyter": {"source_hidden": True}}),
+        new_markdown_cell("## Prediction and measurement"),
+        new_code_cell(f"# NBVAL_CHECK_OUTPUT\n{prediction}"),
+        new_code_cell(
+            "run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"
         ),
-        code("run = sweep.measure(experiment, params)\nrows = run.measurements(samples=True)\nrun"),
-        text("## Conclusions"),
-        code("display.Lines(view.SECTION.verdict(rows))"),
-        *(code(f'view.SECTION.charts["{chart}"](rows)') for chart in section.charts),
-        code("display.Tables(view.SECTION, rows)"),
-        code("explore(experiment, params, rows)"),
-        code("print(run.finish())"),
+        new_markdown_cell("## Conclusions"),
     ]
+    charts = (f'view.SECTION.charts["{chart}"](rows)' for chart in section.charts)
+    lines, tables = (
+        "display.Lines(view.SECTION.verdict(rows))",
+        "display.Tables(view.SECTION, rows)",
+    )
+    controls = "explore(experiment, params, rows)"
+    cells += map(new_code_cell, (lines, *charts, tables, controls, "print(run.finish())"))
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return new_notebook_of(cells=cells, metadata=kernel)
 

@@ -6,27 +6,25 @@ from tests.report.rows import SIZES, ended, interval, with_endings
 
 def timed(scope, low, ms, high, **rest):
     """A latency whose interval is not symmetric."""
-    details = {"mean": 1.5 * ms, "sd": ms / 5, "cv": 0.2, "p50": ms, "p95": 2 * ms, "p99": 3 * ms}
-    rest = {"details": details, "method": "perf_counter", "scope": scope} | rest
+    rest = {"details": {"p99": 3 * ms}, "scope": scope} | rest
     return interval("latency", low, ms, high, **rest)
 
 
 SHAPE = SIZES | {"causal": False, "options": {}}
 
 
-def attention_case(name, low, ms, high, tiles=0.0, **shape):
-    found = [timed("forward", low, ms, high, flags=shape.pop("flags", ()))]
-    found += [exact("sparsity", 0.7, method="mask"), exact("block_sparsity", tiles, method="mask")]
-    found.append(interval("mfu", 0.3, 0.37, 0.5, scope="forward"))
+def attention_case(name, low, ms, high, tiles=0.0, sparsity=0.7, flags=(), **shape):
+    found = [
+        timed("forward", low, ms, high, flags=flags),
+        exact("sparsity", sparsity),
+        exact("block_sparsity", tiles),
+    ]
     return SHAPE | {"name": name} | shape, found
 
 
 def quality_case(target, losses, steps=400):
     """The loss of a trained decoder above dense, by scope; some intervals."""
-    found = [
-        exact("sparsity", target, method="mask"),
-        interval("loss", 1.9, 2.0, 2.1, scope="dense"),
-    ]
+    found = [exact("sparsity", target), interval("loss", 1.9, 2.0, 2.1, scope="dense")]
     found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
     factors = {"name": f"w {target}", "pattern": "window", "target": target}
     return SHAPE | factors | {"seeds": 5, "steps": steps}, found
@@ -43,67 +41,34 @@ def attention_rows(times, failed=()):
     return with_endings(cases)
 
 
-MODEL = SIZES | {"attention_type": "dense"}
+MODEL = SIZES | {"attention_type": "dense", "name": "tiny", "optimization": "eager"}
 
 
 def model_case(mode, found, **shape):
-    weights = [
-        exact("parameters", 700, method="count"),
-        exact("weight_memory", 5.0, method="count"),
-    ]
-    return MODEL | {"name": "tiny", "mode": mode, "optimization": "eager"} | shape, [
-        *weights,
-        *found,
-    ]
+    return MODEL | {"mode": mode} | shape, [exact("weight_memory", 5.0), *found]
 
 
-def inference(low=11, ms=12, high=15, memory=8.0, predicted=4.0, **shape):
+def inference(low=11, ms=12, high=15, **shape):
     found = [
-        timed("inference", low, ms, high, predicted=predicted),
-        exact("peak_memory", memory, scope="inference"),
+        timed("inference", low, ms, high),
+        Measurement("tokens_per_second", 16_000.0, scope="inference"),
     ]
-    return model_case(
-        "inference",
-        [*found, Measurement("tokens_per_second", 16_000.0, scope="inference")],
-        **shape,
-    )
+    return model_case("inference", found, **shape)
 
 
-def training(phases, memory=60.0, step=(35, 36, 39), **shape):
-    found = [
-        timed(name, *ends)
-        for name, ends in zip(("forward", "backward", "optimizer_step"), phases, strict=True)
-    ]
-    found += [timed("training_step", *step), exact("peak_memory", memory, scope="training_step")]
-    return model_case("training", found, **shape)
-
-
-CORES = Flag.OVERSUBSCRIBED
-
-
-def decode_case(algorithms, world=4, flags=(), alone=None, **factors):
-    """Each algorithm with its interval, its steps, and the intervals of compute, wait and communication; `alone` is one rank's."""
+def decode_case(algorithms, world=4, flags=(), alone=None, seq_len=4096, dtype="float32"):
+    """Each algorithm with its interval and those of compute, wait and communication; `alone` is one rank's."""
     found = [timed("one rank", *alone)] if alone else []
-    for algorithm, (ends, rounds, parts) in algorithms.items():
+    for algorithm, (ends, parts) in algorithms.items():
         found.append(timed(algorithm, *ends, flags=flags))
-        found.append(exact("communication_steps", rounds, scope=algorithm))
-        for kind, (low, value, high) in zip(
-            ("compute", "wait", "communication"), parts, strict=True
-        ):
-            of_ranks = {"ranks": [{"mean": value, "sd": 0.1}] * world}
-            part = {"scope": f"{algorithm}: {kind}", "details": of_ranks}
-            found.append(interval("component_time", low, value, high, **part))
-    shape = {
-        "seq_len": 4096,
-        "dtype": "float32",
-        "world_size": world,
-        "algorithms": list(algorithms),
-        "batch_size": 3,
-    }
-    return shape | factors, found
+        for kind, part in zip(("compute", "wait", "communication"), parts, strict=True):
+            found.append(interval("component_time", *part, scope=f"{algorithm}: {kind}"))
+    shape = {"seq_len": seq_len, "dtype": dtype, "world_size": world}
+    return shape | {"algorithms": list(algorithms)}, found
 
 
 COMPUTING = [(8, 8.5, 9), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)]
+CORES = (Flag.OVERSUBSCRIBED,)
 
 
 def fp8_case(size, precision, low, ms, high, **changes):
@@ -113,61 +78,66 @@ def fp8_case(size, precision, low, ms, high, **changes):
         "mode": "inference",
         "precision": precision,
         "compiled": True,
+        "seq_len": 64,
+        "batch_size": 3,
     }
     row = timed("inference", low, ms, high, details={"parameters": size})
     bound = Measurement("converted_share", 0.5, scope="model", details={"amdahl_bound": 1.75})
-    return factors | {"seq_len": 64, "batch_size": 3} | changes, [row, bound]
+    return factors | changes, [row, bound]
 
 
-def parity_case(recipe, verdict, difference=None, control=False, steps=400, **rest):
-    low, high = (None, None) if difference is None else (difference - 0.002, difference + 0.001)
+def parity_case(recipe, verdict, difference, control=False, steps=400, **rest):
     details = {"verdict": verdict, "control": control, "margin_nats": 0.0025}
-    row = Measurement(
-        "loss_difference_from_bf16",
-        difference,
-        low,
-        high,
-        0.95,
-        3,
-        scope=recipe,
-        details=details,
-        **rest,
-    )
+    ends = difference - 0.002, difference, difference + 0.001
+    row = interval("loss_difference_from_bf16", *ends, scope=recipe, details=details, **rest)
     return {"recipe": recipe, "seeds": 3, "steps": steps}, [row]
 
 
-def rated(name, low, achieved, high, flops=4e6, moved=1e5, **shape):
-    rate = interval("flops_per_second", low, achieved, high, scope="forward")
-    factors, found = attention_case(name, 9, 10, 11, **shape)
+def rated(name, low, achieved, high, moved=1e5):
+    factors, found = attention_case(name, 9, 10, 11)
     return factors, [
         *found,
-        exact("flops", flops, scope="forward"),
+        exact("flops", 4e6, scope="forward"),
         exact("bytes", moved, scope="forward"),
-        rate,
+        interval("flops_per_second", low, achieved, high, scope="forward"),
     ]
 
 
+def _ceiling(metric, scope, rate):
+    return {"ceiling": scope, "device": "cpu"}, [Measurement(metric, rate, scope=scope)]
+
+
 CEILINGS = [
-    (
-        {"ceiling": "float32", "device": "cpu"},
-        [Measurement("ceiling_flops", 1e11, scope="float32")],
-    ),
-    ({"ceiling": "copy", "device": "cpu"}, [Measurement("ceiling_bytes", 1e10, scope="copy")]),
+    _ceiling("ceiling_flops", "float32", 1e11),
+    _ceiling("ceiling_bytes", "copy", 1e10),
 ]
 
 
 DECODE = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
 
 
-def overhead_case(mode, low, value, high, **factors):
-    details = {"threads": 0.1, "cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
-    row = interval("overhead", low, value, high, scope=f"decode {mode}", details=details)
-    return DECODE | factors, [row]
+def layer_case(operations):
+    details = {"operations_ms": operations}
+    total = sum(operations.values())
+    return DECODE, [interval("layer_time", total, total, total, scope="b", details=details)]
 
 
-def layer_case(layer, operations):
-    details = {"layer": layer, "share": 1.0, "operations_ms": operations, "deep_passes": 3}
-    row = Measurement(
-        "layer_time", sum(operations.values()), 1.0, 200.0, 0.95, 7, scope=layer, details=details
-    )
-    return DECODE, [row]
+def warmup_process(direction, process, times, needed=2.0, message=""):
+    """One fresh process: its curve, and of each setting (steps → ms, mean) what it would report."""
+    factors = {
+        "direction": direction,
+        "process": process,
+        "warmup_steps": list(times),
+        "seq_len": 64,
+    }
+    details = {"steady_median": None if needed is None else 10.25}
+    rest = {"message": message, "details": details}
+    rows = [
+        interval("latency", 9.5, 10.0, 10.5, scope=direction, samples=(30.0, 20.0, 10.0, 10.0)),
+        Measurement("warmup_needed", needed, scope=direction, **rest),
+    ]
+    for count, (ms, mean) in times.items():
+        details = {"mean": mean, "sd": 3.0, "cv": 0.33}
+        scope = f"{direction} after {count}"
+        rows.append(timed(scope, 0.95 * ms, ms, 1.05 * ms, details=details))
+    return factors, rows

@@ -1,6 +1,5 @@
 """Rows as the notebooks store them, made by hand: what reports and pages are tried with."""
 
-import json
 import sqlite3
 
 from nanolib.measurement import Flag, Measurement, Status
@@ -17,6 +16,7 @@ MACHINE = {
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
 EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
+SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
 
 
 def interval(metric, low, value, high, **rest):
@@ -33,33 +33,6 @@ def with_endings(cases):
         str(at): (factors, found if found[0].metric == "case_duration" else [ended(), *found])
         for at, (factors, found) in enumerate(cases)
     }
-
-
-def warmup_process(direction, process, steps, times, needed=2.0, message=""):
-    """One fresh process: its curve, and of each setting (steps → low, ms, high, mean) what it would report."""
-    factors = {
-        "direction": direction,
-        "process": process,
-        "warmup_steps": list(times),
-        "steps": steps,
-        "seq_len": 64,
-    }
-    samples = (30.0, 20.0, 10.0, 10.0)
-    rows = [interval("latency", 9.5, 10.0, 10.5, scope=direction, samples=samples)]
-    details = {"steady_median": None if needed is None else 10.25}
-    rows.append(
-        Measurement("warmup_needed", needed, scope=direction, message=message, details=details)
-    )
-    for count, (ms, mean) in times.items():
-        rest = {
-            "scope": f"{direction} after {count}",
-            "details": {"mean": mean, "sd": 3.0, "cv": 0.33},
-        }
-        rows.append(interval("latency", 0.95 * ms, ms, 1.05 * ms, **rest))
-    return factors, rows
-
-
-SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
 
 
 def elsewhere(file):
@@ -79,89 +52,58 @@ def elsewhere(file):
     connection.close()
 
 
-# Experiment → which cases are baselines, what they are called, and what tells groups apart.
+# Experiment → the factor whose value tells baselines, how it begins, what they are called, and what a group shares.
 _GROUPS = {
     "attention": (
-        lambda of: of["name"].startswith(("dense", "flash_attn")),
-        lambda of: of["name"],
-        ("seq_len", "batch_size", "dtype", "causal", "device"),
+        "name",
+        ("dense", "flash_attn"),
+        "{name}",
+        "seq_len batch_size dtype causal device",
     ),
-    "model": (
-        lambda of: of["optimization"] == "eager",
-        lambda of: f"eager {of['dtype']}",
-        ("attention_type", "seq_len", "batch_size", "mode", "new_tokens", "device"),
-    ),
-    "fp8": (
-        lambda of: of["precision"] == "bfloat16",
-        lambda of: "bfloat16",
-        ("name", "mode", "compiled", "seq_len", "batch_size", "m", "k", "n"),
-    ),
+    "model": ("optimization", "eager", "eager {dtype}", "attention_type seq_len batch_size mode"),
+    "fp8": ("precision", "bfloat16", "bfloat16", "name mode compiled seq_len batch_size"),
 }
 
 
-_OF = {
-    "attention": "name",
-    "model": "optimization",
-    "fp8": "precision",
-}  # a factor that cases of the group have
+def in_turns(experiment, cases):
+    """The cases with what each gains over each baseline of its group; cases are id → (factors, measurements)."""
+    return {
+        case_id: (factors, [*rows, *_gains(experiment, factors, rows, cases)])
+        for case_id, (factors, rows) in cases.items()
+    }
 
 
-def in_turns(experiment, rows):
-    """The cases with what each gains over each baseline of its group; rows are id → (factors, measurements)."""
-    if experiment == "distributed":
-        return {
-            case_id: (factors, [*found, *_across(found)])
-            for case_id, (factors, found) in rows.items()
-        }
-    if experiment not in _GROUPS:
-        return rows
-    is_baseline, title, shape = _GROUPS[experiment]
-    groups = {}
-    for case_id, (factors, _) in rows.items():
-        if factors.get(_OF[experiment]) is not None and "pattern" not in factors:
-            groups.setdefault(json.dumps([factors.get(name) for name in shape]), []).append(case_id)
-    found = dict(rows)
-    for ids in groups.values():
-        for own in ids:
-            factors, measured = rows[own]
-            gained = [
-                _gained(row, other, title(rows[base][0]))
-                for base in ids
-                if base != own and is_baseline(rows[base][0])
-                for row in measured
-                for other in rows[base][1]
-                if row.metric == other.metric == "latency"
-                and _phase(row) == _phase(other)
-                and row.estimate
-            ]
-            found[own] = factors, [*measured, *gained]
-    return found
+def _gains(experiment, factors, rows, cases):
+    for base, title in _baselines(experiment, factors, rows, cases):
+        for own in rows:
+            if own is base or not own.metric == base.metric == "latency":
+                continue
+            if own.scope == base.scope or (experiment == "distributed" and _same_call(own, base)):
+                yield _gain(own, base, title)
 
 
-def _across(found):
-    """Of ranks: each call of a launch over each other of its direction."""
-    calls = [
-        row
-        for row in found
-        if row.metric == "latency" and not {"collective", "world_size"} & row.details.keys()
+def _baselines(experiment, factors, rows, cases):
+    """The rows with which those of a case were taken in turns, each with its name."""
+    if experiment == "distributed":  # the calls of one launch
+        return [(row, row.scope) for row in rows]
+    factor, begins, title, shape = _GROUPS.get(experiment, ("",) * 4)
+    if factor not in factors or "pattern" in factors:
+        return []
+    return [
+        (row, title.format(**other))
+        for other, others in cases.values()
+        if other is not factors and other.get(factor, "").startswith(begins)
+        if all(other.get(name) == factors.get(name) for name in shape.split())
+        for row in others
     ]
-    for own in calls:
-        for base in calls:
-            if own is not base and own.scope.partition(" ")[2] == base.scope.partition(" ")[
-                2
-            ].removesuffix("rank"):
-                yield _gained(own, base, base.scope)
 
 
-def _phase(row):
-    return row.scope.removesuffix("_with_cast")
+def _same_call(own, base):
+    return own.scope.partition(" ")[2] == base.scope.partition(" ")[2].removesuffix("rank")
 
 
-def _gained(own, base, title):
+def _gain(own, base, title):
     ends = base.low / own.high, base.estimate / own.estimate, base.high / own.low
-    low, estimate, high = (None if end != end else end for end in ends)
-    flags = tuple(flag for flag in {*own.flags, *base.flags} if flag is Flag.BUSY_MACHINE)
-    scope = f"{own.scope} over {title}"
-    return Measurement(
-        "speed_up", estimate, low, high, 0.95, 20, method="rounds", scope=scope, flags=flags
-    )
+    flags = tuple({*own.flags, *base.flags} & {Flag.BUSY_MACHINE})
+    rest = {"method": "rounds", "scope": f"{own.scope} over {title}", "flags": flags}
+    return interval("speed_up", *(None if end != end else end for end in ends), **rest)

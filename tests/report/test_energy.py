@@ -1,7 +1,5 @@
 """Readings and estimates of energy are never drawn nor told alike, and advice goes no further than what layers took."""
 
-import json
-
 import pandas as pd
 import pytest
 
@@ -18,18 +16,8 @@ def _case(provenance, method, spread):
         return interval(metric, value / spread, value, value * spread, **rest)
 
     found = [Measurement("tokens_per_second", 100.0, scope="decode", method="window")]
-    found += [
-        row("energy", 50.0),
-        row("power", 25.0),
-        row("energy_per_token", 0.25),
-        row("energy_delay", 80.0),
-    ]
-    return DECODE | {"device": "cpu"}, [*found, row("net_energy", 30.0), row("power", 10.0, "idle")]
-
-
-def _sure(rows):
-    spec = CHARTS["energy_per_token"](rows).to_dict()
-    return {row["sure"] for data in spec["datasets"].values() for row in data if "sure" in row}
+    found += [row("energy", 50.0), row("power", 25.0), row("power", 10.0, "idle")]
+    return DECODE, [*found, row("energy_per_token", 0.25), row("net_energy", 30.0)]
 
 
 def test_each_source_of_energy_has_a_line(measured):
@@ -37,45 +25,46 @@ def test_each_source_of_energy_has_a_line(measured):
     memory = {"scope": "decode", "method": "rapl_dram", "details": {"of": "dram"}}
     rows = measured("energy", [(factors, [*found, interval("energy", 5, 7, 9, **memory)])])
     package, dram = energy_table(rows).to_dict("records")
-    numbers = {
-        "energy": 50, "energy_low": 40, "energy_high": 62.5, "power": 25, "power_low": 20, "power_high": 31.25,
-        "idle_power": 10, "idle_power_low": 8, "idle_power_high": 12.5, "energy_per_token": 0.25, "energy_delay": 80,
-        "net": 30, "net_low": 24, "net_high": 37.5, "tokens_per_second": 100,
-    }  # fmt: skip
-    assert {name: package[name] for name in numbers} == pytest.approx(numbers)
-    assert (package["of"], package["batch_size"]) == ("x", 3)
-    assert (dram["of"], dram["energy"]) == ("dram", 7)
+    assert (package["of"], dram["of"], dram["energy"]) == ("x", "dram", 7)
     assert pd.isna(dram["power"]) and pd.isna(dram["net"])
+    found = [package[name] for name in ("energy", "power", "power_high", "idle_power", "net")]
+    assert found == pytest.approx([50, 25, 31.25, 10, 30])
 
 
-def test_a_reading_has_a_point_and_a_range_above_idle(measured):
-    rows = measured("energy", [_case(Provenance.MEASURED, "rapl", 1.1)])
-    text = "\n".join(VERDICTS["energy"](rows))
-    assert "A token costs 250 mJ [227 … 275] at 25 W (decode) by rapl." in text
-    assert "not measured" not in text
-    assert _sure(rows) == {True}
-    assert "no energy run" in json.dumps(CHARTS["power_over_time"](rows[:0]).to_dict())
+@pytest.mark.parametrize(
+    ("source", "sentences"),
+    [
+        (
+            (Provenance.MEASURED, "rapl", 1.1),
+            ["A token costs 250 mJ [227 … 275] at 25 W (decode) by rapl."],
+        ),
+        (
+            (Provenance.ESTIMATED, "utilisation", 6),
+            [
+                "A token costs an estimated 41.7 to 1,500 mJ (decode) by utilisation.",
+                "This machine's power was not measured: no power sensor was found, and estimated "
+                "ranges allow no comparison. Next: run nano doctor to see which sensors it supports.",
+            ],
+        ),
+    ],
+)
+def test_a_reading_is_a_point_with_its_range_and_an_estimate_a_hollow_range(
+    measured, source, sentences
+):
+    rows = measured("energy", [_case(*source)])
+    said = [line.removeprefix("tiny, n = 64: ") for line in VERDICTS["energy"](rows)]
+    assert said == sentences
+    chart, is_hollow = CHARTS["energy_per_token"](rows).to_json(), Provenance.ESTIMATED in source
+    assert ("Hollow: a range estimated" in chart) == ('"sure": false' in chart) == is_hollow
+    assert ('"sure": true' in chart) == (not is_hollow)
+    power = CHARTS["power_over_time"](rows).to_json()
+    assert "no sensor read this machine's power" in power
 
 
-def test_an_estimate_is_a_range_and_its_marks_are_hollow(measured):
-    rows = measured("energy", [_case(Provenance.ESTIMATED, "utilisation", 6)])
-    text = "\n".join(VERDICTS["energy"](rows))
-    assert "A token costs an estimated 41.7 to 1,500 mJ (decode) by utilisation." in text
-    assert "This machine's power was not measured: no power sensor was found" in text
-    assert _sure(rows) == {False}
-    assert "Hollow: a range estimated" in json.dumps(CHARTS["energy_per_token"](rows).to_dict())
-    assert "no sensor read this machine's power" in json.dumps(
-        CHARTS["power_over_time"](rows).to_dict()
-    )
-    assert list(energy_table(rows)["provenance"]) == ["estimated"]
-
-
-def test_a_window_that_was_too_short_says_so(measured):
-    factors, _ = _case(Provenance.MEASURED, "nvml_power", 1.1)
+def test_a_window_that_was_too_short_says_so(say):
     short = {"status": Status.UNSUPPORTED, "message": "repeat the work", "method": "nvml_power"}
-    rows = measured("energy", [(factors, [Measurement("energy", scope="decode", **short)])])
-    assert "repeat the work" in "\n".join(VERDICTS["energy"](rows))
-    CHARTS["energy_per_token"](rows)
+    lines = say("energy", [(DECODE, [Measurement("energy", scope="decode", **short)])])
+    assert lines == ["tiny, n = 64: The energy of decode was not measured: repeat the work."]
 
 
 @pytest.mark.parametrize(
@@ -90,4 +79,4 @@ def test_a_window_that_was_too_short_says_so(measured):
 def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):
     rest = 100 - between
     operations = {"between": between, "gate": rest / 2, "up": rest * 3 / 8, "down": rest / 8}
-    assert f"decode, n = 64: {said}" in say("energy", [layer_case("blocks.0", operations)])
+    assert f"decode, n = 64: {said}" in say("energy", [layer_case(operations)])

@@ -2,32 +2,24 @@
 
 import pytest
 
-from nanolib.experiments.model.view import generation_batches
 from nanolib.measurement import Measurement, exact
-from tests.report.cases import inference, model_case, timed, training
-from tests.report.rows import warmup_process
+from tests.report.cases import inference, model_case, timed, warmup_process
+from tests.shown import CHARTS
+
+TINY = "tiny (dense, float32), batch 3, n = 64"
 
 
 def test_a_model_is_reported_with_its_batch_its_tail_and_its_ratios(say):
-    generation = [timed("prefill", 19, 20, 22), timed("decode", 1.9, 2, 2.5, predicted=0.5)]
+    generation = [timed("prefill", 19, 20, 22), timed("decode", 1.9, 2, 2.5)]
     generation.append(Measurement("tokens_per_second", 1500.0, scope="decode"))
-    generation.append(Measurement("tokens_per_second", 9600.0, scope="prefill"))
-    longest = {"seq_len": 128}
-    step = training([(9, 10, 11), (19, 20, 21), (5, 6, 7)], **longest)
-    cases = [
-        inference(**longest),
-        step,
-        model_case("generation", generation, **longest),
-        inference(1, 2, 3),
-    ]
-    shape = "tiny (dense, float32), batch 3, n = 128"
-    first, *others = say("model", cases)
-    assert first == (
-        f"{shape}: Inference takes 12.0 ms [11.0 … 15.0], a generated token 2.00 ms [1.90 … 2.50] and a training step 36.0 ms "
+    step = [timed("training_step", 35, 36, 39), exact("peak_memory", 60.0, scope="training_step")]
+    cases = [inference(), model_case("training", step), model_case("generation", generation)]
+    lines = say("model", [*cases, inference(1, 2, 3, seq_len=32)])
+    assert [line for line in lines if "takes" in line] == [  # one sentence for each model
+        f"{TINY}: Inference takes 12.0 ms [11.0 … 15.0], a generated token 2.00 ms [1.90 … 2.50] and a training step 36.0 ms "
         "[35.0 … 39.0]: the first token takes 20.0 ms [19.0 … 22.0], p99 of the next ones is 6 ms; "
         "training peaks at 60 MiB, 12.0× the weights."
-    )
-    assert not any("takes" in other for other in others)  # one sentence for each model
+    ]
 
 
 @pytest.mark.parametrize(
@@ -40,24 +32,10 @@ def test_a_model_is_reported_with_its_batch_its_tail_and_its_ratios(say):
 )
 def test_an_optimization_is_faster_or_slower_when_the_ranges_do_not_overlap(say, ends, said):
     shape = {"name": "tiny (compile)", "optimization": "compile"}
-    cases = [inference(), inference(*ends, **shape), inference(1, 2, 3, seq_len=32)]
-    cases.append(inference(1, 2, 3, seq_len=32, **shape))
-    lines = [line for line in say("model", cases) if "against eager" in line]
-    assert lines == [f"tiny (compile) in float32, n = 64, against eager float32: {said}."]
-
-
-def _processes(direction, needed, ratios=(1.0,) * 5, message=""):
-    """Fresh processes whose mean without warm-up is so many times that after five steps."""
-    return [
-        warmup_process(
-            direction,
-            at,
-            10,
-            {0: (10.0, 12.0 * ratio), 5: (10.0, 12.0), 2: (10.0, 12.0)},
-            one,
-            message,
-        )
-        for at, (one, ratio) in enumerate(zip(needed, ratios, strict=True), 1)
+    shorter = [inference(1, 2, 3, seq_len=32), inference(1, 2, 3, seq_len=32, **shape)]
+    lines = say("model", [inference(), inference(*ends, **shape), *shorter])
+    assert [line for line in lines if "against eager" in line] == [
+        f"tiny (compile) in float32, n = 64, against eager float32: {said}."
     ]
 
 
@@ -77,8 +55,11 @@ def _processes(direction, needed, ratios=(1.0,) * 5, message=""):
     ],
 )  # fmt: skip
 def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
-    line = say("warmup", _processes("forward_backward", needed, message="it never settles"))[0]
-    assert line.startswith(said)
+    times, why = {0: (10.0, 12.0), 5: (10.0, 12.0)}, "it never settles"
+    processes = [
+        warmup_process("forward_backward", at, times, one, why) for at, one in enumerate(needed)
+    ]
+    assert say("warmup", processes)[0].startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -92,21 +73,23 @@ def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
     ],
 )  # fmt: skip
 def test_what_no_warm_up_does_to_the_mean_is_reported_over_all_processes(say, ratios, said):
-    _, line = say("warmup", _processes("forward", [3] * 5, ratios))
+    processes = [
+        warmup_process("forward", at, {0: (10.0, 12.0 * ratio), 2: (10.0, 12.0), 5: (10.0, 12.0)})
+        for at, ratio in enumerate(ratios)
+    ]
+    _, line = say("warmup", processes)
     assert line == f"{said}, the range of 5 fresh processes, with a CV of 33%."
 
 
-PARTS = [
-    ["weights", "a", "", "", 2**20],
-    ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20],
-]
-
-
 def test_a_peak_is_reported_with_what_uses_it(say):
-    row = exact("peak_memory", 4.0, scope="training_step", predicted=4.0, details={"parts": PARTS})
+    parts = [
+        ["weights", "a", "", "", 2**20],
+        ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20],
+    ]
+    row = exact("peak_memory", 4.0, scope="training_step", predicted=4.0, details={"parts": parts})
     lines = say("model", [inference(), model_case("training", [row])])
     assert next(line for line in lines if "peak of" in line) == (
-        "tiny (dense, float32), batch 3, n = 64: The peak of a training step is 4 MiB, of which saved activations are 75%: "
+        f"{TINY}: The peak of a training step is 4 MiB, of which saved activations are 75%: "
         "weights 25%; planned: 4 MiB."
     )
 
@@ -131,14 +114,10 @@ def test_the_largest_batch_is_compared_with_the_smallest(say, ends, said):
 
 def test_tokens_of_all_users_and_of_each_are_drawn_over_the_batch(measured):
     rows = measured("model", [_generation(1, 1.9, 2, 2.1), _generation(4, 15, 16, 17)])
-    spec = generation_batches(rows).to_dict()
-    drawn = [row for data in spec["datasets"].values() for row in data if "panel" in row]
-    assert {(row["panel"], row["x"]): row["y"] for row in drawn} == {
-        ("all users", 1): 500,
-        ("all users", 4): 250,
-        ("each user", 1): 500,
-        ("each user", 4): 62.5,
-    }
+    panels = CHARTS["generation_batches"](rows).to_dict()["datasets"].values()
+    found = {(row["panel"], row["x"]): row["y"] for data in panels for row in data}
+    assert found["all users", 1] == found["each user", 1] == 500
+    assert found["all users", 4] == 250 and found["each user", 4] == 62.5
 
 
 @pytest.mark.parametrize("agreement", [1.0, 0.75])
@@ -148,7 +127,5 @@ def test_greedy_tokens_are_a_finding_only_if_they_differ(say, agreement):
         rows.append(exact("ulp_difference", 12.0, scope=scope))
         rows.append(exact("greedy_agreement", share, scope=scope))
     found = [line for line in say("model", [(factors, rows)]) if "greedy" in line]
-    assert found == [
-        "tiny (dense, float32), batch 3, n = 64: 25% of greedy tokens differ between prefill and decode: "
-        "logits differ by at most 12 ULP."
-    ] * (agreement < 1)
+    said = "25% of greedy tokens differ between prefill and decode: logits differ by at most 12 ULP"
+    assert found == [f"{TINY}: {said}."] * (agreement < 1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nanolib.experiments.attention import cases as attention
-from nanolib.measurement import BadInput
+from nanolib.measurement import BadInput, Flag
 from nanolib.models.attention import flash_attn
 from tests.measuring import timed_alone
 
@@ -75,21 +75,26 @@ def test_a_function_that_returns_something_else_is_refused():
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ({"kind": "dense"}, "dense"),
         ({"kind": "dense", "backend": "flash", "impl": "FA4"}, "dense (flash FA4)"),
-        ({"kind": "flash_attn", "version": 3}, "flash_attn (3)"),
         ({"kind": "flex", "pattern": "window", "backend": "flash"}, "flex flash window"),
-        ({"kind": "sparse"}, "local_global"),
         ({"kind": "sparse", "window": 8, "global_tokens": 4, "block_size": 8}, "local_global 8+4"),
         ({"kind": "sparse", "pattern": "random", "sparsity": 0.5}, "random s=0.5"),
-        ({"kind": "sparse", "pattern": "threshold", "mass": 0.9}, "threshold 0.9"),
         ({"kind": "sparse", "pattern": "document", "document_lengths": [5, 9]}, "document 5+9"),
-        ({"kind": "flex", "pattern": "own", "mask_mod": MASK}, f"flex own {MASK}"),
         ({"kind": "own", "call": CALL}, f"own ({CALL})"),
     ],
 )
 def test_a_kind_has_a_name_of_its_own(kind, name):
     assert _case(kind)[0].name == name
+
+
+@pytest.mark.parametrize(("block_size", "removes"), [(128, False), (8, True)])
+def test_a_mask_that_removes_nothing_is_flagged_beside_what_was_asked(block_size, removes):
+    kind = {"kind": "sparse", "pattern": "top_k", "sparsity": 0.75, "block_size": block_size}
+    case, params = _case(kind, backward=False)
+    rows = timed_alone(case.measure(params, {}))
+    row = next(row for row in rows if row.metric == "sparsity")
+    assert (row.estimate > 0) == removes == (Flag.MASK_IS_DENSE not in row.flags)
+    assert row.predicted == 0.75
 
 
 def test_the_version_of_flash_attn_that_is_found_is_part_of_the_case(monkeypatch):

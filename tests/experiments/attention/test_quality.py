@@ -20,15 +20,14 @@ def _little_text(monkeypatch):
 
 
 @pytest.mark.usefixtures("_little_text")
+@pytest.mark.parametrize("target", [0.5, 0.75])
 @pytest.mark.parametrize("pattern", QUALITY_PATTERNS)
-def test_every_pattern_removes_about_the_share_asked_for(pattern):
-    for target in (0.5, 0.75):
-        rows = _rows(pattern, target)
-        assert rows["sparsity", ""].estimate == pytest.approx(target, abs=0.15)
-        for scope in ("replaced", "fine_tuned"):
-            row = rows["loss_difference", scope]
-            assert row.low <= row.estimate <= row.high
-            assert len(row.samples) == 2
+def test_every_pattern_removes_about_the_share_asked_for(pattern, target):
+    rows = _rows(pattern, target)
+    assert rows["sparsity", ""].estimate == pytest.approx(target, abs=0.15)
+    for scope in ("replaced", "fine_tuned"):
+        row = rows["loss_difference", scope]
+        assert row.low <= row.estimate <= row.high and len(row.samples) == 2
 
 
 @pytest.mark.usefixtures("_little_text")

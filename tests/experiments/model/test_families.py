@@ -21,14 +21,8 @@ FULL, WINDOW = 2 * 2 * 8 * N, 2 * 2 * 8 * 15  # elements of a layer's keys and v
 TYPES = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 # Model → options, elements of keys and values per sequence, whether layers have states too.
 FAMILIES = {
-    "Llama": (ATTENDS, 2 * FULL, False),
     "Mistral": (ATTENDS | {"sliding_window": 16}, 2 * WINDOW, False),
     "Gemma3": (ATTENDS | TYPES, WINDOW + FULL, False),
-    "GptOss": (
-        ATTENDS | TYPES | {"num_local_experts": 2, "num_experts_per_tok": 1},
-        WINDOW + FULL,
-        False,
-    ),
     "DeepseekV3": (
         ATTENDS
         | {"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 12, "q_lora_rank": 16}
@@ -42,11 +36,6 @@ FAMILIES = {
         False,
     ),
     "Mamba": (BASE | {"state_size": 8}, 0, True),
-    "Mamba2": (
-        BASE | {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
-        0,
-        True,
-    ),
     "Bamba": (ATTENDS | MAMBA2 | {"attn_layer_indices": [1]}, FULL, True),
     "Jamba": (
         BASE | ATTENTION | {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 1},

@@ -9,12 +9,10 @@ from nanolib.measurement import BadInput
 from nanolib.run import dry_run as plans
 from nanolib.run import sweep
 from nanolib.store import Store
-from tests.experiments.own import LLAMA
 
 QUICK = {"budget_s": 0.01, "new_tokens": 0, "loss_steps": 0, "generation_batch_sizes": []}
 QUICK |= {"seq_lens": [16]}
 SMALL = {"num_layers": 1, "d_model": 32, "num_heads": 2, "vocab_size": 256}
-MIXTRAL = LLAMA | {"num_hidden_layers": 1}
 BART = {
     "d_model": 32,
     "vocab_size": 300,
@@ -92,7 +90,6 @@ def _ends(rows):
     [
         ("odd_models:Looks", {}),
         ("odd_models:Pair", {}),
-        pytest.param("hf:MixtralForCausalLM", MIXTRAL, id="mixture"),
         pytest.param("hf:BartForCausalLM", BART, id="the half of an encoder-decoder"),
     ],
 )

@@ -1,7 +1,5 @@
 """What is counted of a model of one's own: one token's work and traffic, a plan that a run holds to, experts, windows."""
 
-import dataclasses
-
 import pytest
 
 from nanolib.experiments.model import cases as model
@@ -9,36 +7,30 @@ from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
 from nanolib.meters.flops import model_flops
-from tests.experiments.own import checked
+from tests.experiments.own import LLAMA, checked
 from tests.measuring import breakdown, timed_alone
 
 LAYERS, D, HEADS, KV_HEADS, FF, VOCAB = 3, 64, 4, 2, 96, 300
 HEAD_DIM, KV = D // HEADS, KV_HEADS * D // HEADS
-HF = {
-    "hidden_size": D,
-    "intermediate_size": FF,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 2048,
-}
+HF = LLAMA | {"num_hidden_layers": LAYERS, "vocab_size": VOCAB, "max_position_embeddings": 2048}
 OWN = """
+import torch
 from nanolib import NanoConfig, create_model
 def build(**options):
     return create_model(NanoConfig(mlp="swiglu", **options))
+def partly_frozen(frozen):
+    body = [torch.nn.Embedding(256, 32), torch.nn.Linear(32, 32, bias=False)]
+    body = torch.nn.Sequential(*body).requires_grad_(not frozen)
+    return torch.nn.Sequential(body, torch.nn.Linear(32, 256, bias=False))
 """
-MINE = {
-    "d_model": D,
-    "d_ff": FF,
-    "num_layers": LAYERS,
-    "num_heads": HEADS,
-    "num_kv_heads": KV_HEADS,
-}
+MINE = {"d_model": D, "d_ff": FF, "num_layers": LAYERS, "num_heads": HEADS, "num_kv_heads": KV_HEADS}  # fmt: skip
 MINE |= {"vocab_size": VOCAB, "context_length": 2048, "tie_embeddings": False}
 MODELS = {"hf:LlamaForCausalLM": HF, "hf:MistralForCausalLM": HF, "mine_for_counts:build": MINE}
 EXPERTS = HF | {"num_local_experts": 8, "num_experts_per_tok": 2}
+MISTRAL, MIXTRAL = "hf:MistralForCausalLM", "hf:MixtralForCausalLM"
 LINEAR = D * D + 2 * D * KV + D * D + 3 * D * FF  # weights of a block's products
+NORMS = (2 * LAYERS + 1) * D
+PER_PAIR = LAYERS * 4 * HEADS * HEAD_DIM  # FLOPs of a query and a key
 
 
 @pytest.fixture(autouse=True)
@@ -52,9 +44,9 @@ def _case(model, options, n, mode="inference", dtype="float32"):
     return ModelCase("cpu", "m", model, options, "own", n, 1, dtype, mode)
 
 
-def _generation(model, options, n, batch=1, dtype="float32"):
+def _generation(model, options, n, batch=1, dtype="float32", new_tokens=4):
     shape = (n, batch, dtype, "generation")
-    return GenerationCase("cpu", "m", model, options, "own", *shape, new_tokens=4)
+    return GenerationCase("cpu", "m", model, options, "own", *shape, new_tokens=new_tokens)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -62,11 +54,9 @@ def _generation(model, options, n, batch=1, dtype="float32"):
 def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
     said = _generation(model, MODELS[model], n, batch).formulas()
     seen = n + 1  # the prompt and itself
-    assert said["flops"] == batch * (
-        LAYERS * (2 * LINEAR + 4 * HEADS * HEAD_DIM * seen) + 2 * D * VOCAB
-    )
-    norms, cache = (2 * LAYERS + 1) * D, 2 * LAYERS * batch * n * KV
-    assert said["bytes"] == 4 * (LAYERS * LINEAR + D * VOCAB + norms + batch * D + cache)
+    assert said["flops"] == batch * (LAYERS * 2 * LINEAR + PER_PAIR * seen + 2 * D * VOCAB)
+    cache = 2 * LAYERS * batch * n * KV
+    assert said["bytes"] == 4 * (LAYERS * LINEAR + D * VOCAB + NORMS + batch * D + cache)
 
 
 def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run():
@@ -74,7 +64,7 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run():
     planned = Planner(checked(model, n, 1, MINE)).breakdown("decoding", 1, n)
     # a cache of fixed size has room for the new token too
     assert planned.by_kind[MemoryKind.CACHE] == 4 * 2 * LAYERS * KV * n
-    case = dataclasses.replace(_generation(model, MINE, n - 1), new_tokens=1)
+    case = _generation(model, MINE, n - 1, new_tokens=1)
     built = case.build(0)
     works = case.step(built, case.no_ids(), 1e-3).workloads()
     found = {work.scope: breakdown(work, built) for work in works}
@@ -83,17 +73,15 @@ def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run():
     assert most.by_kind == planned.by_kind
 
 
-NEOX = {name: HF[name] for name in HF if name != "num_key_value_heads"}
-PLANNED = [
-    ("hf:LlamaForCausalLM", HF, "float32", 2048),
-    ("hf:MistralForCausalLM", HF | {"sliding_window": 256}, "float32", 1024),
-    ("hf:GPTNeoXForCausalLM", NEOX, "float32", 512),
-    ("hf:MixtralForCausalLM", EXPERTS, "bfloat16", 1024),
-    ("hf:MixtralForCausalLM", EXPERTS, "float32", 1024),
-]
-
-
-@pytest.mark.parametrize(("model", "options", "dtype", "n"), PLANNED)
+@pytest.mark.parametrize(
+    ("model", "options", "dtype", "n"),
+    [
+        ("hf:LlamaForCausalLM", HF, "float32", 2048),
+        (MISTRAL, HF | {"sliding_window": 256}, "float32", 1024),
+        (MIXTRAL, EXPERTS, "bfloat16", 1024),
+        (MIXTRAL, EXPERTS, "float32", 1024),
+    ],
+)
 @pytest.mark.parametrize("mode", ["inference", "training"])
 def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(
     model, options, dtype, n, mode
@@ -104,25 +92,16 @@ def test_a_plan_is_what_a_run_holds_and_has_no_mask_that_a_run_does_not(
     assert case.plan().peaks[work.scope] == pytest.approx(breakdown(work, built).peak, rel=0.05)
 
 
-def test_gpt2_counts_its_kept_pairs_next_to_torchs_full_count():
-    """The sizes are transformers' defaults, which are nanoGPT's."""
-    case = _case("hf:GPT2LMHeadModel", {}, 1024)
-    masked = 12 * 12 * 4 * 64 * (1024 * 1023 // 2)
-    assert case.formulas()["flops"] == 291_648_307_200 - masked
-    assert case.counted.count.full == 291_648_307_200
-
-
-@pytest.mark.parametrize("mode", ["inference", "training"])
-def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode):
+@pytest.mark.parametrize(("mode", "passes"), [("inference", 1), ("training", 3)])
+def test_a_sliding_window_counts_its_pairs_by_a_run_that_has_the_masks_data(mode, passes):
     n, window = 40, 16
-    case = _case("hf:MistralForCausalLM", HF | {"sliding_window": window}, n, mode)
-    passes = 3 if mode == "training" else 1
+    case = _case(MISTRAL, HF | {"sliding_window": window}, n, mode)
     linear = LAYERS * 2 * n * LINEAR + 2 * n * D * VOCAB
-    per_pair = LAYERS * 4 * HEADS * HEAD_DIM
-    assert case.formulas()["flops"] == passes * (linear + per_pair * n * n)  # an upper bound
+    whole = passes * (linear + PER_PAIR * n * n)
+    assert case.formulas()["flops"] == whole  # an upper bound
     kept = sum(min(i + 1, window) for i in range(n))
-    assert case.known({})["flops"] == passes * (linear + per_pair * kept)
-    assert case.counted.count.full == passes * (linear + per_pair * n * n)
+    assert case.known({})["flops"] == passes * (linear + PER_PAIR * kept)
+    assert case.counted.count.full == whole
 
 
 def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():
@@ -141,43 +120,35 @@ def test_a_checkpointed_step_has_the_models_flops_and_the_computed_ones():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_experts_count(dtype):
     n = 64
-    case = _case("hf:MixtralForCausalLM", EXPERTS, n, "training", dtype)
-    attention = 2 * n * (2 * D * D + 2 * D * KV) + 4 * HEADS * HEAD_DIM * n * (n + 1) // 2
-    forward = LAYERS * (attention + 2 * n * D * 8 + 2 * n * 2 * 3 * D * FF) + 2 * n * D * VOCAB
-    assert case.formulas()["flops"] == 3 * forward
+    case = _case(MIXTRAL, EXPERTS, n, "training", dtype)
+    attention = LAYERS * 2 * n * (2 * D * D + 2 * D * KV) + PER_PAIR * n * (n + 1) // 2
+    experts = LAYERS * 2 * n * (D * 8 + 2 * 3 * D * FF)
+    assert case.formulas()["flops"] == 3 * (attention + experts + 2 * n * D * VOCAB)
 
 
-def test_a_token_reads_the_experts_that_it_can_choose():
-    few, all_of_them = (
-        _generation("hf:MixtralForCausalLM", EXPERTS, 32, batch, "bfloat16") for batch in (1, 4)
-    )
-    outside = LAYERS * (2 * D * D + 2 * D * KV + D * 8) + D * VOCAB + (2 * LAYERS + 1) * D
-    for case, experts in ((few, 2), (all_of_them, 8)):
-        rest = case.batch_size * (D + 2 * LAYERS * 32 * KV)
-        assert case.formulas()["bytes"] == 2 * (outside + LAYERS * experts * 3 * D * FF + rest)
+@pytest.mark.parametrize(("batch", "experts"), [(1, 2), (4, 8)])
+def test_a_token_reads_the_experts_that_it_can_choose(batch, experts):
+    case = _generation(MIXTRAL, EXPERTS, 32, batch, "bfloat16")
+    block = 2 * D * D + 2 * D * KV + D * 8 + experts * 3 * D * FF
+    rest = batch * (D + 2 * LAYERS * 32 * KV)
+    assert case.formulas()["bytes"] == 2 * (LAYERS * block + D * VOCAB + NORMS + rest)
 
 
-def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(tmp_path, monkeypatch):
-    (tmp_path / "frozen_for_counts.py").write_text(
-        "import torch\n"
-        "def build(frozen):\n"
-        "    body = [torch.nn.Embedding(256, 32), torch.nn.Linear(32, 32, bias=False)]\n"
-        "    body = torch.nn.Sequential(*body).requires_grad_(not frozen)\n"
-        "    return torch.nn.Sequential(body, torch.nn.Linear(32, 256, bias=False))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(frozen):
     n, body, head = 16, 32 * 32, 32 * 256
-    learns = (False, 6 * (body + head), 256 * 32 + body + head)
-    for frozen, flops, learning in (learns, (True, 2 * body + 4 * head, head)):
-        said = _case("frozen_for_counts:build", {"frozen": frozen}, n, "training").formulas()
-        assert said["flops"] == n * flops
-        assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
+    said = _case("mine_for_counts:partly_frozen", {"frozen": frozen}, n, "training").formulas()
+    flops, learning = 6 * (body + head), 256 * 32 + body + head
+    if frozen:
+        flops, learning = 2 * body + 4 * head, head
+    assert said["flops"] == n * flops
+    assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
 
 
 def test_a_token_over_a_window_sees_and_reads_the_window():
-    case = _generation("hf:MistralForCausalLM", HF | {"sliding_window": 16}, 40)
+    case = _generation(MISTRAL, HF | {"sliding_window": 16}, 40)
     said = case.formulas()
-    assert said["flops"] == LAYERS * (2 * LINEAR + 4 * HEADS * HEAD_DIM * 16) + 2 * D * VOCAB
-    weights = LAYERS * LINEAR + D * VOCAB + (2 * LAYERS + 1) * D + D
+    assert said["flops"] == LAYERS * 2 * LINEAR + PER_PAIR * 16 + 2 * D * VOCAB
+    weights = LAYERS * LINEAR + D * VOCAB + NORMS + D
     assert said["bytes"] == 4 * (weights + 2 * LAYERS * 15 * KV)
     assert case.plan().peaks
