@@ -123,6 +123,7 @@ def test_on_a_coarse_clock_where_nothing_varies_two_levels_differ():
 def test_the_interval_of_the_center_is_what_wilcoxons_test_does_not_reject(n, confidence):
     x = np.random.default_rng(n).normal(0.1, 1, n)
     low, _, high = hodges_lehmann(x, confidence)
+    assert compare_paired(np.ones(n), np.exp(x)).p == pytest.approx(wilcoxon(x).pvalue)
     for end, side in ((low, 1e-9), (high, -1e-9)):
         accepted, rejected = (wilcoxon(x - one).pvalue for one in (end + side, end - side))
         assert rejected - 0.003 <= 1 - confidence < accepted + 0.003
