@@ -1,8 +1,14 @@
+"""A git repository with versions of a function, and `nano ab` to compare them."""
+
+import json
 import subprocess
 
 import pytest
+from click.testing import CliRunner
 
-# The clock of the function under test is the function's own, so that no test times anything: each call says what it cost.
+from nanolib.cli import main
+
+# The function under test has its own clock, so that no test times anything: each call says its time.
 WORK = """
 import time
 
@@ -23,18 +29,11 @@ class Repository:
 
     def git(self, *arguments):
         name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(
-            ["git", "-C", str(self.folder), *name, *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout
+        command = ["git", "-C", str(self.folder), *name, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def commit(self, tag, text=WORK, **values):
-        (self.folder / "work.py").write_text(
-            text.replace("{cost}", str(values.get("cost", 30_000_000)))
-        )
+    def commit(self, tag, text=WORK, cost=30_000_000):
+        (self.folder / "work.py").write_text(text.replace("{cost}", str(cost)))
         self.git("add", "-A")
         self.git("commit", "--quiet", "--allow-empty", "-m", tag)
         self.git("tag", tag)
@@ -51,3 +50,29 @@ def repository(tmp_path, monkeypatch):
     made.commit("base")
     monkeypatch.chdir(folder)
     return made
+
+
+@pytest.fixture
+def ab(tmp_path, monkeypatch):
+    """Run `nano ab`, which writes its findings into `f.json`."""
+    monkeypatch.setattr("nanolib.ab.schedule.WARM_UP_S", 0.01)  # the clock is the function's own
+
+    def call(*arguments, budget="3s"):
+        files = ["--output", str(tmp_path / "out"), "--json", str(tmp_path / "f.json")]
+        command = ["ab", "--budget", budget, *files, *arguments]
+        return CliRunner().invoke(main, command, env={"NANOLIB_OUTPUT": None})
+
+    return call
+
+
+@pytest.fixture
+def compared(ab, tmp_path):
+    """Compare two versions of a function, and return the end of `nano ab` and its only line."""
+
+    def call(*arguments, function="run", **budget):
+        ended = ab(*arguments, "--call", f"work:{function}", **budget)
+        assert ended.exit_code in (0, 1), ended.output
+        (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
+        return ended, line
+
+    return call

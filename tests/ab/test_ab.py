@@ -1,5 +1,5 @@
-import contextlib
-import io
+"""Compare two versions from the command line, and leave the repository as it was."""
+
 import json
 import os
 import random
@@ -16,15 +16,14 @@ from types import SimpleNamespace
 import click
 import psutil
 import pytest
-from click.testing import CliRunner
 
 from nanolib.ab import spec
 from nanolib.ab.schedule import FEWEST_PAIRS, block_calls
 from nanolib.ab.spec import Spec
 from nanolib.ab.versions import Version, checked_out
-from nanolib.cli import main
 from nanolib.cli.ab import _agree
 from nanolib.measurement import BadInput
+from nanolib.paths import checkout
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
 from nanolib.store import Store
 
@@ -32,41 +31,21 @@ from .conftest import WORK
 
 pytestmark = pytest.mark.slow
 
-CHECKOUT = Path(__file__).parents[2]
+
+def _is_clean(repository):
+    made = [*Path(tempfile.gettempdir()).glob("nanolib-ab-*")]
+    return len(repository.worktrees()) == 1 and not made
 
 
-@pytest.fixture
-def ab(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanolib.ab.schedule.WARM_UP_S", 0.01)  # the clock is the function's own
-
-    def call(*arguments, budget="3s"):
-        rest = ["--budget", budget, "--output", str(tmp_path / "out")]
-        return CliRunner().invoke(main, ["ab", *rest, *arguments], env={"NANOLIB_OUTPUT": None})
-
-    return call
-
-
-def _left_behind():
-    return [path.name for path in Path(tempfile.gettempdir()).glob("nanolib-ab-*")]
-
-
-def _call(ab, tmp_path, a, b, *more, **options):
-    ended = ab(a, b, "--call", "work:run", "--json", str(tmp_path / "f.json"), *more, **options)
-    assert ended.exit_code in (0, 1), ended.output
-    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
-    return ended, line
-
-
-def test_a_slower_revision_regressed(repository, ab, tmp_path):
+def test_a_slower_revision_regressed(repository, compared, tmp_path):
     repository.commit("slow", cost=33_000_000)
-    ended, line = _call(
-        ab, tmp_path, "base", "slow", "--markdown", str(tmp_path / "f.md"), budget="30s"
-    )
-    assert ended.exit_code == 1
+    markdown = tmp_path / "f.md"
+    ended, line = compared("base", "slow", "--markdown", str(markdown), budget="30s")
+    assert ended.exit_code == 1 and "measured in turns" in ended.output
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
     assert (line["base"], line["current"]) == (pytest.approx(30), pytest.approx(33))
-    assert "in 20 pairs of processes" in line["message"] and "measured in turns" in ended.output
-    assert "| regressed | call | work:run | latency, ms |" in (tmp_path / "f.md").read_text()
+    assert "in 20 pairs of processes" in line["message"]
+    assert "| regressed | call | work:run | latency, ms |" in markdown.read_text()
     with Store(tmp_path / "out" / "results.sqlite") as store:
         rows = store.measurements(samples=True)
     (row,) = ab_table(rows).to_dict("records")
@@ -76,11 +55,11 @@ def test_a_slower_revision_regressed(repository, ab, tmp_path):
     assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
 
 
-def test_a_rate_is_better_when_higher(repository, ab, tmp_path):
+def test_a_rate_is_better_when_higher(repository, compared, tmp_path):
     repository.commit("slow", cost=40_000_000)
-    ended, line = _call(ab, tmp_path, "base", "slow", "--metric", "tokens_per_second")
-    assert ended.exit_code == 1 and line["finding"] == "regressed"
-    assert line["ratio"] == pytest.approx(0.75)
+    ended, line = compared("base", "slow", "--metric", "tokens_per_second")
+    assert ended.exit_code == 1
+    assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(0.75))
     with Store(tmp_path / "out" / "results.sqlite") as store:
         (ratio,) = store.measurements().query("metric == 'ratio'").to_dict("records")
     ends = [ratio[end] for end in ("low", "estimate", "high")]
@@ -88,14 +67,12 @@ def test_a_rate_is_better_when_higher(repository, ab, tmp_path):
 
 
 def test_equal_versions_run_in_turns_and_in_fresh_processes_and_are_equivalent(
-    repository, ab, tmp_path, monkeypatch
+    repository, compared, tmp_path, monkeypatch
 ):
     # by chance ten pairs are all in one order once in five hundred times
     drawn = cycle([(0, 1), (1, 0)])
     monkeypatch.setattr(random, "Random", lambda: SimpleNamespace(sample=lambda *_: next(drawn)))
-    text = (
-        WORK
-        + f"""
+    text = f"""
 import os
 open({str(tmp_path / "imports")!r}, "a").write(f"{{WHO}} {{os.getpid()}}\\n")
 calls = open({str(tmp_path / "calls")!r}, "a", buffering=1)
@@ -104,10 +81,9 @@ def run():
     calls.write(WHO + "\\n")
     plain()
 """
-    )
     for who in "AB":
-        repository.commit(who, f"WHO = {who!r}\n{text}")
-    ended, line = _call(ab, tmp_path, "A", "B")
+        repository.commit(who, f"WHO = {who!r}\n{WORK}{text}")
+    ended, line = compared("A", "B")
     assert ended.exit_code == 0
     assert (line["finding"], line["ratio"]) == ("equivalent", pytest.approx(1))
 
@@ -128,62 +104,40 @@ def run():
         ("import os\n    os._exit(5)", "the process ended with 5"),
     ],
 )
-def test_what_fails_on_both_sides_is_reported_of_both_and_is_not_new(
-    repository, ab, tmp_path, body, said
-):
-    repository.commit("fails", WORK + f"def fails():\n    {body}\n")
-    ended = ab("fails", ".", "--call", "work:fails", "--json", str(tmp_path / "f.json"))
-    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
-    assert ended.exit_code == 0 and line["finding"] == "inconclusive", ended.output
-    assert line["message"].startswith("A: ") and line["message"].count(said) == 2
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_failure_fails_the_gate_only_if_it_is_new(repository, compared, body, said, is_new):
+    for tag, text in (("A", "run()" if is_new else body), ("B", body)):
+        repository.commit(tag, f"{WORK}def fails():\n    {text}\n")
+    ended, line = compared("A", "B", function="fails")
+    assert ended.exit_code == is_new
+    assert line["finding"] == ("failed" if is_new else "inconclusive")
+    assert line["message"].startswith("B: " if is_new else "A: ")
+    assert line["message"].count(said) == 2 - is_new
 
 
-def test_what_fails_in_b_only_fails_the_gate(repository, ab, tmp_path):
-    repository.commit("works", WORK + "def fails():\n    run()\n")
-    repository.commit("fails", WORK + "def fails():\n    raise ValueError('broken')\n")
-    ended = ab("works", "fails", "--call", "work:fails", "--json", str(tmp_path / "f.json"))
-    (line,) = json.loads((tmp_path / "f.json").read_text())["lines"]
-    assert ended.exit_code == 1 and line["finding"] == "failed", ended.output
-    assert "B: error: ValueError: broken" in line["message"]
+def test_a_terminal_is_asked_before_more_than_five_minutes(monkeypatch):
+    asked = []
+    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    _agree(300)
+    assert not asked
+    _agree(301)
+    assert asked == ["Go on?"]
 
 
-def test_what_a_call_only_begins_is_refused(repository, ab):
-    repository.commit("begins", WORK + "async def only():\n    run()\n")
-    ended = ab("begins", ".", "--call", "work:only")
-    said = "work:only: a call only starts the work and returns a"
-    assert ended.exit_code == 2 and said in ended.output
-
-
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-@pytest.mark.parametrize(
-    ("seconds", "typed", "goes_on"),
-    [(300, "", True), (301, "y", True), (301, "", True), (301, "n", False)],
-)
-def test_a_terminal_is_asked_before_more_than_five_minutes(monkeypatch, seconds, typed, goes_on):
-    screen = _Terminal()
-    monkeypatch.setattr(sys, "stdin", _Terminal(f"{typed}\n"))
-    monkeypatch.setattr(sys, "stderr", screen)
-    with contextlib.nullcontext() if goes_on else pytest.raises(click.Abort):
-        _agree(seconds)
-    assert ("Go on?" in screen.getvalue()) is (seconds > 300)
-
-
-def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):
+def test_setup_makes_what_the_function_is_called_with(repository, compared):
     use = "def use(x):\n    assert x == 7\n    print('{\"ms\": 1}')\n    run()\n"
-    repository.commit("setup", WORK + "def make():\n    return 7\n" + use)
-    ended = ab("setup", ".", "--call", "work:use", "--setup", "work:make")
-    assert ended.exit_code == 0 and "1 equivalent" in ended.output
+    repository.commit("setup", f"{WORK}def make():\n    return 7\n{use}")
+    _, line = compared("setup", ".", "--setup", "work:make", function="use")
+    assert line["finding"] == "equivalent"
 
 
 BAD = [
-    ("base nowhere --call work:run", "revision: 'nowhere' is not a commit of repository"),
     ("--call work:run -- base --upload-pack=x", "revision: '--upload-pack=x' is not a commit"),
     ("base broken --call work:run", "work:run cannot be imported (SyntaxError"),
     ("base . --call work:walk", "): work:walk: work has no callable 'walk'"),
+    ("begins begins --call work:only", "work:only: a call only starts the work and returns a"),
     ("base . --call json:dumps", "outside this version"),
     ("base . --call work", "--call: 'work' is not a function; write package.module:function"),
     ("base . attention --call work:run", "--call: a function takes no notebook"),
@@ -196,18 +150,17 @@ BAD = [
 def test_bad_input_is_one_line_exit_code_2_and_leaves_nothing(
     repository, ab, tmp_path, arguments, said
 ):
+    repository.commit("begins", f"{WORK}async def only():\n    run()\n")
     repository.commit("broken", "def run(:\n")
     repository.git("checkout", "--quiet", "base")
     ended = ab(*arguments.split())
     assert ended.exit_code == 2 and said in ended.output
-    told = [line for line in ended.output.splitlines() if line.startswith("nano: ")]
-    assert len(told) == 1 or "Usage" in ended.output
-    assert not (tmp_path / "out").exists()
-    assert len(repository.worktrees()) == 1 and not _left_behind()
+    assert len([line for line in ended.output.splitlines() if line.startswith("nano: ")]) == 1
+    assert _is_clean(repository) and not (tmp_path / "out").exists()
 
 
 # Half a minute, unless it is ended.
-SLOW = WORK + "import time as t\nreal = run\ndef run():\n    t.sleep(0.02)\n    real()\n"
+SLOW = f"{WORK}import time as t\nreal = run\ndef run():\n    t.sleep(0.02)\n    real()\n"
 
 
 def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
@@ -215,16 +168,15 @@ def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
     asked = ["ab", "base", "slow", "--call", "work:run", "--output", str(tmp_path / "out")]
     command = [sys.executable, "-m", "nanolib.cli", *asked]
     options = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen(command, **options)
-    assert "A is base" in process.stderr.readline()
-    while not psutil.Process(process.pid).children():
+    nano = psutil.Popen(command, **options)
+    assert "A is base" in nano.stderr.readline()
+    while not nano.children():
         time.sleep(0.01)
     assert len(repository.worktrees()) == 3
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "nano: stopped" in said
-    assert len(repository.worktrees()) == 1 and not _left_behind()
-    assert not (tmp_path / "out").exists()
+    os.killpg(nano.pid, signal.SIGINT)
+    _, said = nano.communicate(timeout=60)
+    assert nano.returncode == 130 and "nano: stopped" in said
+    assert _is_clean(repository) and not (tmp_path / "out").exists()
 
 
 def _status(process):
@@ -237,7 +189,7 @@ def _status(process):
 @pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere nothing is forked, and nothing halted"
 )
-def test_a_killed_comparison_leaves_no_process_behind(repository, tmp_path):
+def test_a_killed_comparison_leaves_no_process_behind(repository):
     """Its versions are halted in turn; halted for good they would stay for ever."""
     repository.commit("slow", SLOW)
     code = """
@@ -259,16 +211,15 @@ run_ab(Spec(("base", "slow"), Path(), functions=["work:run"]), Settings())
 
 
 def test_a_working_tree_that_was_edited_meanwhile_counts_for_nothing(repository, ab, tmp_path):
-    edit = f"    open({str(repository.folder / 'other.py')!r}, 'w').write('x = 1')\n"
-    (repository.folder / "work.py").write_text(
-        WORK.replace("{cost}", "30_000_000").replace("    now +=", edit + "    now +=")
-    )
+    edit = f"open({str(repository.folder / 'other.py')!r}, 'w').write('x = 1')"
+    text = WORK.replace("{cost}", "30_000_000").replace("global now", f"global now\n    {edit}")
+    (repository.folder / "work.py").write_text(text)
     ended = ab("base", ".", "--call", "work:run")
     assert ended.exit_code == 2 and "were edited during the measurement" in ended.output
     assert not (tmp_path / "out").exists()
 
 
-def test_the_repository_is_as_it_was_and_without_one_only_the_working_tree_will_do(repository):
+def test_the_repository_is_as_it_was_and_without_one_only_the_working_tree_is_valid(repository):
     def state():
         return [repository.git(*one) for one in (["status", "-s"], ["log"], ["branch"])]
 
@@ -277,27 +228,22 @@ def test_the_repository_is_as_it_was_and_without_one_only_the_working_tree_will_
         assert (a.root / "work.py").is_file() and b.root == repository.folder
     assert before == state()
     outside = repository.folder.parent
-    with checked_out([".", "."], outside) as (a, b):
+    with checked_out([".", "."], outside) as (a, _):
         assert a.root == outside
-    with (
-        pytest.raises(BadInput, match="is not in a git repository"),
-        checked_out(["a", "."], outside),
-    ):
-        pass
+    with pytest.raises(BadInput, match="is not in a git repository"):
+        checked_out(["a", "."], outside).__enter__()
 
 
 @pytest.mark.notebook
-def test_two_params_files_and_a_deterministic_metric(tmp_path, monkeypatch):
-    monkeypatch.chdir(CHECKOUT)
-    for name, width in (("a", 16), ("b", 32)):
+def test_two_params_files_and_a_deterministic_metric(ab, tmp_path, monkeypatch):
+    monkeypatch.chdir(checkout())
+    files = [tmp_path / "a.yml", tmp_path / "b.yml"]
+    for file, width in zip(files, (16, 32), strict=True):
         text = f"seq_lens: [32]\nnum_heads: 1\nhead_dim: {width}\nattention_types: [dense]\nbackward: false\n"
-        (tmp_path / f"{name}.yml").write_text(text)
-    files = [str(tmp_path / f"{name}.yml") for name in "ab"]
-    ended = CliRunner().invoke(
-        main, ["ab", *files, "attention", "--metric", "flops", "--json", str(tmp_path / "f")]
-    )
+        file.write_text(text)
+    ended = ab(*map(str, files), "attention", "--metric", "flops")
     assert ended.exit_code == 0, ended.output
-    lines = json.loads((tmp_path / "f").read_text())["lines"]
+    lines = json.loads((tmp_path / "f.json").read_text())["lines"]
     found = {(line["finding"], line["current"] / line["base"]) for line in lines}
     assert found == {("changed", 2.0)}
     assert "each version ran once, in its own process" in ended.output

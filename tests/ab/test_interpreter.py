@@ -1,3 +1,5 @@
+"""Compare two environments, each an interpreter with its own packages."""
+
 import json
 import site
 import sys
@@ -5,15 +7,14 @@ import venv
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from nanolib.ab.versions import Interpreter, differences, inspect_interpreter, titles
-from nanolib.cli import main
 from nanolib.store import Store
 
 from .conftest import WORK
 
 pytestmark = pytest.mark.slow
+PLANTED = WORK.replace("import time", "import time, planted").replace("{cost}", "planted.COST")
 
 
 def _environment(folder, version, cost):
@@ -28,40 +29,22 @@ def _environment(folder, version, cost):
     return str(folder / "bin" / "python")
 
 
-@pytest.fixture(scope="module")
-def pythons(tmp_path_factory):
-    """Two environments: in the second a package is slower by a tenth."""
-    folder = tmp_path_factory.mktemp("environments")
-    costs = {"1.0": 30_000_000, "2.0": 33_000_000}
-    return [_environment(folder / version, version, cost) for version, cost in costs.items()]
-
-
-def _ab(tmp_path, *arguments, budget="6s"):
-    files = ["--output", str(tmp_path / "out"), "--json", str(tmp_path / "f.json")]
-    asked = ["ab", *arguments, "--call", "work:run", "--budget", budget, *files]
-    return CliRunner().invoke(main, asked, env={"NANOLIB_OUTPUT": None})
-
-
-PLANTED = WORK.replace("import time", "import time, planted").replace("{cost}", "planted.COST")
-
-
-def test_a_slower_package_regressed_and_what_differs_stands_beside(repository, pythons, tmp_path):
+def test_a_slower_package_regressed_and_what_differs_is_beside_it(repository, compared, tmp_path):
     Path("work.py").write_text(PLANTED)
-    ended = _ab(tmp_path, "--python", pythons[0], "--python", pythons[1])
-    assert ended.exit_code == 1, ended.output
-    assert "A → B: planted 1.0 → 2.0" in ended.output
-    found = json.loads((tmp_path / "f.json").read_text())
-    (line,) = found["lines"]
+    base = _environment(tmp_path / "base", "1.0", 30_000_000)
+    slow = _environment(tmp_path / "slow", "2.0", 33_000_000)
+    ended, line = compared("--python", base, "--python", slow, budget="6s")
+    assert ended.exit_code == 1 and "A → B: planted 1.0 → 2.0" in ended.output
     assert (line["finding"], line["ratio"]) == ("regressed", pytest.approx(1.1))
-    assert found["differ"] == ["planted 1.0 → 2.0"]
+    found = json.loads((tmp_path / "f.json").read_text())
     with Store(tmp_path / "out" / "results.sqlite") as store:
         (params,) = store.runs()["params"]
         (details,) = store.measurements().query("metric == 'ratio'")["details"]
-    assert params["differ"] == ["planted 1.0 → 2.0"]
+    assert found["differ"] == params["differ"] == ["planted 1.0 → 2.0"]
     assert details["a"].endswith(" with planted 1.0") and details["b"].endswith(" with planted 2.0")
 
 
-def test_what_lies_in_the_working_folder_is_not_asked(monkeypatch, tmp_path):
+def test_modules_of_the_working_folder_are_not_imported(monkeypatch, tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)
     assert inspect_interpreter(sys.executable).packages["python"].startswith("3.")
@@ -75,37 +58,20 @@ def test_titles_name_what_differs_and_not_too_much():
     assert titles(a, a) == ("the first interpreter", "the second interpreter")
 
 
-def _script(folder, name, text):
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("pythons", "said"),
     [
-        (
-            ["--python", "nowhere/python", "--python", sys.executable],
-            "--python: 'nowhere/python' is not a program",
-        ),
-        (
-            ["--python", "/bin/true", "--python", sys.executable],
-            "--python: '/bin/true' does not run Python",
-        ),
-        (
-            ["--python", "OLD", "--python", sys.executable],
-            "is Python 3.8.1; give 3.11 or newer",
-        ),
-        (
-            ["--python", sys.executable],
-            "--python: 1 is given; give two, for A and for B",
-        ),
-        (["--python", sys.executable] * 3, "--python: 3 is given; give two"),
+        (["nowhere/python", sys.executable], "--python: 'nowhere/python' is not a program"),
+        (["/bin/true", sys.executable], "--python: '/bin/true' does not run Python"),
+        (["OLD", sys.executable], "is Python 3.8.1; give 3.11 or newer"),
+        ([sys.executable] * 3, "--python: 3 is given; give two"),
     ],
 )
-def test_bad_environments_are_one_line(repository, tmp_path, options, said):
-    old = _script(tmp_path, "old", """echo '{"python": [3, 8, 1], "packages": {}}'""")
-    ended = _ab(tmp_path, *[old if option == "OLD" else option for option in options])
+def test_bad_environments_are_one_line(repository, ab, pythons, said):
+    old = repository.folder / "old"
+    old.write_text("""#!/bin/sh\necho '{"python": [3, 8, 1], "packages": {}}'\n""")
+    old.chmod(0o755)
+    options = [word for python in pythons for word in ("--python", python.replace("OLD", str(old)))]
+    ended = ab(*options, "--call", "work:run")
     assert ended.exit_code == 2 and said in ended.output, ended.output
     assert len(ended.output.strip().splitlines()) == 1

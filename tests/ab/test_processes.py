@@ -1,7 +1,8 @@
+"""Processes of versions are forked from one that has imported what they share, and end with it."""
+
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,8 @@ from nanolib.ab.children import ForkServer, VersionDied, VersionProcess
 from nanolib.ab.processes import Processes
 from nanolib.ab.versions import Version
 from nanolib.measurement import BadInput
+from tests.processes import said
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,12 +21,18 @@ pytestmark = [
 ]
 
 
+def _versions(folder, **works):
+    """Versions by name, each in its folder with its text of `work.py`."""
+    for name, text in works.items():
+        (folder / name).mkdir()
+        (folder / name / "work.py").write_text(text)
+    return [Version(name, "", folder / name, Path()) for name in works]
+
+
 @pytest.fixture
 def version(tmp_path):
-    (tmp_path / "work.py").write_text(
-        "import os, wave\ndef run():\n    pass\ndef dies():\n    os._exit(7)\n"
-    )
-    return Version("a", "", tmp_path, Path())
+    work = "import os, wave\ndef run():\n    pass\ndef dies():\n    os._exit(7)\n"
+    return _versions(tmp_path, a=work)[0]
 
 
 def _asked(process, function="run"):
@@ -32,17 +41,6 @@ def _asked(process, function="run"):
 
 def _parent(process):
     return psutil.Process(process._pid).ppid()
-
-
-def _runs(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def _must_end(pid):
-    deadline = time.monotonic() + 30
-    while _runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _runs(pid)
 
 
 def _serve_once(processes):
@@ -62,19 +60,17 @@ def test_all_but_the_first_are_forked_from_one_process_which_is_replaced(version
         for _ in range(5):
             a, b = sides.renew()
             assert _parent(a) == _parent(b) != os.getpid()
-            seen += [_parent(a)]
-            pids = [a._pid, b._pid]
+            seen.append(_parent(a))
+        pids = [a._pid, b._pid]
         assert seen == [seen[0]] * 2 + [seen[2]] * 2 + [seen[4]] and len(set(seen)) == 3
         assert not psutil.pid_exists(seen[0])
     assert not any(psutil.pid_exists(pid) for pid in [*seen, *pids])
 
 
-def test_what_all_versions_imported_is_imported_before_the_next_are_forked(version, tmp_path):
-    for name, later in (("one", "import netrc, wave"), ("two", "import wave, netrc, colorsys")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "work.py").write_text(f"def run():\n    {later}\n")
-    versions = [Version(name, "", tmp_path / name, Path()) for name in ("one", "two")]
-    with Processes(versions, 60, fork=True) as sides:
+def test_what_all_versions_imported_is_imported_before_the_next_are_forked(tmp_path):
+    imports = {"one": "import netrc, wave", "two": "import wave, netrc, colorsys"}
+    works = {name: f"def run():\n    {line}\n" for name, line in imports.items()}
+    with Processes(_versions(tmp_path, **works), 60, fork=True) as sides:
         first = sides.renew()
         assert not any("wave" in process.ask(do="imports")["modules"] for process in first)
         _serve_once(first)
@@ -88,74 +84,53 @@ def test_what_all_versions_imported_is_imported_before_the_next_are_forked(versi
     [
         ("import os\nos.environ['WHO'] = '1'\ndef run(): pass", False),
         ("import os\ndef run(): os.environ.setdefault('WHO', '1')", False),
-        ("import os\nos.environ.get('HOME')\ndef run(): pass", True),
-        ("import sets_variables\ndef run(): pass", True),  # and so does who imports it beforehand
+        ("import sets_variables\ndef run(): pass", True),  # its import before the fork does so too
     ],
 )
-def test_code_that_sets_variables_imports_by_itself(tmp_path, elsewhere, text, forks):
-    elsewhere(sets_variables="import os\nos.environ['BY_A_LIBRARY'] = '1'")
-    (tmp_path / "work.py").write_text(text + "\n")
-    said = []
-    version = Version("a", "", tmp_path, Path())
-    with Processes([version, version], 60, fork=True, log=said.append) as sides:
+def test_code_that_sets_variables_imports_by_itself(tmp_path, monkeypatch, text, forks):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # both versions import from it
+    (tmp_path / "sets_variables.py").write_text("import os\nos.environ['BY_A_LIBRARY'] = '1'")
+    logged = []
+    versions = _versions(tmp_path, a=text) * 2
+    with Processes(versions, 60, fork=True, log=logged.append) as sides:
         _serve_once(sides.renew())
         assert [process.is_forked for process in sides.renew()] == [forks] * 2
-        assert ["sets environment variables" in line for line in said] == [True] * (not forks)
+    assert ["sets environment variables" in line for line in logged] == [True] * (not forks)
 
 
-@pytest.fixture
-def server():
-    made = ForkServer(60)
-    yield made
-    made.close()
-
-
-def test_how_a_forked_version_ended_is_told(version, server):
-    with VersionProcess(version, 60, server) as process:
-        assert "timing" in _asked(process, "dies")
-        with pytest.raises(VersionDied, match="the process ended with 7"):
-            process.time_block(1, keep=True)
-    with VersionProcess(version, 60, server) as process:
-        os.kill(process._pid, signal.SIGSEGV)
-        with pytest.raises(VersionDied, match="was killed by SIGSEGV"):
-            _asked(process)
+def test_how_a_forked_version_ended_is_told(version):
+    with ForkServer(60) as server:
+        with VersionProcess(version, 60, server) as process:
+            assert "timing" in _asked(process, "dies")
+            with pytest.raises(VersionDied, match="the process ended with 7"):
+                process.time_block(1, keep=True)
+        with VersionProcess(version, 60, server) as process:
+            os.kill(process._pid, signal.SIGSEGV)
+            with pytest.raises(VersionDied, match="was killed by SIGSEGV"):
+                _asked(process)
 
 
 def test_a_fork_server_that_is_killed_is_one_line(version):
     with Processes([version], 60, fork=True) as sides:
         _serve_once(sides.renew())
         (process,) = sides.renew()
-        child = process._pid
-        os.kill(_parent(process), signal.SIGKILL)
+        child = psutil.Process(process._pid)
+        os.kill(child.ppid(), signal.SIGKILL)
         with pytest.raises(BadInput, match="forked from: the process was killed by SIGKILL"):
             sides.renew()
-    _must_end(child)
-
-
-@pytest.fixture
-def elsewhere(tmp_path_factory, monkeypatch):
-    """A folder that both versions import from; what modules lie in it, and what they say."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-
-    def write(**modules):
-        for name, text in modules.items():
-            (folder / f"{name}.py").write_text(text)
-
-    return write
+    until(lambda: not said(child))
 
 
 def test_a_relative_path_for_imports_leads_into_each_version(tmp_path, monkeypatch):
     work = "from pkg import WHO\ndef run():\n    raise RuntimeError(WHO)\n"
-    for name in ("a", "b", "main"):
-        (tmp_path / name / "lib").mkdir(parents=True)
-        (tmp_path / name / "lib" / "pkg.py").write_text(f"WHO = {name!r}\n")
-        (tmp_path / name / "work.py").write_text(work)
+    *versions, main = _versions(tmp_path, a=work, b=work, main=work)
+    for version in (*versions, main):
+        (version.root / "lib").mkdir()
+        (version.root / "lib" / "pkg.py").write_text(f"WHO = {version.name!r}\n")
     monkeypatch.setenv("PYTHONPATH", "lib")
-    monkeypatch.chdir(tmp_path / "main")
-    versions = [Version(name, "", tmp_path / name, Path()) for name in "ab"]
+    monkeypatch.chdir(main.root)
     with Processes(versions, 60, fork=True) as sides:
-        for process, name in zip(sides.renew(), "ab", strict=True):
+        for process in sides.renew():
             _asked(process)
-            with pytest.raises(VersionDied, match=f": {name}$"):
+            with pytest.raises(VersionDied, match=f": {process.version.name}$"):
                 process.time_block(1, keep=True)

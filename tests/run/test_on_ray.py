@@ -16,13 +16,13 @@ from nanolib.run.provenance import source_digest
 from nanolib.store import Store
 from tests.store.rows import make_run
 
-SMALL = {"num_heads": 2, "attention_types": ["dense"], "quality_patterns": []}
+SMALL = {"num_heads": 2, "attention_types": ["dense"], "quality_patterns": [], "seq_lens": [16]}
 NODES = [{"CPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}, {"memory": 1.0}]
 
 
-def _job(**values):
-    (job,) = plan(ALL, ["attention"], {**SMALL, "seq_lens": [16], **values}, {})
-    return job
+@pytest.fixture
+def job():
+    return plan(ALL, ["attention"], SMALL, {})[0]
 
 
 @pytest.mark.parametrize(
@@ -32,14 +32,13 @@ def _job(**values):
         ({"device": "auto"}, NODES, {"num_gpus": 1, "num_cpus": 1}),
         ({"device": "auto"}, NODES[:1], {"num_cpus": 4.0}),
         ({"device": "auto", "world_sizes": [1, 2]}, NODES, {"num_gpus": 2, "num_cpus": 1}),
-        ({"device": "cpu", "world_sizes": [1, 2]}, NODES, {"num_cpus": 4.0}),
         ({"device": "cuda"}, NODES[:1], "needs 1 GPU(s) on one node, and the largest"),
         ({"device": "auto", "world_sizes": [4]}, NODES, "the largest node has 2"),
         ({"device": "cpu"}, NODES[2:], "needs a node with CPUs, and the cluster has none"),
     ],
 )
-def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(values, nodes, wanted):
-    job = dataclasses.replace(_job(), params=SimpleNamespace(**values))
+def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(job, values, nodes, wanted):
+    job = dataclasses.replace(job, params=SimpleNamespace(**values))
     if isinstance(wanted, dict):
         assert on_ray.resources(job, nodes) == wanted
     else:
@@ -47,8 +46,7 @@ def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(values, nodes, w
             on_ray.resources(job, nodes)
 
 
-def test_a_node_with_other_sources_refuses():
-    job = _job()
+def test_a_node_with_other_sources_refuses(job):
     with pytest.raises(BadInput, match="another nanolib"):
         on_ray._measure(job.name, job.load, dict(job.values), "token", "0123")
 
@@ -63,13 +61,11 @@ def _run_papermill(job, command, watch):
     return 0
 
 
-def test_a_task_brings_back_its_database_notebook_and_log(tmp_path, store, monkeypatch):
+def test_a_task_brings_back_its_database_notebook_and_log(tmp_path, store, monkeypatch, job):
     monkeypatch.setattr(notebooks, "_run_papermill", _run_papermill)
-    job = _job()
     answer = on_ray._measure(job.name, job.load, dict(job.values), "token", source_digest())
-    ray = SimpleNamespace(
-        get=lambda _: answer, exceptions=SimpleNamespace(RayError=ZeroDivisionError)
-    )
+    errors = SimpleNamespace(RayError=ZeroDivisionError)
+    ray = SimpleNamespace(get=lambda _: answer, exceptions=errors)
     end, command = NotebookResult("attention"), Command(tmp_path)
     on_ray._bring_back(ray, None, end, command)
     assert end.status == RunStatus.DONE and list(store.runs().run_id) == [end.run_id] == ["a run"]

@@ -1,3 +1,5 @@
+"""Parameters are checked before a run, and survive files, the command line and the database."""
+
 import datetime
 import json
 
@@ -10,46 +12,30 @@ from nanolib.params import read_yaml
 from nanolib.run.params import MAX_CASES
 
 BAD = [
+    ("attention", {"seq_lens": []}, "seq_lens: List should have at least 1 item"),
+    ("attention", {"num_heads": 8, "num_kv_heads": 3}, "num_kv_heads: 3 does not divide num_heads"),
     (
         "attention",
-        {"seq_lens": []},
-        "attention.seq_lens: List should have at least 1 item after validation, not 0, got []",
-    ),
-    (
-        "attention",
-        {"num_heads": 8, "num_kv_heads": 3},
-        "attention.num_kv_heads: 3 does not divide num_heads 8",
-    ),
-    (
-        "model",
-        {"overrides": {"vocab_size": 100}},
-        "model.overrides: vocab_size 100 is less than the 256 values",
-    ),
-    (
-        "model",
-        {"seq_lens": [2048]},
-        "model.seq_lens: 2048 exceeds the context_length 1024 of decoder_nano",
-    ),
-    (
-        "energy",
-        {"seq_lens": [2000]},
-        "energy.seq_lens and new_tokens: 2032 exceeds the context_length 1024 of decoder_nano",
-    ),
-    (
-        "attention",
-        {"seq_lens": list(range(1, 100_000))},
-        "attention.seq_lens: List should have at most 64 items after validation, not 99999, got [1, 2, 3, 4, ",
+        {"seq_lens": [*range(1, 100_000)]},
+        "seq_lens: List should have at most 64 items",
     ),
     (
         "attention",
         {"attention_types": [{"kind": ["dense"]}]},
-        "attention.attention_types: attention_type: ['dense'] is not a known attention kind",
+        "attention_types: attention_type: ['d",
+    ),
+    ("model", {"overrides": {"vocab_size": 100}}, "overrides: vocab_size 100 is less than the 256"),
+    (
+        "model",
+        {"seq_lens": [2048]},
+        "seq_lens: 2048 exceeds the context_length 1024 of decoder_nano",
     ),
     (
-        "fp8",
-        {"presets": [], "overrides": {"d_ff": 8}},
-        "fp8.overrides: there is no preset to change",
+        "energy",
+        {"seq_lens": [2000]},
+        "seq_lens and new_tokens: 2032 exceeds the context_length 1024",
     ),
+    ("fp8", {"presets": [], "overrides": {"d_ff": 8}}, "overrides: there is no preset to change"),
 ]
 
 
@@ -61,66 +47,41 @@ def _params(name):
 def test_bad_input_is_one_line_that_names_the_field(name, values, said):
     with pytest.raises(BadInput) as caught:
         _params(name)(**values)
-    assert len(caught.value.lines) == 1
-    assert caught.value.lines[0].startswith(said)
+    (line,) = caught.value.lines
+    assert line.startswith(f"{name}.{said}") and len(line) < 300
+
+
+DENSE = [{"kind": "dense", "backend": "math"}]
 
 
 @pytest.mark.parametrize(
-    ("values", "field", "parsed"),
+    ("field", "value", "parsed"),
     [
-        ({"budget_s": "1e-3"}, "budget_s", 1e-3),
-        ({"seq_lens": "[16, 32]"}, "seq_lens", [16, 32]),
-        ({"seq_lens": 64}, "seq_lens", [64]),
-        ({"seq_lens": "64"}, "seq_lens", [64]),
-        ({"attention_types": "dense"}, "attention_types", [{"kind": "dense"}]),
-        (
-            {"attention_types": "[{kind: dense, backend: math}]"},
-            "attention_types",
-            [{"kind": "dense", "backend": "math"}],
-        ),
-        ({"causal": "false"}, "causal", False),
-        ({"label": "123"}, "label", "123"),
-        ({"num_heads": 4.0}, "num_heads", 4),
+        ("budget_s", "1e-3", 1e-3),
+        ("seq_lens", 64, [64]),
+        ("seq_lens", "64", [64]),
+        ("attention_types", "dense", [{"kind": "dense"}]),
+        ("label", "123", "123"),
+        ("num_heads", 4.0, 4),
     ],
 )
-def test_what_papermill_hands_over_as_text_is_parsed(values, field, parsed):
-    assert getattr(_params("attention")(**values), field) == parsed
+def test_what_papermill_hands_over_as_text_is_parsed(field, value, parsed):
+    assert getattr(_params("attention")(**{field: value}), field) == parsed
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"seq_lens: [1", "is not valid YAML"),
-        (b"seq_lens: " + b"[" * 3000, "is not valid YAML"),
-        (b"- 1\n- 2", r"contains \[1, 2\], not `name: value` lines"),
-        (b"on: 1", "contains {True: 1}, not"),
-        (b"!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("seq_lens: " + "[" * 3000, "is not valid YAML"),
+        ("- 1\n- 2", r"contains \[1, 2\], not `name: value` lines"),
+        ("on: 1", "contains {True: 1}, not"),
+        ("!!python/object/apply:os.system ['true']", "is not valid YAML"),
     ],
 )
-def test_a_broken_params_file_is_told(tmp_path, content, said):
-    (tmp_path / "p.yml").write_bytes(content)
+def test_a_broken_params_file_is_one_line(tmp_path, content, said):
+    (tmp_path / "p.yml").write_text(content)
     with pytest.raises(BadInput, match=said):
         read_yaml(tmp_path / "p.yml")
-
-
-def test_a_params_file_is_read_however_an_editor_saves_it(tmp_path):
-    meant = {
-        "seq_lens": [16, 32],
-        "batch_sizes": [16, 32],
-        "budget_s": "1e-2",
-        "seed": 16,
-        "head_dim": 1000,
-    }
-    text = "seq_lens: &a [16, 32]\nbatch_sizes: *a\nbudget_s: 1e-2\nseed: 0x10\nhead_dim: 1_000\n"
-    for content in (
-        text,
-        text.replace("\n", "\r\n"),
-        "\ufeff" + text,
-        "---\n" + text + "...\n",
-        "# x\n\n" + text,
-    ):
-        (tmp_path / "p.yml").write_bytes(content.encode())
-        assert read_yaml(tmp_path / "p.yml") == meant
 
 
 def test_case_ids_depend_on_the_factors_alone():
@@ -137,13 +98,13 @@ _ODD += ["1e400", "~", "[{a: 1}]", "{a: 1, a: 2}", "2024-13-45", "&a [*a]"]
 
 
 @pytest.mark.parametrize("name", [*ALL])
-def test_whatever_a_field_is_given_it_is_taken_or_told_in_one_line_that_names_it(name):
+def test_whatever_a_field_is_given_it_is_taken_or_refused_in_one_line_that_names_it(name):
     for field in _params(name).model_fields:
         for value in _ODD:
-            assert _is_taken_or_told(name, field, value), (field, value)
+            assert _is_taken_or_refused(name, field, value), (field, value)
 
 
-def _is_taken_or_told(name, field, value):
+def _is_taken_or_refused(name, field, value):
     try:
         taken = _params(name)(**{field: value})
     except BadInput as error:
@@ -153,27 +114,22 @@ def _is_taken_or_told(name, field, value):
     return bool(json.dumps(taken.model_dump(mode="json"), allow_nan=False))  # the store can hold it
 
 
-_KINDS = [{"kind": "dense", "backend": "math"}, {"kind": "sparse", "pattern": "window"}]
-
-
 @pytest.mark.parametrize(
     "values",
     [
         {},
-        {"seq_lens": [1, 2**20], "attention_types": _KINDS, "budget_s": 1e-3, "causal": False},
-        {"label": "123", "budget_s": 1e3},
-        {"label": "~ {a: [é 漢]} # 'x\": 1e-3", "attention_types": _KINDS[1:]},
+        {"seq_lens": [1, 2**20], "attention_types": DENSE, "budget_s": 1e-3, "causal": False},
+        {"label": "~ {a: [é 漢]} # 'x\": 1e-3", "budget_s": 1e3},
     ],
 )
 def test_parameters_survive_a_file_the_command_line_and_the_store(values):
     made = _params("attention")(**values)
     dumped = made.model_dump(mode="json")
-    assert _params("attention")(**yaml.safe_load(yaml.safe_dump(dumped))) == made
-    assert _params("attention")(**json.loads(json.dumps(dumped))) == made
     as_text = {
         name: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True)
         for name, value in dumped.items()
     }
-    assert _params("attention")(**as_text) == made
-    again = _params("attention")(**{**dumped, "label": "another", "suite": "other"})
+    for stored in (yaml.safe_load(yaml.safe_dump(dumped)), json.loads(json.dumps(dumped)), as_text):
+        assert _params("attention")(**stored) == made
+    again = made.replace(label="another", suite="other")
     assert again.defining() == made.defining()  # a run is continued under another label

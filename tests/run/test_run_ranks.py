@@ -1,77 +1,67 @@
 """Ranks answer in order, an error names the rank at fault, and no rank survives the call."""
 
-import contextlib
 import signal
 
 import psutil
 import pytest
 
 from nanolib.run.ranks import RankFailed, run_ranks
+from tests.processes import said
 from tests.run import rank_bodies
 
 pytestmark = pytest.mark.slow
 
 
-@contextlib.contextmanager
-def _nothing_stays_behind():
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
-    yield
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    assert not [child for child in left if "resource_tracker" not in " ".join(child.cmdline())]
+@pytest.fixture
+def run():
+    """Call a function on ranks, none of which survives."""
+
+    def called(body, request=(), **changes):
+        rest = {"world_size": 1, "device": "cpu", "timeout_s": 120} | changes
+        return run_ranks(body, dict(request), **rest)
+
+    before = psutil.Process().children(recursive=True)
+    yield called
+    left = set(psutil.Process().children(recursive=True)) - {*before}
+    assert not [child for child in left if "resource_tracker" not in said(child)]
 
 
-def _run(body, request=(), **changes):
-    return run_ranks(
-        body, dict(request), **{"world_size": 1, "device": "cpu", "timeout_s": 120} | changes
-    )
-
-
-def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own():
-    with _nothing_stays_behind():
-        answers = _run(rank_bodies.answer, {"a": [1]}, world_size=2, threads=2)
+def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own(run):
+    answers = run(rank_bodies.answer, {"a": [1]}, world_size=2, threads=2)
     one, other = (answer.pop("drawn") for answer in answers)
     same = {"sum": 1, "threads": 2, "asked": {"a": [1]}}
     assert answers == [{"rank": 0} | same, {"rank": 1} | same] and one != other
 
 
 @pytest.mark.parametrize(
-    ("how", "rank", "said", "traceback"),
+    ("how", "rank", "words", "traceback"),
     [
-        ("raise", 1, "rank 1 of 2 raised ValueError: two lines", 'raise ValueError("two'),
-        ("die", 0, "rank 0 of 2 was killed by SIGKILL", ""),
-        (
-            "hang",
-            1,
-            r"rank 1 of 2 let the others wait until they gave up: it was in misbehave \(",
-            "in misbehave",
-        ),
+        ("raise", 1, "raised ValueError: two lines", 'raise ValueError("two'),
+        ("die", 0, "was killed by SIGKILL", ""),
+        ("hang", 1, r"let the others wait until they gave up: it was in spin \(", "in misbehave"),
     ],
 )
-def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(how, rank, said, traceback):
-    request = {"how": how, "rank": rank}
-    with _nothing_stays_behind(), pytest.raises(RankFailed, match=said) as failed:
-        _run(rank_bodies.misbehave, request, world_size=2, rank_timeout_s=4)
+def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(run, how, rank, words, traceback):
+    with pytest.raises(RankFailed, match=f"rank {rank} of 2 {words}") as failed:
+        run(rank_bodies.misbehave, {"how": how, "rank": rank}, world_size=2, rank_timeout_s=4)
     assert failed.value.details["rank"] == rank and traceback in failed.value.details["traceback"]
 
 
-def test_ranks_that_take_too_long_are_ended_where_they_are():
-    with (
-        _nothing_stays_behind(),
-        pytest.raises(RankFailed, match=r"rank 0 of 1 did not end within 15 s: it was in spin"),
-    ):
-        _run(rank_bodies.spin, timeout_s=15)
+def test_ranks_that_take_too_long_are_ended_where_they_are(run):
+    with pytest.raises(RankFailed, match=r"rank 0 of 1 did not end within 15 s: it was in spin"):
+        run(rank_bodies.spin, timeout_s=15)
 
 
-def test_ranks_end_where_the_signal_that_says_so_is_ignored():
+def test_ranks_end_where_the_signal_that_says_so_is_ignored(run):
     """A supervisor may ignore the signal, and its children inherit that."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        assert len(_run(rank_bodies.answer)) == 1
+        assert len(run(rank_bodies.answer)) == 1
     finally:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_what_ranks_cannot_import_is_said():
+def test_what_ranks_cannot_import_is_said(run):
+    body = type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"})
     with pytest.raises(RankFailed, match=r"rank 0 of 1 raised ModuleNotFoundError: .*nothing'"):
-        body = type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"})
-        _run(body)
+        run(body)

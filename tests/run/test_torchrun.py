@@ -3,15 +3,14 @@
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import psutil
 import pytest
 
+from nanolib.paths import checkout
 from tests.ports import free_port
+from tests.waiting import until
 
-ROOT = Path(__file__).parents[2]
 HANGING_S = 120
 PARAMS = """
 world_sizes: [1, 2]
@@ -38,8 +37,8 @@ def start(tmp_path):
     """Start two nodes with a rank each."""
     (tmp_path / "params.yml").write_text(PARAMS)
     (tmp_path / "main.py").write_text(MAIN)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    environment["NANOLIB_OUTPUT"] = str(tmp_path)
+    own = {"PYTHONPATH": str(checkout()), "GLOO_SOCKET_IFNAME": "lo"}
+    own["NANOLIB_OUTPUT"] = str(tmp_path)
     started = []
 
     def nodes(*arguments):
@@ -48,7 +47,7 @@ def start(tmp_path):
         main = ["main.py", "distributed", "-f", "params.yml", *arguments]
         for node in ("0", "1"):
             with (tmp_path / f"{node}.log").open("w") as log:
-                rest = {"cwd": tmp_path, "env": environment, "stdout": log, "stderr": log}
+                rest = {"cwd": tmp_path, "env": os.environ | own, "stdout": log, "stderr": log}
                 started.append(psutil.Popen([*torchrun, "--node-rank", node, *main], **rest))
         return started[-2:]
 
@@ -69,10 +68,7 @@ def _said(folder):
 
 def test_a_lost_node_ends_the_run_and_resume_completes_the_cases_of_both(tmp_path, start, store):
     nodes = start()
-    end = time.monotonic() + HANGING_S
-    while not (store.measurements()["status"] == "ok").any():
-        assert time.monotonic() < end, _said(tmp_path)
-        time.sleep(0.05)
+    until(lambda: (store.measurements()["status"] == "ok").any(), HANGING_S)
     _kill(nodes[1])
     assert nodes[0].wait(HANGING_S) == 1
     lost = "RankLost: rank 1 of 2 does not answer; start all ranks again with --resume"
@@ -89,7 +85,7 @@ def test_a_lost_node_ends_the_run_and_resume_completes_the_cases_of_both(tmp_pat
 def test_started_by_itself_it_says_so_in_one_line(tmp_path):
     (tmp_path / "params.yml").write_text("seq_lens: [0]\n")
     command = [sys.executable, "-m", "nanolib.run.torchrun", "distributed", "-f", "params.yml"]
-    environment = os.environ | {"RANK": "0", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"RANK": "0", "PYTHONPATH": str(checkout())}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
     assert "distributed.seq_lens" in ended.stderr

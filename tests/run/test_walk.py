@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from torch._inductor import list_mode_options
 
 from nanolib.config import ATTENTION_KINDS, DTYPES
@@ -25,76 +26,93 @@ from nanolib.models.optimize import OPTIMIZATIONS
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from nanolib.run import sweep
+from nanolib.run.jobs import plan, scenarios
 from tests.models.inputs import REQUIRED
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_ceilings")]
 
-TINY = {"num_layers": 1, "d_model": 64, "num_heads": 2, "vocab_size": 512}
 _ALLOWED = {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}  # against float64
-QUICK = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5, "case_timeout_s": 300.0}
-ATTENTION = {
-    "seq_lens": [64],
-    "batch_sizes": [2],
-    "dtypes": ["float32"],
-    "num_heads": 2,
-    "head_dim": 16,
-    "quality_patterns": [],
-}
-MODEL = {
-    "presets": ["decoder_small"],
-    "overrides": TINY,
-    "seq_lens": [16],
-    "batch_sizes": [1],
-    "dtypes": ["float32"],
-    "new_tokens": 2,
-    "generation_batch_sizes": [],
-    "loss_steps": 0,
-    "optimizations": ["eager"],
-}
-RANKS = {
-    "seq_lens": [64],
-    "prefill_seq_lens": [32],
-    "memory_measured_up_to": 32,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 16,
-}
-# Notebook → changes of its full parameters, so that each value comes up once and small. Values that
-# would multiply are in several runs.
+WINDOW = {"pattern": "window", "window": 16}
+OTHER_DTYPES = [dtype for dtype in DTYPES if dtype != "float32"]
+# Notebook → parameters that make the cases of all of its runs small.
+SMALL = yaml.safe_load("""
+attention:
+  seq_lens: [64]
+  batch_sizes: [2]
+  dtypes: [float32]
+  num_heads: 2
+  head_dim: 16
+  cold_cache: false
+  quality_seq_len: 48
+  quality_seeds: 2
+  quality_steps: 3
+  quality_finetune_steps: 2
+  quality_d_model: 32
+  quality_layers: 1
+  quality_sparsities: [0.5]
+model:
+  presets: [small]
+  overrides: &tiny {num_layers: 1, d_model: 64, num_heads: 2, vocab_size: 512}
+  seq_lens: [16]
+  batch_sizes: [1]
+  dtypes: [float32]
+  new_tokens: 2
+  generation_batch_sizes: []
+  loss_steps: 0
+  optimizations: [eager]
+warmup:
+  overrides: *tiny
+  seq_len: 16
+  steps: 6
+  curve_steps: 20
+  processes: 5
+energy:
+  presets: [small]
+  overrides: *tiny
+  seq_lens: [16]
+  new_tokens: 4
+  window_s: 1.1
+  idle_s: 0.1
+fp8:
+  presets: [gpt_125M]
+  overrides: *tiny
+  compiled: [false]
+  seq_len: 16
+  batch_size: 1
+  parity_seeds: 2
+  parity_steps: 10
+  d_model: 32
+  num_layers: 1
+  train_seq_len: 16
+  train_batch_size: 2
+  numerics_steps: 2
+distributed:
+  seq_lens: [64]
+  prefill_seq_lens: [32]
+  memory_seq_lens: []
+  memory_measured_up_to: 32
+  num_heads: 4
+  num_kv_heads: 2
+  head_dim: 16
+""")
+TINY = SMALL["model"]["overrides"]
+# Notebook → further changes of its full parameters for each run, so that each value comes up once.
+# Values that would multiply are in several runs.
 WALK = {
     "attention": [
-        {name: value for name, value in ATTENTION.items() if name != "quality_patterns"}
-        | {
-            "batch_sizes": [1],
-            "quality_seq_len": 48,
-            "quality_seeds": 2,
-            "quality_steps": 3,
-            "quality_finetune_steps": 2,
-            "quality_d_model": 32,
-            "quality_layers": 1,
-            "quality_sparsities": [0.5],
-            "backward": True,
-            "cold_cache": False,
-        },
-        ATTENTION
-        | {
-            "attention_types": [
-                {"kind": "dense", "backend": "flash"},
-                {"kind": "sparse", "pattern": "window", "window": 16},
-            ],
-            "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
-            "backward": True,
+        {"batch_sizes": [1]},
+        {
+            "attention_types": [{"kind": "dense", "backend": "flash"}, {"kind": "sparse"} | WINDOW],
+            "dtypes": OTHER_DTYPES,
             "cold_cache": True,
+            "quality_patterns": [],
         },
-        ATTENTION
-        | {  # forward only: a compiled kernel has no backward pass here
-            "attention_types": [
-                {"kind": "flex", "pattern": "window", "window": 16, "block_size": 32}
-            ],
+        {  # forward only: a compiled kernel has no backward pass here
+            "attention_types": [{"kind": "flex", "block_size": 32} | WINDOW],
             "backward": False,
+            "quality_patterns": [],
         },
-        ATTENTION
-        | {  # a user's own attention, and patterns with required options
+        {  # a user's own attention, and patterns with required options
             "attention_types": [
                 {"kind": "own", "call": "tests.models.inputs:strided_attention"},
                 *({"kind": "sparse", "pattern": name} | REQUIRED[name] for name in REQUIRED),
@@ -102,71 +120,29 @@ WALK = {
                 {"kind": "dense", "backend": "flash", "impl": "FA4"},
                 {"kind": "flash_attn", "version": 4},
             ],
+            "quality_patterns": [],
         },
     ],
     "model": [
-        MODEL
-        | {
+        {
             "presets": ["decoder_small", "small", "gpt_125M"],  # one of each kind
             "batch_sizes": [2],
-            "new_tokens": 3,
             "generation_batch_sizes": [3],
             "loss_steps": 2,
         },
-        MODEL | {"new_tokens": 3, "optimizations": list(OPTIMIZATIONS)},
-        MODEL
-        | {
-            "loss_steps": 1,
-            "optimizations": ["eager", "checkpoint"],
-            "dtypes": [dtype for dtype in DTYPES if dtype != "float32"],
-        },
-        MODEL
-        | {
-            "presets": ["small"],
-            "overrides": TINY
-            | {"attention_options": {"pattern": "window", "window": 8, "block_size": 16}},
+        {"optimizations": list(OPTIMIZATIONS)},
+        {"loss_steps": 1, "optimizations": ["eager", "checkpoint"], "dtypes": OTHER_DTYPES},
+        {
+            "overrides": TINY | {"attention_options": WINDOW | {"window": 8, "block_size": 16}},
             "attention_types": ["sparse"],
         },
     ],
-    "warmup": [
-        {
-            "overrides": TINY,
-            "seq_len": 16,
-            "warmup_steps": [0, 2],
-            "steps": 6,
-            "curve_steps": 20,
-            "processes": 5,
-        }
-    ],
-    "energy": [
-        {
-            "presets": ["small"],
-            "overrides": TINY,
-            "seq_lens": [16],
-            "new_tokens": 4,
-            "window_s": 1.1,
-            "idle_s": 0.1,
-        }
-    ],
-    "fp8": [
-        {
-            "presets": ["gpt_125M"],
-            "overrides": TINY,
-            "seq_len": 16,
-            "batch_size": 1,
-            "compiled": [False],
-            "parity_seeds": 2,
-            "parity_steps": 10,
-            "d_model": 32,
-            "num_layers": 1,
-            "train_seq_len": 16,
-            "train_batch_size": 2,
-            "numerics_steps": 2,
-        }
-    ],
+    "warmup": [{"warmup_steps": [0, 2]}],
+    "energy": [{}],
+    "fp8": [{}],
     "distributed": [
-        RANKS | {"world_sizes": [1, 2], "memory_seq_lens": [32], "dtypes": ["float32"]},
-        RANKS | {"world_sizes": [2], "memory_seq_lens": [], "dtypes": ["bfloat16"]},
+        {"world_sizes": [1, 2], "memory_seq_lens": [32], "dtypes": ["float32"]},
+        {"world_sizes": [2], "dtypes": ["bfloat16"]},
     ],
 }
 KNOWN = (
@@ -184,9 +160,10 @@ KNOWN = (
 )
 
 
-def params_of(name, changes, device="cpu"):
+def params_of(name, changes):
     values = read_yaml(checkout() / "params" / "full" / f"{name}.yml")
-    return ALL[name]().Params(**values | QUICK | changes | {"device": device})
+    quick = {"device": "cpu", "budget_s": 0.02, "rel_ci": 0.5, "case_timeout_s": 300.0}
+    return ALL[name]().Params(**values | quick | SMALL[name] | changes)
 
 
 def _cases(experiment, params):
@@ -225,9 +202,8 @@ def test_every_case_runs_or_says_why_it_cannot(store, monkeypatch, name, at):
 
 
 def _walked(name, field):
-    return {
-        str(value) for changes in WALK[name] for value in getattr(params_of(name, changes), field)
-    }
+    values = (getattr(params_of(name, changes), field) for changes in WALK[name])
+    return {str(value) for of_run in values for value in of_run}
 
 
 @pytest.mark.parametrize(
@@ -253,21 +229,14 @@ def test_nothing_that_can_be_asked_for_is_left_out(name, field, all_of):
 
 
 def test_every_attention_type_and_pattern_is_walked():
-    asked = [
-        kind
-        for changes in WALK["attention"]
-        for kind in params_of("attention", changes).attention_types
-    ]
+    runs = (params_of("attention", changes) for changes in WALK["attention"])
+    asked = [kind for params in runs for kind in params.attention_types]
     assert {kind["kind"] for kind in asked} == set(ATTENTION_KINDS)
     assert {kind["pattern"] for kind in asked if kind["kind"] == "sparse"} == {*PATTERNS, *CHOOSERS}
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    sorted((checkout() / "params" / "scenarios").glob("*.yml")),
-    ids=lambda file: file.stem,
-)
+@pytest.mark.parametrize("scenario", scenarios())
 def test_a_scenario_asks_for_nothing_that_is_not_walked(scenario):
-    asked = ALL["distributed"]().Params(**read_yaml(scenario) | {"device": "cpu"})
+    (job,) = plan(ALL, [scenario], {"device": "cpu"}, {})
     for field in ("algorithms", "prefill_algorithms", "dtypes"):
-        assert {str(value) for value in getattr(asked, field)} <= _walked("distributed", field)
+        assert set(map(str, getattr(job.params, field))) <= _walked("distributed", field)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -17,29 +16,34 @@ def _run_in_flight(store):
     store.add(make_run("a", rows={}))
 
 
-def _fill(trace, count=2500):
-    block, op = trace.name("blocks.0"), trace.name("qk")
-    trace.put("layers", ((call, block, 1000 + call) for call in range(count)))
-    trace.put("ops", [(0, block, op, 7)])
-    trace.put("statistics", [(0, block, trace.name("sd"), 0.5)])
-    trace.put("tokens", [(5, 6)])
-    trace.put("sections", [(trace.name("decode"), 1, 2)])
-    trace.put("power_samples", [(trace.name("rapl"), 3, 100.0, None, None, None)])
+def _recorded(store, count):
+    """Record a trace with rows in each table, and as many rows of layers as `count` says."""
+    with traces.recording(lambda: store.new_trace("a", "c")):
+        trace = traces.current()
+        block, op = trace.name("blocks.0"), trace.name("qk")
+        trace.put("layers", ((call, block, 1000 + call) for call in range(count)))
+        trace.put("ops", [(0, block, op, 7)])
+        trace.put("statistics", [(0, block, trace.name("sd"), 0.5)])
+        trace.put("tokens", [(5, 6)])
+        trace.put("sections", [(trace.name("decode"), 1, 2)])
+        trace.put("power_samples", [(trace.name("rapl"), 3, 100.0, None, None, None)])
 
 
 def test_rows_come_back_as_put_with_names_for_indices(store):
-    with traces.recording(lambda: store.new_trace("a", "c")):
-        _fill(traces.current())
+    _recorded(store, 2500)
     layers = store.trace("layers", ["a"])
     assert list(layers.columns) == ["run_id", "case_id", "call", "layer", "ns"]
     assert list(layers.ns) == list(range(1000, 3500)) and set(layers.layer) == {"blocks.0"}
-    assert store.trace("ops")[["layer", "op", "ns"]].iloc[0].to_list() == ["blocks.0", "qk", 7]
-    assert store.trace("sections").name.to_list() == ["decode"]
-    assert store.trace("power_samples").watts.to_list() == [100.0]
-    assert store.trace("statistics")[["statistic", "value"]].iloc[0].to_list() == ["sd", 0.5]
+    for table, columns, row in (
+        ("ops", ["layer", "op", "ns"], ["blocks.0", "qk", 7]),
+        ("statistics", ["statistic", "value"], ["sd", 0.5]),
+        ("sections", ["name"], ["decode"]),
+        ("power_samples", ["source", "watts"], ["rapl", 100.0]),
+    ):
+        assert store.trace(table)[columns].to_numpy().tolist() == [row]
 
 
-def test_a_case_that_asks_for_no_trace_has_none(store):
+def test_a_case_that_records_nothing_has_no_trace(store):
     with traces.recording(lambda: store.new_trace("a", "c")):
         pass
     assert store.connection.execute("SELECT count(*) FROM traces").fetchone()[0] == 0
@@ -49,8 +53,7 @@ def test_a_case_that_asks_for_no_trace_has_none(store):
 
 def test_deleting_a_run_deletes_its_traces_and_the_file_shrinks(store):
     for count in (30, 50_000):  # the second attempt replaces the first one
-        with traces.recording(lambda: store.new_trace("a", "c")):
-            _fill(traces.current(), count)
+        _recorded(store, count)
     store.add(make_run("b"))
     store.update_run("a", status="done", started="2020-01-01T00:00:00.000000Z")
     store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -71,24 +74,21 @@ def test_rows_that_cannot_be_written_are_told_and_later_ones_are_written(store):
     assert len(store.trace("layers")) == 1
 
 
-def test_a_killed_process_loses_at_most_the_last_second(store, tmp_path):
-    script = textwrap.dedent(
-        """
-        import sys, time
-        from nanolib.store import Store
-        store = Store(sys.argv[1])
-        trace = store.new_trace("a", "c")
-        for at in range(10_000):
-            trace.put("tokens", [(trace.at_us(time.monotonic()), 1)])
-            print(trace.at_us(time.monotonic()), flush=True)
-            time.sleep(0.005)
-        """
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(store.path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+_RECORDING = """
+import sys, time
+from nanolib.store import Store
+store = Store(sys.argv[1])
+trace = store.new_trace("a", "c")
+for at in range(10_000):
+    trace.put("tokens", [(trace.at_us(time.monotonic()), 1)])
+    print(trace.at_us(time.monotonic()), flush=True)
+    time.sleep(0.005)
+"""
+
+
+def test_a_killed_process_loses_at_most_the_last_second(store):
+    command = [sys.executable, "-c", _RECORDING, str(store.path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     last = 0
     while last < 2_500_000:
         last = int(process.stdout.readline())
