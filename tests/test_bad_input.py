@@ -51,6 +51,7 @@ WITHOUT_DATABASE = {
     "run attention --label 01234567-89ab-cdef-0123-456789abcdef": "0123-456789abcdef' names runs already; choose another",
     "run attention --label 'a\nb'": "attention.label: 'a\\nb' is not valid; leave out the unprintable character '\\n'",
     "run attention --output HERE/text.txt/out": "cannot be made",
+    "doctor --output HERE/text.txt/out": "cannot be made",
     "run attention --output HERE/text.txt": "text.txt is not a folder; name another one",
     "run model -p 'model=no such:thing'": "model.model: 'no such:thing' names no function",
     "run model -p model=hf:GPT2LMHeadModel -p 'model_options={vocab_size: 99}'": "vocab_size 99 is too small for text",

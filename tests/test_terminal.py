@@ -20,7 +20,7 @@ from tests.store.rows import LATENCY, make_run
 
 HOSTILE = (
     "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
-    "<script>alert(1)</script>'); DROP TABLE runs; --"
+    "<script>alert(1)'); DROP TABLE runs; --"
 )
 TYPED = HOSTILE.replace("\x00", "")  # no command line holds one
 
