@@ -9,8 +9,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import click
-
 STORED = Path(__file__).parent / "stored"
 LIST, RESULTS = STORED / "features.json", STORED / "results.sqlite.gz"
 
@@ -23,12 +21,15 @@ def results(folder):
 
 
 def features():
+    from nanolib.experiments import ALL
     from nanolib.measurement import METRICS
 
     with tempfile.TemporaryDirectory() as folder:
         return {
             "commands": commands(),
-            "parameters": parameters(),
+            "parameters": {
+                name: load().Params().model_dump(mode="json") for name, load in ALL.items()
+            },
             "metrics": {
                 name: [metric.unit, metric.direction, metric.title]
                 for name, metric in METRICS.items()
@@ -43,14 +44,7 @@ def commands():
     return {
         name: sorted(option for parameter in command.params for option in parameter.opts)
         for name, command in main.commands.items()
-        if isinstance(command, click.Command)
     }
-
-
-def parameters():
-    from nanolib.experiments import ALL
-
-    return {name: load().Params().model_dump(mode="json") for name, load in ALL.items()}
 
 
 def report(folder):

@@ -4,17 +4,14 @@ python tests/lines.py            nanolib and its tests
 python tests/lines.py --folders  and where nanolib's are
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re
 import sys
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 _LONG = 200  # characters of a string from which its words count
@@ -34,32 +31,21 @@ _COMMENTS = {
     ".json": r"(?!)",
     ".yml": r"(?m:^\s*#.*$)",
 }
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass
-class Size:
-    """How large some code is: files, tokens and lines."""
+class Size(NamedTuple):
+    """How large some code is."""
 
-    files: int = 0
-    tokens: int = 0
-    lines: int = 0
-
-    def __add__(self, other: Size) -> Size:
-        """Both together."""
-        return Size(self.files + other.files, self.tokens + other.tokens, self.lines + other.lines)
-
-    def __str__(self) -> str:
-        """In columns."""
-        return f"{self.tokens:8,} tokens {self.lines:7,} lines {self.files:4} files"
+    tokens: int
+    lines: int
 
 
-def python(source: str) -> Size:
+def python(source):
     """Of a module, without comments, docstrings, newlines and indents."""
-    silent: set[int] = set()
+    silent = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        ) and ast.get_docstring(node, clean=False):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False):
             silent.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     tokens, lines = 0, set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -68,17 +54,17 @@ def python(source: str) -> Size:
         long = token.type == tokenize.STRING and len(token.string) > _LONG
         tokens += len(token.string.split()) if long else 1
         lines.update(range(token.start[0], token.end[0] + 1))
-    return Size(1, tokens, len(lines))
+    return Size(tokens, len(lines))
 
 
-def written(source: str, suffix: str) -> Size:
+def written(source, suffix):
     """Of a template, a script, a style or data: words and signs, without comments."""
     source = re.sub(_COMMENTS[suffix], "", source)
     tokens = re.findall(r"\w+|[^\w\s]", source)
-    return Size(1, len(tokens), sum(bool(line.strip()) for line in source.splitlines()))
+    return Size(len(tokens), sum(bool(line.strip()) for line in source.splitlines()))
 
 
-def counted(root: Path) -> Iterator[tuple[Path, Size]]:
+def counted(root):
     """Each file of a folder, and its size."""
     for path in sorted(root.rglob("*")):
         if path.suffix == ".py":
@@ -87,12 +73,18 @@ def counted(root: Path) -> Iterator[tuple[Path, Size]]:
             yield path.relative_to(root), written(path.read_text(encoding="utf-8"), path.suffix)
 
 
+def show(name, sizes):
+    """Print how large some files are together."""
+    tokens, lines = (sum(column) for column in zip(*sizes, strict=True))
+    print(f"{tokens:8,} tokens {lines:7,} lines {len(sizes):4} files  {name}")
+
+
 if __name__ == "__main__":
     if "--folders" in sys.argv[1:]:
-        folders: dict[str, Size] = defaultdict(Size)
+        folders = defaultdict(list)
         for path, size in counted(ROOT / "nanolib"):
-            folders["/".join(path.parts[:-1][:2]) or "."] += size
-        for folder, size in sorted(folders.items(), key=lambda item: -item[1].tokens):
-            print(f"{size}  {folder}")
+            folders["/".join(path.parts[:-1][:2]) or "."].append(size)
+        for folder, sizes in sorted(folders.items()):
+            show(folder, sizes)
     for name in ("nanolib", "tests"):
-        print(f"{sum((size for _, size in counted(ROOT / name)), Size())}  {name}")
+        show(name, [size for _, size in counted(ROOT / name)])

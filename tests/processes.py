@@ -1,6 +1,15 @@
-"""How tests tell processes apart."""
+"""How tests run commands, and tell processes apart."""
+
+import subprocess
 
 import psutil
+
+
+def ended(*command, **options):
+    """A command when it has ended, however it did: its exit code, output and errors."""
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=600, **options
+    )
 
 
 def said(process):

@@ -1,24 +1,21 @@
-"""Each parameter, command and package that a sentence names exists, for its notebook."""
+"""Each command, option and package that a sentence names exists."""
 
 import ast
-import functools
 import re
-import shlex
 import tomllib
 from pathlib import Path
-
-import pytest
 
 import nanolib
 from nanolib import cli
 from nanolib.experiments import ALL
-from nanolib.models.attention.patterns import Options
-from tests.test_features import SAID
 
 PACKAGE = Path(nanolib.__file__).parent
 
 # What follows "nano" in a sentence, or in a process's name, and is no command.
 NO_COMMANDS = {"inside", "rank", "compares"}
+COMMAND = re.compile(
+    r"(?:^|run: |run |, or |, |`|; |until then, |write: )nano ([a-z]+)((?: [^;,`]*)?)"
+)
 
 
 def _text(node):
@@ -27,44 +24,29 @@ def _text(node):
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) or "{}" for part in node.values)
-    return None
+    return ""
 
 
-@functools.cache
-def _messages():
-    """Of each file its texts, docstrings among them."""
-    messages = []
-    for file in sorted(PACKAGE.rglob("*.py")):
-        texts = map(_text, ast.walk(ast.parse(file.read_text("utf-8"))))
-        messages += [(file.relative_to(PACKAGE).as_posix(), text) for text in texts if text]
-    return messages
+# Of each file its texts, docstrings among them.
+MESSAGES = [
+    (file.name, _text(node))
+    for file in sorted(PACKAGE.rglob("*.py"))
+    for node in ast.walk(ast.parse(file.read_text("utf-8")))
+]
 
 
 def test_commands_in_messages_are_there_with_their_options():
-    commands = cli.main.commands
     seen = set()
-    for module, text in _messages():
-        for said in re.findall(
-            r"(?:^|run: |run |, or |, |`|; |until then, |write: )nano ([a-z]+(?: [^;,`]*)?)", text
-        ):
-            try:
-                name, *words = shlex.split(said)
-            except ValueError:
-                name, *words = said.split()
+    for module, text in MESSAGES:
+        for name, rest in COMMAND.findall(text):
             if name in NO_COMMANDS:
                 continue
-            assert name in commands, (module, text)
             seen.add(name)
-            options = {option for parameter in commands[name].params for option in parameter.opts}
-            given = {word for word in words if re.fullmatch(r"--[a-z-]+", word)}
-            assert given <= options, (module, text)
-            if (
-                name == "run"
-                and words[:1] == ["quick"]
-                and len(words) > 1
-                and words[1].isidentifier()
-            ):
-                assert words[1] in ALL, (module, text)
+            known = cli.main.commands[name].params
+            options = {option for parameter in known for option in parameter.opts}
+            assert {*re.findall(r"(?<!\S)--[a-z-]+(?!\S)", rest)} <= options, (module, text)
+            notebooks = re.findall(r"^ quick ([a-z]\w*)", rest)
+            assert name != "run" or {*notebooks} <= {*ALL}, (module, text)
     assert {"run", "doctor", "ab", "compare", "history", "clean"} <= seen
 
 
@@ -72,22 +54,7 @@ def test_packages_are_installed_from_the_checkout_and_exist():
     """The index's nanolib is another project."""
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
     extras = set()
-    for module, text in _messages():
+    for module, text in MESSAGES:
         assert not re.search(r"nanolib\[|pip install nanolib", text), (module, text)
         extras |= {*re.findall(r"['\"]?\.\[(\w+)\]['\"]?", text)}
     assert extras == {"hf", "ray", "amd", "apple", "cuda"} <= set(project["optional-dependencies"])
-
-
-NOTEBOOKS = {
-    name: set(load().Params.model_fields) for name, load in ALL.items() if name != "summary"
-}
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS)
-def test_no_advice_names_a_parameter_of_another_notebook_alone(notebook):
-    """Of what stored results are told: the sentences of the list."""
-    known = NOTEBOOKS[notebook] | set(Options.model_fields)
-    told = " ".join(SAID["report"]["sections"][notebook]["verdict"])
-    advice = " ".join(re.findall(r"Next: ([^.]*)", told))
-    names = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", advice))
-    assert not names - known

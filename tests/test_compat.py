@@ -1,44 +1,30 @@
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from nanolib import NanoConfig, compat, create_model, generate_random_batch
-from nanolib.compat import (
-    MODEL_CONFIGS,
-    MemoryProfiler,
-    benchmark_forward,
-    benchmark_forward_backward,
-    benchmark_with_statistics,
-)
+from nanolib import NanoConfig, compat, generate_random_batch
+from nanolib.compat import benchmark_with_statistics
 from nanolib.measurement import BadInput
-from nanolib.meters.time.ranks import Timer
+from nanolib.paths import checkout
+from tests.processes import ended
 
 
-@pytest.fixture
-def model():
-    return create_model(
-        NanoConfig(vocab_size=64, context_length=32, d_model=32, num_layers=1, num_heads=2)
-    )
-
-
-def test_forward_runs_warm_up_and_timed_steps(model):
-    calls = []
+def test_forward_runs_warm_up_and_timed_steps():
+    model, calls = torch.nn.Linear(8, 4), []
     model.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
-    ids = generate_random_batch(1, 8, 64)
-    mean, sd = benchmark_forward(model, ids, warmup_steps=2, measure_steps=3)
+    ids = torch.ones(1, 8)
+    mean, sd = compat.benchmark_forward(model, ids, warmup_steps=2, measure_steps=3)
     assert calls == [False] * 5 and mean > 0 and sd >= 0
-    mean, sd = benchmark_forward_backward(model, ids, warmup_steps=1, measure_steps=2)
+    mean, sd = compat.benchmark_forward_backward(model, ids, warmup_steps=1, measure_steps=2)
     assert calls[5:] == [True] * 3 and mean > 0 and all(p.grad is None for p in model.parameters())
 
 
 def test_blocks_within_blocks_are_counted_once(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr("nanolib.meters.time.ranks.time.perf_counter", lambda: float(next(now)))
-    timer = Timer(use_cuda=False)
+    timer = compat.Timer(use_cuda=False)
     with (
         timer.time_block("my_attention"),
         timer.time_block("comp_inner"),
@@ -48,7 +34,7 @@ def test_blocks_within_blocks_are_counted_once(monkeypatch):
     assert timer.seconds == {"comm_deep": [1.0], "comp_inner": [2.0], "my_attention": [2.0]}
     assert sum(timer.totals().values()) == 5  # what passed from the first to the last
     with pytest.raises(BadInput, match=r"Timer: device .cuda. is not available; give use_cuda="):
-        Timer(use_cuda=True)
+        compat.Timer(use_cuda=True)
 
 
 _DECODE = """
@@ -71,23 +57,22 @@ def test_two_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
     """As such users start it; each rank prints its own table, whole."""
     script = tmp_path / "decode.py"
     script.write_text(_DECODE)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command = [*launch, "--nproc-per-node=2", str(script)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment |= {"PYTHONPATH": str(Path.cwd())}
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env=environment, check=False
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    for rank in range(2):
-        assert f"rank {rank} of 2" in ended.stdout
-    parts = ["comp_shard_kv", "comp_local_attention", "comm_max_lse"]
-    for part in [*parts, "compute", "communication", "total"]:
-        assert ended.stdout.count(f"\n{part} ") == 2, part
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(checkout()),
+    }
+    done = ended(sys.executable, *launch, str(script), env=os.environ | environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all(f"rank {rank} of 2" in done.stdout for rank in range(2))
+    sums = ["compute", "communication", "total"]
+    for part in ["comp_shard_kv", "comp_local_attention", "comm_max_lse", *sums]:
+        assert done.stdout.count(f"\n{part} ") == 2, part
 
 
 def test_the_memory_profiler_counts_live_bytes():
-    with MemoryProfiler(torch.device("cpu")) as profiler:
+    with compat.MemoryProfiler(torch.device("cpu")) as profiler:
         with pytest.raises(BadInput, match="nothing is recorded yet"):
             profiler.peak_memory_cpu()
         x = torch.ones(2**26, dtype=torch.uint8)
@@ -96,51 +81,34 @@ def test_the_memory_profiler_counts_live_bytes():
     del x
 
 
-def test_counts_are_named_as_they_are_called():
-    with pytest.raises(BadInput, match=r"^trials: 0 is not valid"):
-        benchmark_with_statistics(lambda: None, trials=0)
-    with pytest.raises(BadInput, match=r"^warmup: -1 is not valid"):
-        benchmark_with_statistics(lambda: None, warmup=-1)
-    for warmup in (0, 1):
-        with pytest.raises(BadInput, match=r"^func: a call only starts the work"):
-            benchmark_with_statistics(lambda: (x for x in "ab"), warmup=warmup)
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"trials": 0}, "trials: 0 is not valid"),
+        ({"warmup": -1}, "warmup: -1 is not valid"),
+        ({"warmup": 0}, "func: a call only starts the work"),
+        ({"warmup": 1}, "func: a call only starts the work"),
+    ],
+)
+def test_a_bad_count_or_function_is_named_as_it_is_called(counts, said):
+    with pytest.raises(BadInput, match=f"^{said}"):
+        benchmark_with_statistics(lambda: (x for x in "ab"), **counts)
 
 
-def test_the_profilers_names_are_there_with_the_arguments_that_others_use():
-    config = compat.ProfilingConfig.custom(
-        capture_activations=True,
-        deep_profiling=True,
-        power_sample_interval_ms=100,
-        batch_db_commits=True,
-        preallocate_metrics=8,
-    )
-    assert (
-        compat.ProfilingConfig.deep().deep_profiling
-        and not compat.ProfilingConfig.minimal().modules
-    )
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
-    for profiler in (
-        compat.create_profiler(model, config),
-        compat.LayerProfiler(
-            model, capture_activations=True, preallocate_size=4, every_kth_token=1
-        ),
-    ):
-        with profiler:
-            model(torch.ones(2, 4))
-        whole, linear, _ = profiler.results()
-        assert not whole.values and len(linear.values) == 4
+def test_the_profiler_takes_the_argument_that_others_use():
+    profiler = compat.LayerProfiler(torch.nn.Linear(4, 4), preallocate_size=4)
+    assert profiler.config.preallocate_metrics == 4
 
 
 def test_a_model_is_made_of_a_size_or_of_another_config():
-    model = compat.create_model(
-        MODEL_CONFIGS["small"], context_length=64, device="cpu", num_layers=1, vocab_size=100
-    )
+    small = compat.MODEL_CONFIGS["small"]
+    model = compat.create_model(small, context_length=64, num_layers=1, vocab_size=100)
     ids = generate_random_batch(2, 64, 100, "cpu")
     assert model(ids).shape == (2, 64, 100) and model.config.context_length == 64
     again = compat.create_model(model.config, context_length=32)
     assert again.config == NanoConfig(**model.config.model_dump() | {"context_length": 32})
     with pytest.raises(BadInput, match="nonsense"):
-        compat.create_model(MODEL_CONFIGS["small"], nonsense=1)
+        compat.create_model(small, nonsense=1)
 
 
 def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monkeypatch):
@@ -149,11 +117,7 @@ def test_statistics_warm_up_first_and_drop_outliers_where_that_is_asked_for(monk
     assert len(calls) == 5 + 20 and len(row.samples) == 20
     series = [1.0, 1.1, 0.9, 1.0, 1.05] * 4
     monkeypatch.setattr(compat, "_series", lambda *_, **__: [*series[:-1], 50.0])
-    kept, removed = (
-        benchmark_with_statistics(lambda: None, remove_outliers=remove) for remove in (False, True)
-    )
-    assert (
-        kept.details["mean"] > 3
-        and "outliers removed" in removed.method
-        and len(removed.samples) == 20
-    )
+    kept = benchmark_with_statistics(lambda: None)
+    removed = benchmark_with_statistics(lambda: None, remove_outliers=True)
+    assert kept.details["mean"] > 3 and len(removed.samples) == 20
+    assert "outliers removed" in removed.method

@@ -1,12 +1,14 @@
 """What libraries say of themselves does not reach whoever runs nanolib, unless it is asked for."""
 
 import json
-import subprocess
+import platform
 import sys
 
 import pytest
+import torch
 
 from nanolib.meters.layers.operations import write_trace
+from tests.processes import ended
 
 _CONVERT = """
 import torch
@@ -21,16 +23,11 @@ write_trace(lambda: torch.ones(3) + 1, Path(__import__("sys").argv[1]) / "trace.
 
 @pytest.mark.slow
 def test_fp8_and_the_profiler_print_nothing(tmp_path):
-    command = [sys.executable, "-c", _CONVERT, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    done = ended(sys.executable, "-c", _CONVERT, str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_trace_names_no_machine_and_no_folder(tmp_path):
-    import platform
-
-    import torch
-
     write_trace(lambda: torch.ones(4) + 1, tmp_path / "trace.json")
     text = (tmp_path / "trace.json").read_text()
     assert json.loads(text)["traceEvents"] and "host_name" not in text and str(tmp_path) not in text

@@ -2,13 +2,13 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import pandas as pd
 import pytest
 
 from nanolib.paths import checkout
+from tests.processes import ended
 from tests.working_tree import copied
 
 PAGE = (checkout() / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -68,28 +68,14 @@ def test_what_the_recipes_add_has_its_numbers_in_the_report(tmp_path):
         commands += more
     of_a_notebook = {file for file in touched["A new notebook"] if not file.startswith("params/")}
     assert len(of_a_notebook | {"notebooks/copies.ipynb"}) <= 5
-    environment = os.environ | {
-        "PYTHONPATH": str(copy),
-        "NANOLIB_OUTPUT": str(output),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    for command in [
-        *commands,
-        "nano report all",
-    ]:  # one report of all, in the place of one after each run
+    environment = {"PYTHONPATH": str(copy), "NANOLIB_OUTPUT": str(output)}
+    # one report of all, in the place of one after each run
+    for command in [*commands, "nano report all"]:
         line = command.replace("nano run", "nano run --no-report")
-        line = re.sub(r"^nano ", "python -m nanolib.cli ", line).replace(
-            "python", sys.executable, 1
-        )
-        ended = subprocess.run(
-            ["bash", "-c", line],
-            cwd=copy,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+        line = re.sub(r"^nano ", "python -m nanolib.cli ", line)
+        line = line.replace("python", sys.executable, 1)
+        done = ended("bash", "-c", line, cwd=copy, env=os.environ | environment)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     assert (copy / "notebooks" / "copies.ipynb").is_file()
     lines = (output / "report" / "profiling_report.md").read_text(encoding="utf-8").splitlines()
     table = pd.read_csv(output / "report" / "attention_summary.csv")

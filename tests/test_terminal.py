@@ -1,4 +1,4 @@
-"""What is stored or typed is shown and does nothing: not to a terminal, a spreadsheet or a page."""
+"""What is stored or typed is shown and does nothing: not to a terminal, a spreadsheet, a database or a page."""
 
 import csv
 import io
@@ -10,23 +10,25 @@ import pytest
 from click.testing import CliRunner
 
 from nanolib.cli import main
-from nanolib.measurement import Measurement, printable
+from nanolib.measurement import BadInput, Measurement, printable
 from nanolib.report import renderer
 from nanolib.report.export import csv_text, markdown_table
+from nanolib.report.page import build
 from nanolib.store import Store
+from tests.shown import SECTIONS
 from tests.store.rows import LATENCY, make_run
 
 HOSTILE = (
     "a\x1b[31mred\x1b]0;title\x07\x9b2J\r\x08\u202eevil\u2066\u200b\ufeff\u2028nano: fine\x00\x7fz"
+    "<script>alert(1)'); DROP TABLE runs; --"
 )
 TYPED = HOSTILE.replace("\x00", "")  # no command line holds one
 
 
 def test_what_acts_is_escaped_and_all_else_stays():
     assert printable("a\x1b[0m\u202e\u200b\n\x9b") == r"a\x1b[0m\u202e\u200b\n\x9b"
-    assert (
-        printable("7 µs × 3 — dense […] Ünïcödé 漢字 😀") == "7 µs × 3 — dense […] Ünïcödé 漢字 😀"
-    )
+    stays = "7 µs × 3 — dense […] Ünïcödé 漢字 😀"
+    assert printable(stays) == stays
     acting = "".join(map(chr, (*range(0x3000), 0xD800, 0xFEFF, 0xE0001)))
     assert printable(acting).isprintable()
 
@@ -37,8 +39,8 @@ def hostile(tmp_path):
     texts = {
         "runs": "suite label device git_revision fingerprint message process launch",
         "machines": "cpu system driver torch",
+        "measurements": "scope unit method message",
     }
-    texts |= {"measurements": "scope unit method message"}
     words = json.dumps({"name": HOSTILE, "torch": HOSTILE, HOSTILE: HOSTILE})
     with Store(tmp_path / "out" / "results.sqlite") as store:
         for run_id in ("run-a", "run-b"):
@@ -46,9 +48,8 @@ def hostile(tmp_path):
             rows = {"c": ({"name": "x"}, [Measurement("case_duration", 1.0, n=1), memory, LATENCY])}
             store.add(make_run(run_id, experiment=HOSTILE, rows=rows, interference=[HOSTILE]))
         db = store.connection
-        db.execute(
-            "UPDATE measurements SET status = 'error' WHERE run_id = 'run-b' AND metric = 'case_duration'"
-        )
+        broken = "run_id = 'run-b' AND metric = 'case_duration'"
+        db.execute(f"UPDATE measurements SET status = 'error' WHERE {broken}")
         for table, columns in texts.items():
             for column in columns.split():
                 db.execute(f"UPDATE {table} SET {column} = ?", (HOSTILE,))  # columns of the schema
@@ -61,7 +62,7 @@ def hostile(tmp_path):
     "arguments",
     [
         ["runs"],
-        ["report", "--to", f"report{TYPED}"],
+        ["report", "run-a", "--to", f"report{TYPED}"],
         ["compare", "run-a", "run-b", "--all"],
         ["compare", TYPED, "run-b"],
         ["history", "--all"],
@@ -70,14 +71,11 @@ def hostile(tmp_path):
         ["run", "warmup", "--dry-run", "-p", f"device={TYPED}"],
         ["runs", f"--{TYPED}"],
     ],
-    ids=lambda arguments: " ".join(arguments)[:24].encode("ascii", "replace").decode(),
+    ids=lambda arguments: arguments[0],
 )
 def test_no_text_acts_on_the_terminal(hostile, monkeypatch, arguments):
     monkeypatch.chdir(hostile)
     monkeypatch.setenv("NANOLIB_OUTPUT", str(hostile / "out"))
-    if arguments[0] == "report":  # of one run, which draws nothing
-        with Store() as store:
-            store.connection.execute("DELETE FROM runs WHERE run_id = 'run-b'")
     ended = CliRunner().invoke(main, arguments)
     assert ended.output and ended.exit_code in (0, 1, 2), ended.exception
     assert not isinstance(ended.exception, Exception), ended.exception
@@ -85,34 +83,43 @@ def test_no_text_acts_on_the_terminal(hostile, monkeypatch, arguments):
     assert "\nnano: fine" not in ended.output
 
 
+def test_a_page_shows_it_as_text_and_no_code_that_a_database_names_is_run(hostile, monkeypatch):
+    (hostile / "evil.py").write_text(f"open({str(hostile / 'made')!r}, 'w')")
+    monkeypatch.syspath_prepend(str(hostile))
+    params = json.dumps({"model": "evil:build", "device": "cpu"})
+    with Store(hostile / "out" / "results.sqlite") as store:
+        store.connection.execute("UPDATE runs SET experiment = 'model', params = ?", (params,))
+        assert store.resolve(HOSTILE) == ["run-a", "run-b"]
+        with pytest.raises(BadInput):
+            store.resolve("' OR 1 = 1 --")
+        page = build(store, ["run-a", "run-b"], hostile / "report", SECTIONS, pictures=False)
+        assert len(store.runs()) == 2
+    assert not (hostile / "made").exists() and "<script>alert(1)" not in page.read_text()
+
+
 def test_a_chart_draws_what_acts_as_text(tmp_path):
-    chart = (
-        alt.Chart(pd.DataFrame({"name": [HOSTILE], "n": [1]}), title=HOSTILE)
-        .mark_point()
-        .encode(x="name:N", y="n:Q")
-    )
-    renderer.save(chart.to_dict(), tmp_path, "x")
+    chart = alt.Chart(pd.DataFrame({"name": [HOSTILE]}), title=HOSTILE).mark_point()
+    renderer.save(chart.encode(x="name:N").to_dict(), tmp_path, "x")
     drawn = (tmp_path / "x.svg").read_text()
     assert r"\x1b[31mred" in drawn and not {*"\x1b\x00\x07\x08"} & {*drawn}
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
-FORMULAS = ("=cmd()", "-1+cmd()", "@sum", " =cmd()", "\u00a0=cmd()", "＝cmd()", "\r+1")
-
-
-@pytest.mark.parametrize("text", FORMULAS)
+@pytest.mark.parametrize(
+    "text",
+    ["=cmd()", "-1+cmd()", "@sum", " =cmd()", "\u00a0=cmd()", "＝cmd()", "\r+1"],
+)
 def test_no_cell_of_a_csv_is_a_formula_wherever_it_stands(text):
     table = pd.DataFrame({text: [text, [text, "b"], (text,)], "n": [-1.5, 2.0, -3.0]})
-    (header, *cells) = csv.reader(io.StringIO(csv_text(table)))
+    header, *cells = csv.reader(io.StringIO(csv_text(table)))
     for cell in (header[0], *(line[0] for line in cells)):
         assert cell.startswith("'") and cell.isprintable()
     assert [line[1] for line in cells] == ["-1.5", "2.0", "-3.0"]
 
 
 def test_a_cell_that_is_no_formula_stays():
-    assert csv_text(
-        pd.DataFrame({"a": ["x=1", "1-2", ["b", "=c"], ""], "b": ["—", "", "é", "'"]})
-    ) == ('a,b\nx=1,—\n1-2,\n"b, =c",é\n,\'\n')
+    table = pd.DataFrame({"a": ["x=1", "1-2", ["b", "=c"], ""], "b": ["—", "", "é", "'"]})
+    assert csv_text(table) == ('a,b\nx=1,—\n1-2,\n"b, =c",é\n,\'\n')
 
 
 @pytest.mark.parametrize("text", ["[a](http://x)", "<img src=x>", "a | b", "**a**"])

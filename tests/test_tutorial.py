@@ -4,13 +4,13 @@ import doctest
 import os
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 from nanolib.paths import checkout
 from tests.ab.conftest import Repository
+from tests.processes import ended
 
 ROOT = checkout()
 BLOCK = re.compile(
@@ -35,15 +35,8 @@ def _run(command, folder):
     nano, *arguments = shlex.split(command)
     assert nano == "nano"
     output = {"NANOLIB_OUTPUT": str(folder / "outputs"), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-m", "nanolib.cli", *arguments],
-        cwd=folder,
-        env=os.environ | output | {"COLUMNS": "1000"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    environment = os.environ | output | {"COLUMNS": "1000"}
+    return ended(sys.executable, "-m", "nanolib.cli", *arguments, cwd=folder, env=environment)
 
 
 def _without_numbers(text):

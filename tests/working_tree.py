@@ -1,15 +1,12 @@
 """The working tree elsewhere, for what must change it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
-from pathlib import Path
 
 from nanolib.paths import checkout
 
 
-def copied(folder: Path, root: Path | None = None) -> Path:
+def copied(folder, root=None):
     """The tracked files and those not yet added, in a folder."""
     root = root or checkout()
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]

@@ -11,7 +11,7 @@ from nanolib.meters import measure
 from nanolib.meters.time.clock import last_level_bytes
 
 
-def main() -> None:
+def main():
     """Print GB/s, read and written, of a small copy hot and cold and of a large one, in turns."""
     cache = last_level_bytes("cpu")
     for _ in range(3):
@@ -25,7 +25,7 @@ def main() -> None:
         assert cold < 1.6 * memory and cold < hot
 
 
-def _rate(size: int, cold: bool = False) -> float:
+def _rate(size, cold=False):
     source, target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
     return 2 * size / measure(lambda: target.copy_(source), 0.02, 2.0, cold=cold).estimate / 1e6
 

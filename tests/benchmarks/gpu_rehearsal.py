@@ -5,8 +5,6 @@ on values are printed and not judged. Judged is that no part breaks, that every 
 own allocator counts them), that timings have blocks enough, and that rows are stored.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -19,10 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from tests.gpu import first_minutes  # noqa: E402
 from tests.gpu.alone import REHEARSAL  # noqa: E402
 from tests.gpu.null_cuda.build import build  # noqa: E402
 
-SECONDS, SLOWER = 3600, 30  # a slow core that does other things too
+SLOWER = 30  # a core that does other things too
 JUDGED = (
     "every case runs",
     "the peak is the plan's",
@@ -33,74 +32,57 @@ JUDGED = (
 BLOCKS, MOST_CPU_S = 20, 480
 
 
-def main() -> int:
+def main():
     """Rehearse; 0 where all is as it should be, or nothing can be rehearsed here."""
     asked = argparse.ArgumentParser(description="Rehearse the first minutes on a GPU.")
     which = "an interpreter with a CUDA build of torch; default: this one"
     asked.add_argument("--python", default=sys.executable, help=which)
     asked.add_argument("parts", nargs="*", metavar="PART")
     given = asked.parse_args()
-    look = "import torch; print(torch.version.cuda or 'none', torch.__version__, *torch.__path__, sep='\\n')"
-    said = subprocess.run(
-        [given.python, "-c", look], capture_output=True, text=True, check=True, timeout=600
-    )
-    cuda, version, place = said.stdout.splitlines()
+    look = "import torch; print(torch.version.cuda or 'none', torch.__version__, *torch.__path__)"
+    cuda, version, place = subprocess.check_output([given.python, "-c", look], text=True).split()
     if cuda == "none":
-        print(
-            f"gpu_rehearsal: torch {version} is no CUDA build, so nothing was rehearsed; see CONTRIBUTING.md"
-        )
+        print(f"gpu_rehearsal: torch {version} is no CUDA build, so nothing was rehearsed")
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        stand_in = build(Path(place).parent, Path(folder) / "stand-in")
-        own = {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
-        options = ["--to", folder, "--slower", str(SLOWER), "--seconds", str(SECONDS)]
+        environment = os.environ | build(Path(place).parent, Path(folder) / "stand-in")
+        environment |= {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+        options = ["--to", folder, "--seconds", str(SLOWER * first_minutes.SECONDS)]
         command = [given.python, "-m", "tests.gpu.first_minutes", *options, *given.parts]
-        subprocess.run(command, env=os.environ | stand_in | own, cwd=ROOT, check=False)
-        written = list(Path(folder).glob("*.json"))
-        found = json.loads(written[0].read_text()) if written else {"parts": []}
-        wrong = ["nothing was written"]
-        if written:
-            wrong = [*_wrong_parts(found), *_wrong_rows(Path(folder) / "results.sqlite")]
-    used = sum(part["cpu_s"] for part in found["parts"])
+        subprocess.run(command, env=environment, cwd=ROOT, check=False)
+        (written,) = Path(folder).glob("*.json")
+        parts = json.loads(written.read_text())["parts"]
+        wrong = [*_wrong_parts(parts), *_wrong_rows(Path(folder) / "results.sqlite")]
+    used = sum(part["cpu_s"] for part in parts)
     wrong += [f"{used:.0f} CPU-s, more than {MOST_CPU_S}"] if used > MOST_CPU_S else []
-    each = ", ".join(f"{part['name']} {part['cpu_s']:.0f}" for part in found["parts"])
-    print(f"torch {version}: {used:.0f} CPU-s in {len(found['parts'])} parts: {each}")
+    each = ", ".join(f"{part['name']} {part['cpu_s']:.0f}" for part in parts)
+    print(f"torch {version}: {used:.0f} CPU-s in {len(parts)} parts: {each}")
     print("\n".join(wrong) or "rehearsed: all parts ran to their end")
     return 1 if wrong else 0
 
 
-def _wrong_parts(found: dict) -> list[str]:
-    wrong = []
-    for part in found["parts"]:
-        what = [part["broke"]] if part["broke"] else []
-        what += [
-            f"{check['text']}: {check['found']}"
-            for check in part["checks"]
-            if check["holds"] is False and any(text in check["text"] for text in JUDGED)
-        ]
-        what += [] if part["checks"] else ["nothing was checked"]
-        wrong += [f"{part['name']}: {each}" for each in what]
-    return wrong
+def _wrong_parts(parts):
+    for part in parts:
+        if part["broke"] or not part["checks"]:
+            yield f"{part['name']}: {part['broke'] or 'nothing was checked'}"
+        for check in part["checks"]:
+            if check["holds"] is False and any(text in check["text"] for text in JUDGED):
+                yield f"{part['name']}: {check['text']}: {check['found']}"
 
 
-def _wrong_rows(database: Path) -> list[str]:
+def _wrong_rows(database):
     """Timings by events of too few blocks, without a reason."""
-    if not database.exists():
-        return ["no row was stored"]
     query = (
         "SELECT scope, n, details ->> 'stop' AS stop, details ->> 'elapsed_s', details ->> 'budget_s'"
         " FROM measurements WHERE metric = 'latency' AND method LIKE 'cuda_event%' AND stop NOTNULL"
     )
     rows = sqlite3.connect(database).execute(query).fetchall()
-    few = [
-        f"latency {scope}: {n} blocks in {elapsed:.2g} of {budget:g} s, stopped by {stop}"
-        for scope, n, stop, elapsed, budget in rows
-        if n < BLOCKS and (stop != "budget" or elapsed < budget)
-    ]
-    print(
-        f"{len(rows)} timings by events, {sum(row[1] < BLOCKS for row in rows)} of fewer than {BLOCKS} blocks by their budget"
-    )
-    return few if rows else ["no timing was stored"]
+    if not rows:
+        yield "no timing was stored"
+    for scope, n, stop, elapsed, budget in rows:
+        if n < BLOCKS and (stop != "budget" or elapsed < budget):
+            times = f"{n} blocks in {elapsed:.2g} of {budget:g} s"
+            yield f"latency {scope}: {times}, stopped by {stop}"
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib.experiments.attention import cases as experiment
 from nanolib.meters.machine import usable_cores
-from nanolib.run import sweep
-from nanolib.store import Store
 from tests.benchmarks.parts.neighbors import busy_neighbors
+from tests.measuring import rows_of
 
 KINDS = [
     {"kind": "dense", "backend": "flash"},
@@ -28,7 +27,7 @@ KINDS = [
 FAR, WIDE, MOST_WIDE = 0.15, 1.5, 0.2
 
 
-def main() -> int:
+def main():
     """Print a line per pair; 0 where all holds."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--budget", type=float, default=24.0, help="seconds per case")
@@ -37,13 +36,12 @@ def main() -> int:
     with busy_neighbors(usable_cores()):
         busy = _gains(budget_s)
     print(f"{'pair':44} {'quiet':>22} {'again':>22} {'with busy ones':>22}  clean rounds")
-    wrong, wide, clean, apart = [], 0, 0, 0.0
+    wrong, wide, clean = [], 0, 0
     for pair, row in busy.items():
         others, rounds = [quiet[pair], again[pair]], row["details"]
         is_clean = "busy_machine" not in row["flags"]
         count = f"{rounds['clean_rounds']} of {rounds['rounds']}{'' if is_clean else ', flagged'}"
-        print(f"{pair:44} {_text(others[0])} {_text(others[1])} {_text(row)}  {count}")
-        apart = max(apart, _apart(*others))
+        print(f"{pair:44} {' '.join(map(_text, [*others, row]))}  {count}")
         wide += row.high / row.low > WIDE
         if is_clean:
             clean += 1
@@ -52,6 +50,7 @@ def main() -> int:
             others.append(row)
         if any(one.low > 1 for one in others) and any(one.high < 1 for one in others):
             wrong.append(f"turned round: {pair}")
+    apart = max(_apart(quiet[pair], again[pair]) for pair in quiet)
     print(f"the two quiet runs differ by up to {apart:.0%}")
     if wide > MOST_WIDE * len(busy):
         wrong.append(f"{wide} of {len(busy)} pairs are wide")
@@ -59,16 +58,14 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _gains(budget_s: float) -> dict[str, object]:
+def _gains(budget_s):
     """Pair → its speed-up row."""
     params = experiment.Params(
         attention_types=KINDS, seq_lens=[1024, 4096], num_heads=8, head_dim=64, causal=True, backward=False,
         quality_patterns=[], budget_s=budget_s, isolation="process",
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "results.sqlite") as store:
-        run = sweep.measure(experiment, params, store=store, progress=False)
-        rows = run.measurements()
-        run.finish()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = rows_of(experiment, params, Path(folder))
     found = {}
     for _, row in rows[rows["metric"] == "speed_up"].iterrows():
         n, own = int(row["factor.seq_len"]), row["factor.name"]
@@ -78,11 +75,11 @@ def _gains(budget_s: float) -> dict[str, object]:
     return found
 
 
-def _text(row: object) -> str:
+def _text(row):
     return f"{row.estimate:.2f} [{row.low:.2f} … {row.high:.2f}]".rjust(22)
 
 
-def _apart(row: object, other: object) -> float:
+def _apart(row, other):
     return math.expm1(abs(math.log(row.estimate / other.estimate)))
 
 

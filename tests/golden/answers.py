@@ -3,8 +3,7 @@
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 from unittest import mock
 
 import numpy as np
@@ -12,23 +11,21 @@ import torch
 
 from nanolib.measurement import Measurement
 from tests.golden import names
-from tests.golden.sheet import Sheet
 
 COUNT = "cases"
-_GIB = 2**30
-_MACHINE = 16 * _GIB  # bytes, on every machine the same
+_MACHINE = 2**34  # bytes, on every machine the same
 # Python's own sources, which are trained on, differ between its versions.
 _TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(20_000)).encode()
 
 
 @contextlib.contextmanager
-def everywhere_alike() -> Iterator[None]:
+def everywhere_alike():
     """One thread, so much memory, one text; no ranks are started, and what the system gave the process is not asked."""
     text = torch.frombuffer(bytearray(_TEXT), dtype=torch.uint8)
     stand_ins = {
         names.MEMORY: lambda *_: _MACHINE,
         names.TEXT: lambda *_, **__: text,
-        names.RANKS: lambda _, case, *__, **___: ([_Anything()] * case.world_size, ()),
+        names.RANKS: lambda _, case, *__, **___: ([_RANK] * case.world_size, ()),
         names.RESIDENT: lambda _, scope: Measurement("resident_memory", scope=scope),
     }
     threads = torch.get_num_threads()
@@ -41,33 +38,42 @@ def everywhere_alike() -> Iterator[None]:
         yield
 
 
-class _Anything(dict):
+class _Rank(dict):
     """A rank's answer: figures of which none gets into the sheet."""
 
-    def __missing__(self, key: str) -> Any:
-        if key == "links":
-            return []
-        if key in ("bytes", "errors"):
-            return {}
-        if key in ("blocks", "parts", "peaks", "weights"):
-            return _Figures(key)
-        if key == "busy":
-            return [False] * 6
-        return "" if key == "peak method" else True
+    def __missing__(self, key):
+        return True
 
 
 class _Figures(dict):
-    def __init__(self, of: str) -> None:
-        self.of = of
+    """The same figure under every name."""
 
-    def __contains__(self, key: object) -> bool:
+    def __init__(self, figure):
+        self.figure = figure
+
+    def __contains__(self, key):
         return True
 
-    def __missing__(self, key: str) -> Any:
-        return {"blocks": [1.0] * 6, "parts": [{"comp_attention": 1.0}] * 6}.get(self.of, 0)
+    def __missing__(self, key):
+        return self.figure
 
 
-def cases(suite: str, notebook: str) -> dict[str, Any]:
+_RANK = _Rank(
+    {
+        "links": [],
+        "bytes": {},
+        "errors": {},
+        "blocks": _Figures([1.0] * 6),
+        "parts": _Figures([{"comp_attention": 1.0}] * 6),
+        "peaks": _Figures(0),
+        "weights": _Figures(0),
+        "busy": [False] * 6,
+        "peak method": "",
+    }
+)
+
+
+def cases(suite, notebook):
     """Each case by its line in the sheet."""
     found = names.cases_of(notebook, names.params_of(suite, notebook))
     by_line = {line_of(case): case for case in found}
@@ -75,16 +81,13 @@ def cases(suite: str, notebook: str) -> dict[str, Any]:
     return by_line
 
 
-def counts(by_line: Mapping[str, Any]) -> Sheet:
+def counts(by_line):
     """How many cases of each class there are."""
-    return {
-        COUNT: {
-            name: str(count) for name, count in Counter(line.split()[0] for line in by_line).items()
-        }
-    }
+    found = Counter(line.split()[0] for line in by_line)
+    return {COUNT: {name: str(count) for name, count in found.items()}}
 
 
-def line_of(case: Any) -> str:
+def line_of(case):
     """The class and the factors that are not empty."""
     words = [_word(names.CASES, type(case).__name__)]
     for name, value in case.factors.items():
@@ -93,46 +96,38 @@ def line_of(case: Any) -> str:
     return " ".join(words)
 
 
-def _factor(value: Any) -> str:
+def _factor(value):
     if isinstance(value, str):
-        return names.WORDS.get(value, value).replace(" ", "_")
+        return value.replace(" ", "_")
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ",".join(
-                f"{names.WORDS.get(name, name)}:{_factor(item)}" for name, item in value.items()
-            )
-            + "}"
-        )
+        items = [f"{key}:{_factor(item)}" for key, item in value.items()]
+        return "{" + ",".join(items) + "}"
     if isinstance(value, list | tuple):
         return ",".join(map(_factor, value))
     return json.dumps(value)
 
 
-def all_of(suite: str, notebook: str, case: Any) -> dict[str, str]:
+def all_of(suite, notebook, case):
     """Everything that is said of a case: of the full suite, which no machine runs in an hour, what is said without running it."""
-    runs = (
-        suite == "quick" or type(case).__name__ in names.ON_RANKS
-    )  # of these formulas alone, whatever the suite
+    # formulas alone, whatever the suite
+    runs = suite == "quick" or type(case).__name__ in names.ON_RANKS
     return foretold(case) | (rows(suite, notebook, case) if runs else {})
 
 
-def foretold(case: Any) -> dict[str, str]:
+def foretold(case):
     """What formulas and plans say of a case."""
-    found = {}
+    found = {f"planned {scope}": str(peak) for scope, peak in names.planned(case).items()}
     for name, value in names.predicted(case).items():
         if name not in names.NOT_PREDICTED:
             found[f"predicted {_word(names.PREDICTED, name)}"] = _text(name, value)
-    return found | {
-        f"planned {_scope(scope)}": str(peak) for scope, peak in names.planned(case).items()
-    }
+    return found
 
 
-def rows(suite: str, notebook: str, case: Any) -> dict[str, str]:
+def rows(suite, notebook, case):
     """What it would store and is the same on every machine."""
     if type(case).__name__ in names.NOT_RUN:
         return {}
-    found: dict[str, str] = {}
+    found = {}
     for row in names.rows_of(case, names.params_of(suite, notebook), _untimed):
         if row.metric in names.LEFT_OUT or row.method in names.NOT_METHODS or row.estimate is None:
             continue
@@ -140,21 +135,20 @@ def rows(suite: str, notebook: str, case: Any) -> dict[str, str]:
         if on_ranks and row.method != "formula":  # what ranks would have counted
             continue
         metric = _word(names.METRICS, row.metric)
-        title = f"{metric} {_scope(row.scope)} ({_word(names.METHODS, row.method)})".replace(
-            "  ", " "
-        )
+        title = f"{metric} {row.scope} ({_word(names.METHODS, row.method)})"
+        title = title.replace("  ", " ")
         found[title] = _text(row.metric, row.estimate)
         if row.predicted is not None:
             found[f"{title} predicted"] = _text(row.metric, row.predicted)
     return found
 
 
-def _untimed(clock: Any, phases: Mapping[str, Any], *_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+def _untimed(clock, phases, *_):
     """In the place of blocks of calls: none is called."""
     return np.ones((6, 1, len(phases))), {"calls_per_block": 1}
 
 
-def _text(metric: str, value: float) -> str:
+def _text(metric, value):
     if metric in names.DECIMALS:
         return f"~{round(value, names.DECIMALS[metric]) + 0.0:.{names.DECIMALS[metric]}f}"  # no negative zero
     if metric in names.MIB:
@@ -162,18 +156,7 @@ def _text(metric: str, value: float) -> str:
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _scope(scope: str) -> str:
-    """Renamed as a whole, or part by part, or word by word."""
-    if scope in names.WORDS:
-        return names.WORDS[scope]
-    for separator in (": ", " "):
-        parts = scope.split(separator)
-        if len(parts) > 1:
-            return separator.join(map(_scope, parts))
-    return scope
-
-
-def _word(table: Mapping[str, str], word: str) -> str:
+def _word(table, word):
     if word not in table:
         raise KeyError(
             f"{word!r} is in no table of tests/golden/names.py: say there what it is called in the sheet"

@@ -6,18 +6,15 @@ here what it is called in the sheet, or why it is not in it.
 """
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
 
 from nanolib.experiments import ALL
 from nanolib.measurement import METRICS as DECLARED
-from nanolib.measurement import Direction
 from nanolib.params import read_yaml
 from nanolib.paths import checkout
 from tests.measuring import timed_alone
 
 
-def _same(words: str) -> dict[str, str]:
+def _same(words):
     return {word: word for word in words.split()}
 
 
@@ -100,7 +97,6 @@ LEFT_OUT = {
     "link_latency": "a time",
     "link_bandwidth": "a rate",
 }
-EQUAL = {name for name, metric in DECLARED.items() if metric.direction is Direction.EQUAL}
 MIB = {name for name, metric in DECLARED.items() if metric.unit == "MiB"}  # written in bytes
 
 # Metric → decimals, where not all of them are the same everywhere; one unit of the last one more or less is the same. By torch's
@@ -132,9 +128,6 @@ NOT_METHODS = {
     "computed": "counted with what a checkpoint computes again",
 }
 
-# Scopes, their words, and values of factors that have been renamed: nanolib's → the sheet's.
-WORDS: dict[str, str] = {}
-
 # The parameters that are set here, in addition to those of the suite.
 PARAMETERS = {"device": "cpu"}
 
@@ -142,29 +135,29 @@ PARAMETERS = {"device": "cpu"}
 # The ways in.
 
 
-def params_of(suite: str, notebook: str) -> Any:
+def params_of(suite, notebook):
     """The checked parameters of a notebook in a suite."""
     return ALL[notebook]().Params(
         **read_yaml(checkout() / "params" / suite / f"{notebook}.yml") | PARAMETERS
     )
 
 
-def cases_of(notebook: str, params: Any) -> list[Any]:
+def cases_of(notebook, params):
     """The notebook's cases."""
     return ALL[notebook]().cases(params)
 
 
-def planned(case: Any) -> dict[str, int]:
+def planned(case):
     """Scope → peak, bytes; nothing where none is planned."""
     return case.plan().peaks
 
 
-def predicted(case: Any) -> dict[str, Any]:
+def predicted(case):
     """What formulas say before it runs, without measured peaks."""
     return case.predict()
 
 
-def rows_of(case: Any, params: Any, collect: Any) -> Iterator[Any]:
+def rows_of(case, params, collect):
     """The rows that it would store; `collect` takes the place of every timing."""
     if case.unsupported():
         return iter(())

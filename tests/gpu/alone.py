@@ -3,32 +3,23 @@
 The processes are forked from a server that has imported torch and has touched no GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
-import importlib
 import multiprocessing
 import os
-import select
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+
+from nanolib.run.process import exit_with_parent
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.gpu.parts", "nanolib.run.sweep"])
 IMPORT_S = 300.0  # a busy machine imports torch in a minute
-_END_S = 1.0  # after its last word
 _GRACE_S = 5.0  # a sweep that is interrupted marks its run
-_AHEAD_S = 45.0
 REHEARSAL = (
     "NANOLIB_REHEARSAL"  # set where the GPU is a stand-in that computes nothing: see null_cuda
 )
@@ -38,13 +29,8 @@ class PartFailed(Exception):
     """It broke, died, or took too long; the message says which."""
 
 
-def begin() -> None:
-    """Start the server, which imports torch while the caller does."""
-    forkserver.ensure_running()
-
-
-def messages(target: Any, arguments: tuple, limit_s: float) -> Iterator[Any]:
-    """What a process of its own sends.
+def messages(target, arguments, limit_s):
+    """What a process of its own sends; the last is its CPU seconds.
 
     Args:
         target: Called there with a function that sends a message, and the arguments.
@@ -61,60 +47,44 @@ def messages(target: Any, arguments: tuple, limit_s: float) -> Iterator[Any]:
     sending.close()
     try:
         while receiving.poll(max(0.0, end - time.monotonic())):
-            kind, message = receiving.recv()
-            if kind == "failed":
-                raise PartFailed(message)
-            if kind == "end":
+            message = receiving.recv()
+            if message is None:
+                process.join(_GRACE_S)
                 return
+            if isinstance(message, PartFailed):
+                raise message
             yield message
         raise PartFailed(f"stopped after {limit_s:.0f} s")
     except EOFError:
         process.join(_GRACE_S)
         raise PartFailed(f"its process ended with exit code {process.exitcode}") from None
     finally:
-        _stop(process)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGINT)
+            process.join(_GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
 
 
-def _run(target: Any, arguments: tuple, sending: Connection) -> None:
+def _run(target, arguments, sending):
     os.setsid()  # it is stopped with all that it has started
+    exit_with_parent(os.getppid())  # the server, which ends with its user: else this keeps the GPU
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()
-    threading.Thread(target=_die_with, args=(sending,), daemon=True).start()
-    with contextlib.suppress(BrokenPipeError):  # nobody listens to what was stopped
-        try:
-            target(lambda message: sending.send(("message", message)), *arguments)
-            times = os.times()
-            sending.send(("message", sum(times[:4])))  # its own, and its children's
-            sending.send(("end", None))
-        except KeyboardInterrupt:  # it was stopped, and has said so
-            traceback.print_exc()
-        except Exception as error:
-            traceback.print_exc()
-            sending.send(("failed", f"{type(error).__name__}: {error}".splitlines()[0]))
+    try:
+        target(sending.send, *arguments)
+        sending.send(sum(os.times()[:4]))  # its own, and its children's
+        sending.send(None)
+    except BaseException as error:  # an interrupt too, which nobody listens to
+        traceback.print_exc()
+        sending.send(PartFailed(f"{type(error).__name__}: {error}".splitlines()[0]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # torch's threads and compilers are not waited for
 
 
-def _die_with(sending: Connection) -> None:
-    """End this process and all that it has started when nobody listens any more: it would keep the GPU."""
-    gone = select.poll()
-    gone.register(sending.fileno(), 0)  # which tells of errors alone
-    gone.poll()
-    os.killpg(0, signal.SIGKILL)
-
-
-def _stop(process: Any) -> None:
-    process.join(_END_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGINT)
-        process.join(_GRACE_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def send_part(send: Any, name: str, store: str) -> None:
+def send_part(send, name, store):
     """Send the checks of a part as they come.
 
     Args:
@@ -127,13 +97,11 @@ def send_part(send: Any, name: str, store: str) -> None:
 
     if os.environ.get(REHEARSAL):
         _rehearse()
-    part = PARTS[name]
-    _compile_ahead(part.compiles(Hardware), Hardware.device)
-    for check in part.checks(Hardware(Path(store))):
+    for check in PARTS[name].checks(Hardware(Path(store))):
         send(check)
 
 
-def _rehearse() -> None:
+def _rehearse():
     """Leave out what cannot run where nothing is computed.
 
     These are kernels that cuDNN builds or that look for their own code, and torchao's check of its scales.
@@ -141,29 +109,23 @@ def _rehearse() -> None:
     import torch
     from torchao.float8 import float8_utils
 
-    from tests.gpu import parts
     from tests.gpu.hardware import Hardware
 
     torch.backends.cuda.enable_cudnn_sdp(False)
     float8_utils._round_scale_down_to_power_of_2 = lambda scale: scale
-    for backend in ("efficient", "cudnn"):
-        parts.KERNELS.pop(backend)
-        for name in ("grid", "patterns"):
-            asked = getattr(Hardware, name)
-            kinds = [kind for kind in asked["attention_types"] if kind.get("backend") != backend]
-            setattr(Hardware, name, asked | {"attention_types": kinds})
+    runs = {"flash", "math", None}
+    for asked in (Hardware.grid, Hardware.patterns):
+        kinds = asked["attention_types"]
+        asked["attention_types"] = [kind for kind in kinds if kind.get("backend") in runs]
     # a core compiles each shape, density and block anew, in half a minute: one of each, and one width, show as much
-    kinds = [
-        kind for kind in Hardware.grid["attention_types"] if kind.get("sparsity") in (None, 0.9)
-    ]
-    Hardware.grid = Hardware.grid | {"attention_types": kinds, "seq_lens": [4096]}
-    Hardware.patterns = Hardware.patterns | {"backward": False}
-    Hardware.fp8_sizes = [
-        asked | {"overrides": {"num_layers": 1}} for asked in Hardware.fp8_sizes[2:3]
-    ]
+    kinds = Hardware.grid["attention_types"]
+    kinds = [kind for kind in kinds if kind.get("sparsity") in (None, 0.9)]
+    Hardware.grid |= {"attention_types": kinds, "seq_lens": [4096]}
+    Hardware.patterns |= {"backward": False}
+    Hardware.fp8_sizes = [Hardware.fp8_sizes[2] | {"overrides": {"num_layers": 1}}]
 
 
-def send_identity(send: Any) -> None:
+def send_identity(send):
     """Send what torch calls the GPU, and the versions of what makes its numbers."""
     import torch
 
@@ -177,71 +139,3 @@ def send_identity(send: Any) -> None:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     send(found | {"nanolib": git_revision()})
-
-
-# what is compiled ahead, on all cores: a part would take most of its time for it
-
-
-def _compile_ahead(asked: list[tuple[str, dict[str, Any]]], device: str) -> None:
-    """Call each compiled case once, in as many processes as there are cores; torch's caches on disk serve the part.
-
-    One entry after the other, since cases of large models fit into a GPU's memory by threes; and not for longer than 45 s.
-    """
-    end = time.monotonic() + _AHEAD_S
-    for name, params in asked:
-        cases = [(name, params, at) for at in range(len(_compiled(name, params, "cpu")))]
-        cores = min(len(cases), os.cpu_count() or 1)
-        workers = []
-        for first in range(cores):
-            workers.append(os.fork())
-            if not workers[-1]:
-                _compile(cases[first::cores], device)
-                os._exit(0)
-        while workers and time.monotonic() < end:
-            workers = [pid for pid in workers if os.waitpid(pid, os.WNOHANG) == (0, 0)]
-            time.sleep(0.05)
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def _compile(cases: list[tuple[str, dict[str, Any], int]], device: str) -> None:
-    import torch
-
-    torch._inductor.config.compile_threads = 1
-    torch.set_num_threads(1)  # the others use the other cores
-    for name, params, at in cases:
-        try:
-            for call in _calls(_compiled(name, params, device)[at]):
-                call()
-            torch.cuda.synchronize()
-        except Exception as error:  # the part meets it too, and says so
-            said = f"compiling {name} {at}: {type(error).__name__}: {error}"[:200]
-            print(said, file=sys.stderr, flush=True)
-
-
-def _compiled(name: str, params: dict[str, Any], device: str) -> list[Any]:
-    """The cases of an experiment that torch compiles; to list them for a CPU touches no GPU."""
-    module = importlib.import_module(f"nanolib.experiments.{name}.cases")
-    cases = module.cases(module.Params(device=device, **params))
-    kernels = ("sparse", "flex")
-    return [
-        case
-        for case in cases
-        if getattr(case, "attention_type", "") in kernels
-        or getattr(case, "compiled", False) is True
-    ]
-
-
-def _calls(case: Any) -> list[Callable[[], object]]:
-    """What a case compiles, by being called."""
-    if hasattr(case, "workloads"):
-        return [work.call for work in case.workloads(*case.inputs(0))]
-    from nanolib.experiments.model.look import text_batch
-    from nanolib.experiments.model.steps import Training
-    from nanolib.models import fp8
-
-    model = case.model_case.build(0)
-    if case.recipe:
-        fp8.convert(model, case.recipe, excluded_modules=case.keep, emulate=False)
-    return [Training(model, text_batch(case, "", 0), "compile", 1e-4)]

@@ -1,18 +1,6 @@
 """Checks that several parts of the first minutes share: every check is an assertion that can fail."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import pandas as pd
-
-from tests.gpu.hardware import Hardware
-
-LOSSES = {  # accident → what `sample_experiment` calls it, and the words of its message
-    "memory": ("oom", "out of memory"),
-    "assert": ("assert", "device-side assert"),
-}
 
 
 @dataclass(frozen=True)
@@ -30,52 +18,44 @@ class Check:
     holds: bool | None
 
 
-def near(text: str, found: float, wanted: float, share: float, unit: str) -> Check:
-    return Check(
-        text, f"{found:.4g} and {wanted:.4g} {unit}", abs(found - wanted) <= share * abs(wanted)
-    )
+def near(text, found, wanted, share, unit):
+    holds = abs(found - wanted) <= share * abs(wanted)
+    return Check(text, f"{found:.4g} and {wanted:.4g} {unit}", bool(holds))
 
 
-def few(names: list[str]) -> str:
-    return ", ".join(sorted(name[:60] for name in names)[:4]) or "none"
+def at_most(text, values, most):
+    found = f"at most {values.max():.3g} in {len(values)} rows"
+    return Check(f"{text} is at most {most:g}", found, bool(len(values) and values.max() <= most))
 
 
-def every_case(name: str, rows: pd.DataFrame) -> Iterator[Check]:
+def selected(rows, metric, scope):
+    return rows[(rows.metric == metric) & (rows.scope == scope)]
+
+
+def error_at_most(text, rows, scope, most):
+    errors = selected(rows, "relative_error", scope)
+    return at_most(f"{text}: the error", errors.estimate, most)
+
+
+def shares_of_peak(name, rows):
+    return at_most(f"{name}: each share of a ceiling", rows[rows.metric == "mfu"].estimate, 1.05)
+
+
+def every_case(name, rows):
     ends = rows[rows.metric == "case_duration"]
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
-    said = (
-        "; ".join(f"{row.factors} {row.status}: {row.message}" for row in wrong.itertuples())
-        or f"{len(ends)} cases"
-    )
+    said = "; ".join(f"{row.factors} {row.status}: {row.message}" for row in wrong.itertuples())
     holds = wrong.empty and (ends.status == "ok").any()
-    yield Check(f"{name}: every case runs, or says why it cannot", said[:1000], bool(holds))
+    found = said[:1000] or f"{len(ends)} cases"
+    return Check(f"{name}: every case runs, or says why it cannot", found, bool(holds))
 
 
-def errors_below(text: str, rows: pd.DataFrame, scope: str, most: float) -> Iterator[Check]:
-    errors = rows[(rows.metric == "relative_error") & (rows.scope == scope)].estimate
-    found = f"at most {errors.max():.2g} in {len(errors)} rows"
-    yield Check(
-        f"{text}: the error is under {most:g}", found, bool(len(errors) and (errors < most).all())
-    )
-
-
-def shares_below_peak(name: str, rows: pd.DataFrame) -> Iterator[Check]:
-    shares = rows[rows.metric == "mfu"].estimate
-    found = f"at most {shares.max():.3f} in {len(shares)} rows"
-    yield Check(
-        f"{name}: no share of a ceiling is above 1.05",
-        found,
-        bool(len(shares) and (shares <= 1.05).all()),
-    )
-
-
-def accident(gpu: Hardware, accident: str, status: str) -> Iterator[Check]:
-    behavior, words = LOSSES[accident]
+def accident(gpu, behavior, status, words):
+    """What `sample_experiment` calls an accident costs one case, whose message has the words."""
     ends = gpu.run("sample", behaviors=[behavior, "ok"])
     ends = ends[ends.metric == "case_duration"]
     said = "; ".join(f"{row.status} {row.message}".strip() for row in ends.itertuples())
-    lost = bool(ends.details.iloc[0].get("device_lost")) == (accident == "assert")
-    text = f"{accident}: the case is {status}, says why, and the next one is ok"
-    yield Check(
-        text, said[:300], words in said.lower() and lost and list(ends.status) == [status, "ok"]
-    )
+    lost = bool(ends.details.iloc[0].get("device_lost")) == (behavior == "assert")
+    text = f"{behavior}: the case is {status}, says why, and the next one is ok"
+    holds = words in said.lower() and lost and list(ends.status) == [status, "ok"]
+    return Check(text, said[:300], holds)

@@ -6,49 +6,43 @@ and the database `results.sqlite` with every row. Exit code 0 when all holds, 1 
 without a GPU or where something is missing that everything needs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 from nanolib import installed
 from nanolib.paths import LAUNCH_VARIABLE
 from tests.gpu import alone
 
 SECONDS = 540.0  # of a lease of ten minutes; the rest is start and transfer
+_LEAST_S = 8.0  # a part's process has hardly begun by then
 _MARKS = {True: "holds", False: "DOES NOT HOLD", None: "not shown here"}
 
 
-def first_minutes(
-    found: dict[str, Any],
-    checks_of: Callable[[str], Iterable[Any]],
-    parts: Iterable[str],
-    keep: Callable[[dict[str, Any]], object],
-) -> None:
-    """All parts, each going on where another broke.
+def first_minutes(found, checks_of, parts, file):
+    """All parts, each going on where another broke; whether all holds.
 
     Args:
         found: What is known of the machine; its `parts` are replaced where they have the name of one that runs now: name, seconds,
             CPU-seconds, checks, and what broke it.
         checks_of: The checks of a part, by its name.
         parts: Their names, in order.
-        keep: Writes what was found so far.
+        file: What was found so far is written there after each check.
     """
     for name in parts:
         start = time.monotonic()
         part = {"name": name, "seconds": 0.0, "cpu_s": 0.0, "checks": [], "broke": "it was cut"}
         found["parts"] = [one for one in found.get("parts", []) if one["name"] != name] + [part]
-        keep(found)
+        _keep(found, file)
         try:
             for check in checks_of(name):
                 if isinstance(check, float):  # its last word
@@ -57,25 +51,26 @@ def first_minutes(
                 part["checks"].append(asdict(check))
                 print(f"{name}: {_MARKS[check.holds]} {check.text}: {check.found}", flush=True)
                 part["seconds"] = round(time.monotonic() - start, 1)
-                keep(found)
+                _keep(found, file)
             part["broke"] = ""
         except Exception as error:  # whatever a part meets is its result, and the next one begins
-            kind = "" if isinstance(error, alone.PartFailed) else f"{type(error).__name__}: "
-            part["broke"] = f"{kind}{error}".splitlines()[0][:500]
+            part["broke"] = (str(error) or repr(error)).splitlines()[0][:500]
             print(f"{name}: broke: {part['broke']}", flush=True)
         part["seconds"] = round(time.monotonic() - start, 1)
         print(f"{name}: {part['seconds']} s", flush=True)
-        keep(found)
+        _keep(found, file)
+    broke = any(part["broke"] for part in found["parts"])
+    return not broke and all(c["holds"] is not False for p in found["parts"] for c in p["checks"])
 
 
-def all_holds(found: dict[str, Any]) -> bool:
-    """Whether no part broke, and no check fails."""
-    return not any(
-        part["broke"] or any(c["holds"] is False for c in part["checks"]) for part in found["parts"]
-    )
+def _keep(found, file):
+    """Write what was found, whole or not at all."""
+    half = file.with_suffix(".half")
+    half.write_text(json.dumps(found, indent=1) + "\n")
+    half.replace(file)
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments=None):
     """Run all parts and write them; see the module."""
     if missing := installed.missing():
         stops = bool({installed.EVERYTHING, installed.NVIDIA} & {*missing})
@@ -88,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     # all parts share the peak rates that the first one measures
     os.environ.setdefault(LAUNCH_VARIABLE, uuid.uuid4().hex)
-    alone.begin()
+    forkserver.ensure_running()  # it imports torch while this process does
     import torch
 
     from nanolib.paths import output_folder
@@ -98,10 +93,9 @@ def main(arguments: list[str] | None = None) -> int:
     asked.add_argument("parts", nargs="*", help=f"default: all of {', '.join(PARTS)}")
     asked.add_argument("--to", type=Path, help="folder for the results; default: outputs/gpu")
     asked.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
-    asked.add_argument("--slower", type=float, default=1.0, help="factor on the limits of parts")
     given = asked.parse_args(arguments)
-    if unknown := [name for name in given.parts if name not in PARTS]:
-        asked.error(f"PART: {unknown[0]} is none; use {', '.join(PARTS)}")
+    if unknown := {*given.parts} - {*PARTS}:
+        asked.error(f"PART: {unknown.pop()} is none; use {', '.join(PARTS)}")
     if not torch.cuda.is_available():
         nothing = (
             "make gpu: torch sees no NVIDIA GPU here, so nothing was run. On one it would show:"
@@ -113,40 +107,20 @@ def main(arguments: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + given.seconds
 
-    def checks_of(name: str) -> Iterator[Any]:
+    def checks_of(name):
         if (left := end - time.monotonic()) < _LEAST_S:
             raise alone.PartFailed("not run: no time was left")
-        limit_s = min(given.slower * PARTS[name].limit_s, left)
+        limit_s = min(PARTS[name].limit_s * max(1.0, given.seconds / SECONDS), left)
         return alone.messages(alone.send_part, (name, str(folder / "results.sqlite")), limit_s)
 
     (found, _) = alone.messages(alone.send_identity, (), alone.IMPORT_S)
     found["date"] = datetime.now(UTC).date().isoformat()
-    found["parts"] = _parts_before(folder / f"{_name(found)}.json")
-    first_minutes(found, checks_of, given.parts or PARTS, lambda found: keep(found, folder))
-    holds = all_holds(found)
-    print(f"written to {keep(found, folder)}; {'all holds' if holds else 'not all holds'}")
+    file = folder / (re.sub(r"\W", "-", found["gpu"].lower()) + ".json")
+    if file.exists():  # a call for some parts keeps the others
+        found["parts"] = json.loads(file.read_text())["parts"]
+    holds = first_minutes(found, checks_of, given.parts or PARTS, file)
+    print(f"written to {file}; {'all holds' if holds else 'not all holds'}")
     return 0 if holds else 1
-
-
-_LEAST_S = 8.0  # a part's process has hardly begun by then
-
-
-def keep(found: dict[str, Any], folder: Path) -> Path:
-    """Write what was found to `NAME.json`, whole or not at all."""
-    name = _name(found)
-    half, file = folder / f"{name}.half", folder / f"{name}.json"
-    half.write_text(json.dumps(found, indent=1) + "\n")
-    half.replace(file)
-    return file
-
-
-def _name(found: dict[str, Any]) -> str:
-    return "".join(c if c.isalnum() else "-" for c in found["gpu"].lower())
-
-
-def _parts_before(file: Path) -> list[dict[str, Any]]:
-    """Those that an earlier call has written; a call for some parts keeps the others."""
-    return json.loads(file.read_text())["parts"] if file.exists() else []
 
 
 if __name__ == "__main__":

@@ -1,72 +1,75 @@
 """The parts of the first minutes on a GPU, each with its checks."""
 
-from __future__ import annotations
-
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from nanolib.config import PRESETS
-from nanolib.measurement import Flag, Unsupported
+from nanolib.measurement import Flag
 from nanolib.models import fp8
 from nanolib.models.attention.tree import ALGORITHMS
-from nanolib.run.ranks import RankFailed
+from tests.gpu.ahead import compile_ahead
 from tests.gpu.checks import (
     Check,
     accident,
-    errors_below,
+    at_most,
+    error_at_most,
     every_case,
-    few,
     near,
-    shares_below_peak,
+    selected,
+    shares_of_peak,
 )
-from tests.gpu.hardware import Hardware
 
 SLACK_MIB = 32  # what cuBLAS keeps for a stream: a thirtieth of the peaks that are compared
-KERNELS = {"flash": "flash", "efficient": "fmha", "cudnn": "cudnn"}  # a part of their names
 # of the SXM form: what others have measured at the least, and the datasheet's product without sparsity
 H100 = {"bfloat16": (500e12, 990e12), "copy": (2.2e12, math.inf)}
 
 
-def identity(gpu: Hardware) -> Iterator[Check]:
+def identity(gpu):
     """The sensors are those of the GPU that torch uses."""
     torchs, drivers = gpu.names()
     text = "the driver's GPU of torch's UUID has torch's name"
     yield Check(text, f"{torchs}; {drivers}", torchs == drivers)
-    readings = gpu.busy(working=True)
-    joules = readings["joules"][1] - readings["joules"][0]
+    joules, t_s, watts = gpu.busy(working=True)
     yield Check("the energy counter grows over 2 s of work", f"{joules:.0f} J", joules > 0)
-    watts, power = joules / readings["t_s"][-1], float(np.mean(readings["watts"]))
-    yield near("joules over seconds are the driver's watts within 20 %", watts, power, 0.2, "W")
+    text = "joules over seconds are the driver's watts within 20 %"
+    yield near(text, joules / t_s[-1], watts.mean(), 0.2, "W")
 
 
-def clock(gpu: Hardware) -> Iterator[Check]:
+def clock(gpu):
     """Times are those of the device, and say when they are not."""
+    from triton.testing import do_bench
+
     product = gpu.product("bfloat16")
-    ours, theirs = gpu.measure(product).estimate, gpu.do_bench_ms(product)
+    ours, theirs = gpu.measure(product).estimate, do_bench(product, return_mode="median")
     text = "a bfloat16 product of 8192³ takes what do_bench says within 3 %"
     yield near(text, ours, theirs, 0.03, "ms")
-    small = gpu.measure(gpu.small())
+    x = torch.zeros(1, device=gpu.device)
+    small = gpu.measure(lambda: x.add_(1))
     both = ", ".join(f"{name} {small.details.get(name)}" for name in ("host_ms", "device_ms"))
     text = "a kernel that does nothing is launch-bound"
     yield Check(text, both, Flag.LAUNCH_BOUND in small.flags)
-    once, twice = (gpu.measure(gpu.sleep(cycles)).estimate for cycles in (10**7, 2 * 10**7))
+    sleeps = (functools.partial(torch.cuda._sleep, cycles) for cycles in (10**7, 2 * 10**7))
+    once, twice = (gpu.measure(sleep).estimate for sleep in sleeps)
     text = "twice the cycles of waiting read twice the time within 2 %"
     yield near(text, twice, 2 * once, 0.02, "ms")
-    copy = gpu.copy(16)
-    hot, cold = gpu.measure(copy).estimate, gpu.measure(copy, cold=True).estimate
+    source, target = torch.ones(2, 2**24, dtype=torch.uint8, device=gpu.device)
+    hot, cold = (
+        gpu.measure(lambda: target.copy_(source), cold=cold).estimate for cold in (False, True)
+    )
     text = "a copy of 16 MiB takes longer with a cold cache"
     yield Check(text, f"{hot:.4g} and {cold:.4g} ms", cold > hot)
 
 
-def ceilings(gpu: Hardware) -> Iterator[Check]:
+def ceilings(gpu):
     """The peak rates are those that others have measured."""
-    rows = gpu.run("doctor", dtypes=["float32", "float16", "bfloat16"], **gpu.doctor)
+    rows = gpu.run("doctor", dtypes=["float32", "float16", "bfloat16"], budget_s=1.0)
     rows = rows[rows.metric.isin(["ceiling_flops", "ceiling_bytes"])]
     rates = dict(rows[["scope", "estimate"]].values)
     hopper = gpu.names()[0].startswith(("NVIDIA H100 80GB HBM3", "NVIDIA H200"))  # of the SXM form
@@ -75,59 +78,47 @@ def ceilings(gpu: Hardware) -> Iterator[Check]:
         rate = float(rates.get(scope, math.nan))
         text = f"{scope} on an H100 or H200: {least / 1e12:g} to {most / 1e12:g} {unit}"
         yield Check(text, f"{rate / 1e12:.3g} {unit}", least <= rate <= most if hopper else None)
-
-    def gain(slow: str, fast: str) -> float:
+    reason = fp8.native(gpu.device)
+    for slow, fast, least in (("float32", "tf32", 3), ("bfloat16", "fp8", 1.5)):
+        text = f"products in {fast} are more than {least} × as fast as in {slow}"
+        if fast == "fp8" and reason:
+            yield Check(text, reason, None)
+            continue
         slow_ms, fast_ms = (gpu.measure(gpu.product(kind)).estimate for kind in (slow, fast))
-        return slow_ms / fast_ms
-
-    faster = gain("float32", "tf32")
-    yield Check("tf32 is more than 3 × as fast as float32", f"{faster:.2f} ×", faster > 3)
-    text = "8 bits are more than 1.5 × as fast as bfloat16"
-    if reason := fp8.native(gpu.device):
-        yield Check(text, reason, None)
-        return
-    faster = gain("bfloat16", "fp8")
-    yield Check(text, f"{faster:.2f} ×", faster > 1.5)
+        yield Check(text, f"{slow_ms / fast_ms:.2f} ×", slow_ms / fast_ms > least)
 
 
-def attention(gpu: Hardware) -> Iterator[Check]:
+def attention(gpu):
     """The notebook's question at real lengths: dense backends, FlexAttention and sparse attention, forward and backward."""
+    compile_ahead("attention", gpu.device, gpu.grid)
     found = []
-    for params in (*({**gpu.grid, "seq_lens": [n]} for n in gpu.grid["seq_lens"]), gpu.math):
-        found.append(gpu.run("attention", **params))
-        kinds = "dense (math)" if params is gpu.math else "all kinds"
-        yield from every_case(f"attention, {kinds} at {params['seq_lens']}", found[-1])
+    for length in gpu.grid["seq_lens"]:
+        found.append(gpu.run("attention", **gpu.grid | {"seq_lens": [length]}))
+        yield every_case(f"attention at {length}", found[-1])
     rows = pd.concat(found, ignore_index=True)
     text = "attention at real lengths against float64, in bfloat16"
-    yield from errors_below(text, rows, "forward", 1e-2)
-    yield from shares_below_peak("attention", rows)
-    most = max(gpu.grid["seq_lens"])
-    longest = rows[(rows.metric == "latency") & (rows["factor.seq_len"] == most)]
+    yield error_at_most(text, rows, "forward", 1e-2)
+    yield shares_of_peak("attention", rows)
+    longest = rows[rows["factor.seq_len"] == max(gpu.grid["seq_lens"])]
     for scope in ("forward", "backward"):
-        times = longest[longest.scope == scope]
+        times = selected(longest, "latency", scope)
         dense = times[times["factor.name"].str.startswith("dense")].low.min()
         sparse = times[times["factor.name"] == "random s=0.9"].high.min()
         text = f"{scope}: random s=0.9 is faster than every dense backend at the longest length"
         yield Check(text, f"{sparse:.4g} and {dense:.4g} ms", bool(sparse < dense))
 
 
-def patterns(gpu: Hardware) -> Iterator[Check]:
-    """Every kind and pattern is right, and is the kernel it is called."""
+def patterns(gpu):
+    """Every kind and pattern is right, or says why it cannot run."""
+    compile_ahead("attention", gpu.device, gpu.patterns)
     rows = gpu.run("attention", **gpu.patterns)
-    yield from every_case("patterns", rows)
-    yield from errors_below("every pattern against float64, in bfloat16", rows, "forward", 1e-2)
-    for backend, part in KERNELS.items():
-        try:
-            names = gpu.kernels(gpu.attend(backend))
-        except Unsupported as refused:
-            names = [str(refused)]
-        named = [name for name in names if part in name.lower()]
-        text = f"dense ({backend}) launches a kernel named {part}"
-        yield Check(text, few(named or names), bool(named))
+    yield every_case("patterns", rows)
+    yield error_at_most("every pattern against float64, in bfloat16", rows, "forward", 1e-2)
 
 
-def memory(gpu: Hardware) -> Iterator[Check]:
+def memory(gpu):
     """Peaks of a gibibyte and more are those of the plan, and running out of memory costs one case."""
+    compile_ahead("attention", gpu.device, gpu.peaks)
     rows = [gpu.run("attention", **gpu.peaks), gpu.run("model", **gpu.training)]
     found = pd.concat(rows, ignore_index=True)
     peaks = found[found.metric == "peak_memory"].dropna(subset=["predicted", "estimate"])
@@ -138,51 +129,43 @@ def memory(gpu: Hardware) -> Iterator[Check]:
         away = abs(peak - plan) - 0.05 * plan
         yield Check(text, f"{peak:.4g} and {plan:.4g} MiB", bool(away <= SLACK_MIB))
     text = "peaks are planned, of attention and of training"
-    yield Check(text, f"{len(peaks)} rows", {*peaks.scope} >= gpu.planned)
-    before = gpu.reserved()
-    yield from accident(gpu, "memory", "oom")
-    after = gpu.reserved()
+    planned = {"forward", "forward_backward", "training_step"} <= {*peaks.scope}
+    yield Check(text, f"{len(peaks)} rows", planned)
+    before = torch.cuda.memory_reserved(gpu.device)
+    yield accident(gpu, "oom", "oom", "out of memory")
+    after = torch.cuda.memory_reserved(gpu.device)
     text = "what was reserved is given back"
     yield Check(text, f"{before} and {after} bytes", after <= before + 2**25)
 
 
-def models(gpu: Hardware) -> Iterator[Check]:
+def models(gpu):
     """Whole models: compiled and captured ones give what the eager one gives, and a captured token is faster."""
     found = []
     for asked in (gpu.model, gpu.larger):
         found.append(gpu.run("model", **asked))
-        yield from every_case(f"model {asked['presets'][0]}", found[-1])
+        yield every_case(f"model {asked['presets'][0]}", found[-1])
     rows = pd.concat(found, ignore_index=True)
-    yield from errors_below(
-        "compiled and captured models against eager", rows, "against_eager", 2e-2
-    )
-    yield from shares_below_peak("model", rows)
-    peaks = rows[(rows.metric == "peak_memory") & (rows.scope == "inference")]
-    ratios = _beside_eager(peaks)
-    text = "a captured forward pass holds no gradients: at most 1.5 × the eager peak"
-    yield Check(text, _listed(ratios), bool(ratios and max(ratios) <= 1.5))
-    ratios = _beside_eager(rows[(rows.metric == "latency") & (rows.scope == "decode")])
-    text = "a token by a captured graph is faster than an eager one"
-    yield Check(text, _listed(ratios), bool(ratios and max(ratios) < 1))
+    yield error_at_most("compiled and captured models against eager", rows, "against_eager", 2e-2)
+    yield shares_of_peak("model", rows)
+    peaks = _beside_eager(selected(rows, "peak_memory", "inference"))
+    yield at_most("a captured forward pass holds no gradients: its peak over eager's", peaks, 1.5)
+    times = _beside_eager(selected(rows, "latency", "decode"))
+    yield at_most("the time of a token by a captured graph over an eager one's", times, 1.0)
 
 
-def _beside_eager(rows: pd.DataFrame) -> list[float]:
+def _beside_eager(rows):
     """What a captured graph needs as a share of what eager needs, a value per model."""
-    keys = ["factor.preset", "factor.optimization"]
-    if not {*keys} <= {*rows.columns}:
-        return []
-    table = rows.groupby(keys).estimate.first().unstack()
-    if not {"eager", "cuda_graph"} <= {*table.columns}:
-        return []
-    return list((table.cuda_graph / table.eager).dropna())
+    by_model = rows.set_index("factor.preset")
+    eager, graph = (
+        by_model[by_model["factor.optimization"] == name].estimate
+        for name in ("eager", "cuda_graph")
+    )
+    return (graph / eager).dropna()
 
 
-def _listed(ratios: list[float]) -> str:
-    return ", ".join(f"{ratio:.2f} ×" for ratio in ratios) or "no such rows"
-
-
-def eight_bits(gpu: Hardware) -> Iterator[Check]:
+def eight_bits(gpu):
     """Training in 8 bits at several widths, and every recipe once, forward and training."""
+    compile_ahead("fp8", gpu.device, *gpu.fp8_sizes)
     reason = fp8.native(gpu.device) or ("" if find_spec("torchao") else "torchao is not installed")
     if reason:
         yield Check("all recipes compute in 8 bits", reason, None)
@@ -191,8 +174,8 @@ def eight_bits(gpu: Hardware) -> Iterator[Check]:
     for params in gpu.fp8_sizes:
         (preset,) = params["presets"]
         rows = gpu.run("fp8", **params)
-        yield from every_case(f"fp8 {preset}", rows)
-        steps = rows[(rows.metric == "latency") & (rows.scope == "training_step")]
+        yield every_case(f"fp8 {preset}", rows)
+        steps = selected(rows, "latency", "training_step")
         times = steps.groupby("factor.precision").estimate.first()
         gain = times.get("bfloat16", math.nan) / times.drop("bfloat16", errors="ignore").min()
         gains[PRESETS[preset]["d_model"]] = gain
@@ -205,66 +188,41 @@ def eight_bits(gpu: Hardware) -> Iterator[Check]:
         "precisions": ["bfloat16", *(f"fp8_{name}" for name in fp8.RECIPES)],
         "modes": ["forward", "training_step"],
     }
-    yield from every_case("fp8 recipes", gpu.run("fp8", **gpu.fp8, **recipes))
-    names = gpu.kernels(gpu.convert())
-    eight = [name for name in names if any(part in name.lower() for part in ("e4m3", "fp8", "f8"))]
-    yield Check("a converted layer launches a kernel of 8 bits", few(eight or names), bool(eight))
+    yield every_case("fp8 recipes", gpu.run("fp8", **gpu.fp8, **recipes))
 
 
-def energy(gpu: Hardware) -> Iterator[Check]:
+def energy(gpu):
     """Counter and power agree, and an idle GPU is flat."""
-    rows = gpu.run("energy", **gpu.energy)
-    yield from every_case("energy", rows)
-    readings = gpu.busy(working=True)
-    t_s, watts = np.asarray(readings["t_s"]), np.asarray(readings["watts"])
-    counted, integrated = (
-        readings["joules"][1] - readings["joules"][0],
-        float(np.trapezoid(watts, t_s)),
-    )
+    yield every_case("energy", gpu.run("energy", **gpu.energy))
+    joules, t_s, watts = gpu.busy(working=True)
     text = "the counter's joules are those of the power samples within 5 %"
-    yield near(text, counted, integrated, 0.05, "J")
-    idle = np.asarray(gpu.busy(working=False)["watts"])
+    yield near(text, joules, float(np.trapezoid(watts, t_s)), 0.05, "J")
+    _, _, idle = gpu.busy(working=False)
     half = idle[len(idle) // 2 :]  # it cools down from what was before
     spread = float(half.std() / half.mean())
     text = "two idle seconds are flat within 10 %"
     yield Check(text, f"{half.mean():.0f} W ± {spread:.1%}", spread <= 0.1)
 
 
-def ranks(gpu: Hardware) -> Iterator[Check]:
-    """Every algorithm is right on one rank and on all, and the rank that hangs is named."""
+def ranks(gpu):
+    """Every algorithm is right on one rank and on all."""
     params = {
         "algorithms": list(ALGORITHMS),
         "prefill_algorithms": ["ring", "zigzag", "ulysses"],
         "backward": True,
-        "world_sizes": sorted({1, gpu.count()}),
+        "world_sizes": sorted({1, torch.cuda.device_count()}),
         "memory_seq_lens": [],
     }
     rows = gpu.run("distributed", **params, **gpu.ranks)
-    yield from every_case("distributed", rows)
+    yield every_case("distributed", rows)
     for scope in sorted({*rows[rows.metric == "relative_error"].scope}):
-        yield from errors_below(f"{scope} against float64", rows, scope, 1e-2)
-    peaks = rows[rows.metric == "peak_memory"].groupby("scope").estimate.max()
-    ring, dense = (float(peaks.get(f"{name} training", math.nan)) for name in ("ring", "dense"))
-    several = gpu.count() > 1
-    text, found = (
-        "a ring's training holds less than twice one rank's",
-        f"{ring:.4g} and {dense:.4g} MiB",
-    )
-    yield Check(text, found, ring < 2 * dense if several else None)
-    found, holds = "one GPU: NCCL wants one for each rank", None
-    if several:
-        try:
-            gpu.hang()
-            found, holds = "it did not hang", False
-        except RankFailed as failed:
-            found, holds = str(failed), "rank 1 of 2 let the others wait" in str(failed)
-    yield Check("a rank that hangs is named", found, holds)
+        yield error_at_most(f"{scope} against float64", rows, scope, 1e-2)
 
 
-def lost(gpu: Hardware) -> Iterator[Check]:
+def lost(gpu):
     """After a device assert the next case is measured all the same."""
     # the last part, since this process has no GPU after it
-    yield from accident(gpu, "assert", "error")
+    yield accident(gpu, "assert", "error", "device-side assert")
 
 
 @dataclass(frozen=True)
@@ -274,25 +232,23 @@ class Part:
     Attributes:
         checks: What it asks of the GPU.
         limit_s: After so many seconds it is stopped; what it has shown until then stays.
-        compiles: The experiment and the parameters whose kernels are compiled ahead of it, on all cores.
     """
 
-    checks: Callable[[Hardware], Iterator[Check]]
+    checks: Callable
     limit_s: float
-    compiles: Callable[[type[Hardware]], list[tuple[str, dict[str, Any]]]] = lambda hardware: []
 
 
 # By worth: if the time is cut short, the first ones have run.
-PARTS: dict[str, Part] = {
+PARTS = {
     "identity": Part(identity, 20),
     "clock": Part(clock, 30),
     "ceilings": Part(ceilings, 40),
-    "attention": Part(attention, 150, lambda hardware: [("attention", hardware.grid)]),
+    "attention": Part(attention, 150),
     "models": Part(models, 120),
-    "fp8": Part(eight_bits, 180, lambda hardware: [("fp8", asked) for asked in hardware.fp8_sizes]),
+    "fp8": Part(eight_bits, 180),
     "energy": Part(energy, 40),
-    "memory": Part(memory, 60, lambda hardware: [("attention", hardware.peaks)]),
-    "patterns": Part(patterns, 110, lambda hardware: [("attention", hardware.patterns)]),
+    "memory": Part(memory, 60),
+    "patterns": Part(patterns, 110),
     "ranks": Part(ranks, 60),
     "lost device": Part(lost, 30),
 }

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -13,11 +12,13 @@ import psutil
 import pytest
 import torch
 
-from tests.gpu import alone
+from nanolib import installed
+from tests.gpu import alone, first_minutes
+from tests.gpu.page import ROOT
 from tests.gpu.parts import PARTS
+from tests.processes import ended
 
 pytestmark = pytest.mark.slow  # a process that imports torch
-ROOT = Path(__file__).parents[2]
 
 
 def two(send):
@@ -39,22 +40,14 @@ def hangs(send, file):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(file).write_text(json.dumps([os.getpid(), child.pid]))
     send(1)
-    while True:  # what ignores that it is asked to end
-        with_patience(600)
-
-
-def with_patience(seconds):
-    try:
-        time.sleep(seconds)
-    except KeyboardInterrupt:
-        time.sleep(seconds)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ignores that it is asked to end
+    time.sleep(600)
 
 
 def _of(target, *arguments, limit_s=300.0):
     found = []
     try:
-        for message in alone.messages(target, arguments, limit_s):
-            found.append(message)
+        found.extend(alone.messages(target, arguments, limit_s))
     except alone.PartFailed as failed:
         return found, str(failed)
     assert found.pop() > 0  # the CPU seconds that it took, its last word
@@ -84,29 +77,13 @@ def test_what_hangs_is_stopped_at_its_limit_with_all_that_it_has_started(tmp_pat
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here is one")
 def test_without_a_gpu_it_says_what_it_would_do():
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.first_minutes"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 2 and "torch sees no NVIDIA GPU here" in ended.stderr
-    assert all(f"  {name}: " in ended.stderr for name in PARTS)
+    done = ended(sys.executable, "-m", "tests.gpu.first_minutes", cwd=ROOT)
+    assert done.returncode == 2 and "torch sees no NVIDIA GPU here" in done.stderr
+    assert all(f"  {name}: " in done.stderr for name in PARTS)
 
 
-def test_what_is_not_installed_is_said_first():
-    hidden = """
-        import importlib.util, sys
-        known = importlib.util.find_spec
-        importlib.util.find_spec = lambda name, *rest: None if name == "pydantic" else known(name, *rest)
-        from tests.gpu import first_minutes
-        sys.exit(first_minutes.main(["--help"]))
-    """
-    asked = [sys.executable, "-c", textwrap.dedent(hidden)]
-    ended = subprocess.run(
-        asked, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+def test_what_is_not_installed_is_said_first(monkeypatch, capsys):
+    monkeypatch.setattr(installed, "missing", lambda: {installed.EVERYTHING: ["pydantic"]})
+    assert first_minutes.main([]) == 2
     said = "make gpu: not installed: pydantic (needed for everything); nothing was run;"
-    assert ended.stderr.startswith(said) and ended.returncode == 2
+    assert capsys.readouterr().err.startswith(said)

@@ -20,33 +20,32 @@ from tests.measuring import rows_of
 from tests.run import sample_experiment as sample
 
 
-class _Nvml:
-    """Eight GPUs: the third may not be asked, the fifth is in parts, the seventh has power alone and is older."""
+def _refuse(indices, value, why="Not Supported"):
+    def answer(index):
+        if index in indices:
+            raise OSError(why)
+        return index if value is None else value
 
-    NVMLError = OSError
-    NVML_FI_DEV_POWER_INSTANT = 186
+    return answer
 
-    def __init__(self):
-        def refuse(indices, value, why="Not Supported"):
-            def answer(index):
-                if index in indices:
-                    raise OSError(why)
-                return index if value is None else value
 
-            return answer
-
-        self.nvmlInit = lambda: None
-        self.nvmlDeviceGetCount = lambda: 8
-        self.nvmlDeviceGetHandleByIndex = refuse((2,), None, "Insufficient Permissions")
-        self.nvmlDeviceGetUUID = lambda gpu: f"GPU-{gpu}"
-        self.nvmlDeviceGetTotalEnergyConsumption = refuse((4, 6, 7), 5000)
-        self.nvmlDeviceGetFieldValues = lambda gpu, fields: [SimpleNamespace(nvmlReturn=3)]
-        self.nvmlDeviceGetPowerUsage = refuse((4,), 70000)
-        self.nvmlDeviceGetCudaComputeCapability = lambda gpu: (7, 5) if gpu == 6 else (9, 0)
+# Eight GPUs: the third may not be asked, the fifth is in parts, the seventh has power alone and is older.
+NVML = SimpleNamespace(
+    NVMLError=OSError,
+    NVML_FI_DEV_POWER_INSTANT=186,
+    nvmlInit=lambda: None,
+    nvmlDeviceGetCount=lambda: 8,
+    nvmlDeviceGetHandleByIndex=_refuse((2,), None, "Insufficient Permissions"),
+    nvmlDeviceGetUUID=lambda gpu: f"GPU-{gpu}",
+    nvmlDeviceGetTotalEnergyConsumption=_refuse((4, 6, 7), 5000),
+    nvmlDeviceGetFieldValues=lambda gpu, fields: [SimpleNamespace(nvmlReturn=3)],
+    nvmlDeviceGetPowerUsage=_refuse((4,), 70000),
+    nvmlDeviceGetCudaComputeCapability=lambda gpu: (7, 5) if gpu == 6 else (9, 0),
+)
 
 
 def test_a_gpu_that_refuses_loses_no_other():
-    found = power.find_sources(nvml=_Nvml(), rapl_root=Path("nowhere"))
+    found = power.find_sources(nvml=NVML, rapl_root=Path("nowhere"))
     sources, missing = found.sources, found.missing["NVIDIA (NVML)"]
     assert [source.of for source in sources] == [f"gpu {index}" for index in (0, 1, 3, 5, 6, 7)]
     assert "gpu 2 reports neither energy nor power (Insufficient Permissions)" in missing
@@ -57,47 +56,40 @@ def test_a_gpu_that_refuses_loses_no_other():
 
 def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
     """With CUDA_VISIBLE_DEVICES=5,1 torch's first GPU is the driver's sixth; part of a GPU has no meter of its own."""
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda device: SimpleNamespace(uuid="5" if device == "cuda:0" else "1"),
-    )
+    uuids = {"cuda:0": "5", "cuda:1": "1"}
+    properties = {device: SimpleNamespace(uuid=uuid) for device, uuid in uuids.items()}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.get)
     asked = []
     monkeypatch.setattr(
         meter, "find_sources", lambda under_test: asked.append(under_test) or power.Found([], {})
     )
-    for device in ("cuda:0", "cuda:1", "cpu"):
+    for device in (*uuids, "cpu"):
         meter.EnergyMeter(device=device)
     assert asked == ["GPU-5", "GPU-1", ""]
-    for uuid, marked in zip((*asked, "MIG-4"), ("gpu 5", "gpu 1", "", ""), strict=True):
-        names = [one.of for one in power.find_sources(nvml=_Nvml(), under_test=uuid).sources]
-        marks = [name for name in names if "under test" in name]
-        assert marks == ([f"{marked} (under test)"] if marked else [])
+    for uuid, marked in {"GPU-5": ["gpu 5 (under test)"], "": [], "MIG-4": []}.items():
+        names = [one.of for one in power.find_sources(nvml=NVML, under_test=uuid).sources]
+        assert [name for name in names if "under test" in name] == marked
 
 
 def test_after_a_lost_device_cases_have_a_process_of_their_own(tmp_path, monkeypatch):
-    class Lost(torch.AcceleratorError):
-        def __init__(self):
-            Exception.__init__(self, "CUDA error: device-side assert triggered")
-
     asked = []
 
     def here(_, cases, *more):
-        asked.append(False)
+        asked.append("here")
         outcome = Outcome()
         with contextlib.suppress(DeviceLost), outcome.within(10):
-            raise Lost
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
         return {cases[0].case_id: outcome}
 
     def alone(_, cases, *more):
-        asked.append(True)
+        asked.append("alone")
         return {cases[0].case_id: Outcome()}
 
     monkeypatch.setattr(sweep, "run_here", here)
     monkeypatch.setattr(sweep, "run_in_process", alone)
     params = sample.Params(behaviors=["ok-1", "ok-2", "ok-3"])
     rows = rows_of(sample, params, tmp_path)
-    assert asked == [False, True, True]
+    assert asked == ["here", "alone", "alone"]
     assert list(rows[rows.metric == "case_duration"].status) == ["error", "ok", "ok"]
 
 
@@ -127,15 +119,12 @@ def test_what_earlier_cases_left_in_reserve_is_given_back_before_a_peak(monkeypa
 def test_a_graph_for_inference_captures_no_backward_pass(monkeypatch):
     seen, replays = [], []
     stream = SimpleNamespace(wait_stream=lambda _: None)
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda: stream)
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
     graph = SimpleNamespace(replay=lambda: replays.append(1))
-    for name, stub in (
-        ("CUDAGraph", lambda: graph),
-        ("Stream", lambda: stream),
-        ("current_stream", lambda: stream),
-        ("stream", lambda _: contextlib.nullcontext()),
-        ("graph", lambda _: contextlib.nullcontext()),
-    ):
-        monkeypatch.setattr(torch.cuda, name, stub)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(optimize, "unsupported", lambda *_: "")
 
     def forward(ids):
@@ -166,11 +155,8 @@ def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     made = {}
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.update(device=device))
-    monkeypatch.setattr(
-        torch.distributed,
-        "init_process_group",
-        lambda backend, **given: made.update(given, backend=backend),
-    )
+    begin = lambda backend, **given: made.update(given, backend=backend)  # noqa: E731
+    monkeypatch.setattr(torch.distributed, "init_process_group", begin)
     asked = {"device": "cuda", "threads": torch.get_num_threads(), "rank_timeout_s": 5.0}
     asked |= {"world_size": 2, "module": "builtins", "function": "dict", "request": {"a": 7}}
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
@@ -190,16 +176,16 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
         return SimpleNamespace(replay=call), captures[-1][-1]
 
     monkeypatch.setattr(optimize, "captured", captured)
-    overrides = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 97} | changes
-    overrides["context_length"] = 9
-    model = create_model(NanoConfig.from_preset("decoder_tiny", **overrides), "cpu", seed=0).eval()
+    sizes = {"num_layers": 2, "d_model": 32, "num_heads": 2, "vocab_size": 97, "context_length": 9}
+    model = create_model(
+        NanoConfig.from_preset("decoder_tiny", **sizes | changes), "cpu", seed=0
+    ).eval()
     prompt = torch.randint(97, (2, 5), generator=torch.Generator().manual_seed(1))
     eager = generation_of(model, prompt, 4)
     # any memory may contain it
-    monkeypatch.setattr(torch, "empty", lambda *a, **more: torch.full(*a, torch.nan, **more))
-    graph = generation_of(model, prompt, 4, captured=True)
-    monkeypatch.undo()
-    monkeypatch.setattr(optimize, "captured", captured)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *a, **more: torch.full(*a, torch.nan, **more))
+        graph = generation_of(model, prompt, 4, captured=True)
     for _ in range(3):
         eager.prefill(), graph.prefill()
         for _ in range(6):  # and beyond the last token it begins anew
@@ -212,9 +198,8 @@ def test_decoding_by_a_graph_is_eager_decoding(monkeypatch, changes):
 
 
 def test_what_has_no_static_step_is_not_captured():
-    sparse = create_model(
-        NanoConfig(num_layers=1, d_model=32, num_heads=2, attention_type="sparse")
-    )
+    sizes = {"num_layers": 1, "d_model": 32, "num_heads": 2}
+    sparse = create_model(NanoConfig(attention_type="sparse", **sizes))
     for model in (nn.Linear(1, 1), sparse):
         with pytest.raises(Unsupported, match="a CUDA graph decodes presets with dense attention"):
             generation_of(model, torch.zeros(1, 1, dtype=torch.int64), 1, captured=True)

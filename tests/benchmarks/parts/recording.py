@@ -1,18 +1,14 @@
 """Record real work in versions that do 0, 3, 5 or 10 % more of it, and replay comparisons from that."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nanolib.ab.children import VersionProcess
 from nanolib.ab.pairs import Pairs, Settings
 from nanolib.ab.processes import CHILDREN, Processes
 from nanolib.ab.schedule import (
@@ -28,11 +24,11 @@ from nanolib.ab.schedule import (
     next_look,
     precise_enough,
 )
-from nanolib.ab.versions import Version
-from nanolib.stats.compare import THRESHOLD, Kind, Verdict
+from nanolib.stats.compare import THRESHOLD, Kind
 from nanolib.stats.intervals import TooFewSamples
 from tests.ab.conftest import Repository
 from tests.benchmarks.parts.neighbors import busy_neighbors
+from tests.benchmarks.parts.peers import GUARD
 
 WORKS = ("matmul", "block", "decode")
 VERSIONS = {"A": 100, "A again": 100, "+3 %": 103, "+5 %": 105, "+10 %": 110}
@@ -43,13 +39,13 @@ IN_A_ROW_S = 1.0  # of calls, per version
 BEYOND = (Kind.REGRESSED, Kind.IMPROVED)
 
 
-def tag(version: str) -> str:
+def tag(version):
     """The git tag of one of `VERSIONS`."""
     return f"units-{list(VERSIONS).index(version)}"
 
 
 @contextlib.contextmanager
-def repository() -> Iterator[Path]:
+def repository():
     """A repository whose revisions differ in how many units of work they do."""
     source = (Path(__file__).parent / "work.py").read_text()
     with tempfile.TemporaryDirectory() as folder:
@@ -87,16 +83,16 @@ class Recording:
     fork_s: float = 0.0
 
 
-def request(work: str) -> dict[str, object]:
+def request(work):
     """What a version is asked for."""
     return {"do": "function", "function": f"work:{work}", "setup": ""}
 
 
-def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> Recording:
+def record(versions, work, loaded, seconds):
     """Both ways of collecting in turn, in processes that are often replaced."""
+    recording, forks = Recording([]), []
     with busy_neighbors(loaded), Processes(versions, 120, fork=True) as sides:
-        recording = Recording([])
-        end, forks = time.monotonic() + seconds, []
+        end = time.monotonic() + seconds
         while time.monotonic() < end or len(recording.generations) < PROCESS_PAIRS:
             begun = time.monotonic()
             processes = sides.renew()
@@ -106,22 +102,19 @@ def record(versions: list[Version], work: str, loaded: bool, seconds: float) -> 
             forks.append((time.monotonic() - begun) * 2 / len(processes))
             calls = block_calls(call_ms)
             pairs = _interleaved(processes, calls, len(processes) / 2 * WINDOW_S)
-            recording.generations.append(
-                Generation(pairs, [_in_a_row(process, calls) for process in processes])
-            )
+            in_a_row = [_in_a_row(process, calls) for process in processes]
+            recording.generations.append(Generation(pairs, in_a_row))
             for process in processes:
                 process.ask(do="next")
-        recording.fork_s = float(np.median(forks))
-        # the first had to be made
-        recording.fork_server_s = (forks[0] - recording.fork_s) * len(processes) / 2
-    print(
-        f"  recorded {work}{', loaded' if loaded else ''}: {len(recording.generations)} sets of processes, call {call_ms:.1f} ms",
-        flush=True,
-    )
+    recording.fork_s = float(np.median(forks))
+    # the first had to be made
+    recording.fork_server_s = (forks[0] - recording.fork_s) * len(versions) / 2
+    sets = f"{len(recording.generations)} sets of processes"
+    print(f"  recorded {work}: {sets}, call {call_ms:.1f} ms", flush=True)
     return recording
 
 
-def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.ndarray:
+def _interleaved(sides, calls, seconds):
     rows = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -132,17 +125,15 @@ def _interleaved(sides: list[VersionProcess], calls: int, seconds: float) -> np.
     return np.array(rows).T
 
 
-def _in_a_row(side: VersionProcess, calls: int) -> np.ndarray:
-    times: list[float] = []
+def _in_a_row(side, calls):
+    times = []
     end = time.monotonic() + IN_A_ROW_S
     while time.monotonic() < end:
         times += [call for (call,) in side.time_block(calls, keep=False)]
     return np.array(times)
 
 
-def replay_ab(
-    recording: Recording, units: float, rng: np.random.Generator, budget_s: float
-) -> Pairs:
+def replay_ab(recording, units, rng, budget_s):
     """Return the blocks that `nano ab` would have measured of A and of B, which does `units` of work."""
     pairs, spent_s = Pairs(), 0.0
     for number, at in enumerate(rng.permutation(len(recording.generations)), 1):
@@ -158,7 +149,7 @@ def replay_ab(
     return pairs
 
 
-def judge(pairs: Pairs, threshold: float = THRESHOLD) -> Verdict | None:
+def judge(pairs, threshold=THRESHOLD):
     """Decide as `nano ab` does; it gives no verdict on too few pairs."""
     try:
         return _compare(pairs, Settings(threshold=threshold))
@@ -166,18 +157,14 @@ def judge(pairs: Pairs, threshold: float = THRESHOLD) -> Verdict | None:
         return None
 
 
-def is_called(
-    verdict: Verdict | None, units: float, kinds: Collection[Kind] = (*BEYOND, Kind.SUSPECT)
-) -> bool:
+def is_called(verdict, units, kinds=(*BEYOND, Kind.SUSPECT)):
     """Whether B is called slower, or faster if it does less."""
     if verdict is None:
         return False
     return verdict.kind in kinds and (verdict.ratio > 1) == (units >= UNITS[0])
 
 
-def replay_peer(
-    rule: Callable, recording: Recording, units: float, rng: np.random.Generator, length: int
-) -> bool:
+def replay_peer(rule, recording, units, rng, length):
     """Whether the rule of another harness calls B slower, after so many series of A and then of B."""
     start = int(rng.integers(len(recording.generations)))
     order = [*recording.generations[start:], *recording.generations[:start]]
@@ -187,10 +174,11 @@ def replay_peer(
         for version, part in zip(_two_versions(rng), parts, strict=True)
     )
     a, b = a * UNITS[0], b * units
-    return rule(a, b) if units >= UNITS[0] else rule(b, a)
+    ratio = rule(a, b) if units >= UNITS[0] else rule(b, a)
+    return ratio - 1 > GUARD
 
 
-def _two_versions(rng: np.random.Generator) -> list[int]:
+def _two_versions(rng):
     """Draw the versions that stand for A and B: any two, since what each does more is divided out.
 
     A set of processes is one draw of their positions in memory. With either of two versions as A it
@@ -199,9 +187,7 @@ def _two_versions(rng: np.random.Generator) -> list[int]:
     return rng.choice(len(UNITS), 2, replace=False).tolist()
 
 
-def _replay_processes(
-    generation: Generation, units: float, rng: np.random.Generator, budget_s: float
-) -> Pairs:
+def _replay_processes(generation, units, rng, budget_s):
     """Take pairs of one pair of processes until they are precise enough or used up."""
     a, b = (
         generation.pairs[version] / UNITS[version] * done

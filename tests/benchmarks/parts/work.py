@@ -26,21 +26,21 @@ with torch.inference_mode():
     _model.prefill(_ids, _cache)
 
 
-def matmul() -> None:
+def matmul():
     """A matrix product."""
     for _ in range(UNITS):
         _matrix @ _matrix
 
 
 @torch.inference_mode()
-def block() -> None:
+def block():
     """A decoder block forward."""
     for _ in range(UNITS):
         _model.hidden(_ids)
 
 
 @torch.inference_mode()
-def decode() -> None:
+def decode():
     """One token of a decoder with a KV cache."""
     for _ in range(UNITS):
         _cache.length = _PROMPT

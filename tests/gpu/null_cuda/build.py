@@ -3,8 +3,6 @@
 With it dispatch, autograd, dynamo, Triton and ptxas run for an H100. Memory and times are the host's, and results are garbage.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -19,7 +17,7 @@ _REAL = re.compile(
 _NOT_SUPPORTED = re.compile(r"cudnn(Backend|Conv)")  # torch then takes another kernel
 
 
-def build(packages: Path, folder: Path) -> dict[str, str]:
+def build(packages, folder):
     """Compile the stand-in for one torch.
 
     Args:
@@ -42,19 +40,18 @@ def build(packages: Path, folder: Path) -> dict[str, str]:
         "libcuda.so.1": [HERE / "driver.c"],
         "libnvidia-ml.so.1": [HERE / "nvml.c"],
     }.items():
-        command = [
-            "gcc",
+        options = [
             "-O1",
             "-w",
             "-shared",
             "-fPIC",
             *includes,
-            *map(str, sources),
             "-o",
-            str(folder / name),
+            folder / name,
+            *sources,
             "-ldl",
         ]
-        subprocess.run(command, check=True, timeout=300)
+        subprocess.run(["gcc", *options], check=True, timeout=300)
     return {
         "LD_LIBRARY_PATH": str(folder),
         "LD_PRELOAD": str(folder / "runtime.so"),
@@ -62,23 +59,18 @@ def build(packages: Path, folder: Path) -> dict[str, str]:
     }
 
 
-def _stubs(libraries: Path) -> list[str]:
+def _stubs(libraries):
     """A function that succeeds for each that torch needs, where neither runtime.c nor the real libraries serve."""
     asked = ["nm", "-D", "--undefined-only", *map(str, sorted(libraries.glob("lib*.so")))]
     listed = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=300).stdout
     needed = {line.split()[-1].split("@")[0] for line in listed.splitlines() if " U " in line}
-    own = set(
-        re.findall(
-            r"^(?:int|size_t) (\w+)\(|^HANDLE\((\w+)\)", (HERE / "runtime.c").read_text(), re.M
-        )
-    )
-    own = {name for names in own for name in names}
-    stubbed = sorted(
-        name for name in needed - own if _LIBRARIES.match(name) and not _REAL.match(name)
-    )
+    defined = re.compile(r"^(?:(?:int|size_t) (?=\w+\()|HANDLE\()(\w+)", re.MULTILINE)
+    own = {*defined.findall((HERE / "runtime.c").read_text())}
+    stubbed = sorted(filter(_LIBRARIES.match, needed - own))
     return [
         f"int {name}() {{ return {3000 if _NOT_SUPPORTED.match(name) else 0}; }}"
         for name in stubbed
+        if not _REAL.match(name)
     ]
 
 
