@@ -55,6 +55,7 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "energy"
+    CHOSEN: ClassVar = {"dtype": "dtype"}
     MAIN: ClassVar = (
         "presets",
         "model",

@@ -52,6 +52,7 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "fp8"
+    CHOSEN: ClassVar = {"dtype": "precisions"}
     MAIN: ClassVar = (
         "presets",
         "model",
@@ -113,8 +114,6 @@ class Params(OwnModelParams):
             raise ValueError(
                 "overrides: there is no preset to change; set presets, or leave overrides out"
             )
-        if "dtype" in self.overrides:
-            raise ValueError("overrides: dtype is chosen by precisions; leave it out")
         if self.model:
             return self
         if any(one.startswith("fp8_") or one in fp8.CONTROLS for one in self.parity_recipes):

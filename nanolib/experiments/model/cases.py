@@ -51,6 +51,7 @@ class OwnModelParams(shared.Params):
 
     LENGTHS: ClassVar[str] = "seq_lens"  # Name of the parameter with the lengths.
     READS_TEXT: ClassVar[bool] = True  # Whether a preset reads bytes of text.
+    CHOSEN: ClassVar[dict[str, str]] = {}  # Field of a preset → parameter that sets the field.
 
     overrides: dict[str, Any] = Field(default_factory=dict)
     model: str = Field("", max_length=500)
@@ -81,6 +82,8 @@ class OwnModelParams(shared.Params):
             raise ValueError(
                 "model_options: needs a model; set model, or use overrides for presets"
             )
+        for name in self.overrides.keys() & self.CHOSEN:
+            raise ValueError(f"overrides: {name} is chosen by {self.CHOSEN[name]}; leave it out")
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
                 reads = {"longest": self.reads, "reads_text": self.READS_TEXT}
@@ -183,6 +186,7 @@ class Params(OwnModelParams):
     """
 
     NAME: ClassVar[str] = "model"
+    CHOSEN: ClassVar = {"dtype": "dtypes", "attention_type": "attention_types"}
     MAIN: ClassVar = (
         "presets",
         "model",
