@@ -131,7 +131,7 @@ def test_lists_come_as_json_too(nano, tmp_path):
     ended = nano("history", "--json")
     (told,) = json.loads(ended.stdout)["shown"]
     assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
-    assert "1 level(s) differ in the last one or two runs" in ended.stderr
+    assert "in 1 series, only the last one or two runs differ" in ended.stderr
 
 
 def test_a_command_that_measures_nothing_starts_without_torch(tmp_path):

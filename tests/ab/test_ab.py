@@ -169,7 +169,7 @@ def test_a_terminal_is_asked_before_more_than_five_minutes(monkeypatch, seconds,
     monkeypatch.setattr(sys, "stderr", screen)
     with contextlib.nullcontext() if goes_on else pytest.raises(click.Abort):
         _agree(seconds)
-    assert ("Go on?" in screen.getvalue()) is (seconds > 300)
+    assert ("Continue?" in screen.getvalue()) is (seconds > 300)
 
 
 def test_setup_makes_what_the_function_is_called_with(repository, ab, tmp_path):
@@ -186,7 +186,7 @@ BAD = [
     ("base . --call work:walk", "): work:walk: work has no callable 'walk'"),
     ("base . --call json:dumps", "outside this version"),
     ("base . --call work", "--call: 'work' is not a function; write package.module:function"),
-    ("base . attention --call work:run", "--call: a function takes no notebook"),
+    ("base . attention --call work:run", "--call: cannot be combined with a notebook"),
     ("base . --setup work:run", "--setup: 'work:run' needs --call"),
     ("a.yml b.yml", "params: which notebook do a.yml and b.yml belong to?"),
 ]

@@ -99,9 +99,9 @@ def _script(folder, name, text):
         ),
         (
             ["--python", sys.executable],
-            "--python: 1 is given; give two, for A and for B",
+            "--python: must be given twice, got 1; give an interpreter for A and for B",
         ),
-        (["--python", sys.executable] * 3, "--python: 3 is given; give two"),
+        (["--python", sys.executable] * 3, "--python: must be given twice, got 3"),
     ],
 )
 def test_bad_environments_are_one_line(repository, tmp_path, options, said):

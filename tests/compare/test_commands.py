@@ -162,7 +162,7 @@ def _stored(path, machine, factor, predicted, flops=100.0):
         (
             None,
             100.0,
-            ["left out: 8 latencies without a prediction", "too few for a ratio", "16 equivalent"],
+            ["excluded: 8 latencies without a prediction", "too few for a ratio", "16 equivalent"],
         ),
     ],
 )

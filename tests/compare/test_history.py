@@ -141,8 +141,8 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
     )
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
     assert (
-        "0 of 1 latency levels changed" in ended.output
-        and "1 level(s) differ in the last one or two runs" in ended.output
+        "latency changed in 0 of 1 series" in ended.output
+        and "in 1 series, only the last one or two runs differ" in ended.output
     )
     assert "in 1 run so far" in ended.output and ended.exit_code == 0
     assert ended.output.splitlines()[-2:] == [
