@@ -47,7 +47,7 @@ _TIME = {"type": SECONDS, "metavar": "SECONDS"}
     "pythons",
     multiple=True,
     metavar="FILE",
-    help="Interpreter of a version. Give two, for A and B. Default: this interpreter.",
+    help="Interpreter of a version, once for A and once for B. Default: this interpreter.",
 )
 @option(
     "--metric", "latency", "Metric to compare: latency, tokens_per_second, peak_memory, flops, ..."
@@ -170,7 +170,7 @@ def _spec(
         )
     if len(pythons) not in (0, 2):
         raise BadInput(
-            f"--python: must be given twice, got {len(pythons)}; give an interpreter for A and for B"
+            f"--python: must be given twice, got {len(pythons)}; give an interpreter for A and B"
         )
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
     rest = {"metric": metric, "interpreters": interpreters}

@@ -99,7 +99,7 @@ def _script(folder, name, text):
         ),
         (
             ["--python", sys.executable],
-            "--python: must be given twice, got 1; give an interpreter for A and for B",
+            "--python: must be given twice, got 1; give an interpreter for A and B",
         ),
         (["--python", sys.executable] * 3, "--python: must be given twice, got 3"),
     ],
