@@ -57,7 +57,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     assert found["what can be measured here"]["attention sparse"] == "runs"
     small = ["seq_lens=[64]", "attention_types=[dense]", "quality_patterns=[]", "backward=false"]
     dry = nano("run", "attention", "--dry-run", *_options(*small)).output
-    assert "nanolib knows how long a notebook takes after its first run" in dry
+    assert "nanolib can predict the duration of a notebook after one run" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:

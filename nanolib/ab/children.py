@@ -1,4 +1,4 @@
-"""Start processes that run `worker.py`, and send them requests.
+"""Start processes that run `worker.py`, and send requests to these processes.
 
 A `VersionProcess` runs one version. A `ForkServer` forks the processes of versions.
 """
@@ -22,8 +22,8 @@ from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.process import describe_exit, kill_tree, start
 
-# OpenMP must bind each of its threads to a core. Otherwise two threads may share a core for the
-# whole life of a process, and the same work then takes 30 ms instead of 18 ms.
+# OpenMP must bind each of its threads to a core. Otherwise, two threads may share a core for as
+# long as the process runs. The same work then takes 30 ms instead of 18 ms.
 BOUND = {"OMP_PROC_BIND": "true"}
 _WORKER = ("-P", "-W", "ignore", str(Path(__file__).with_name("worker.py")))
 

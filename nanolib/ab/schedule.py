@@ -28,7 +28,7 @@ from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # Numbers of block pairs per pair of processes.
-PROCESS_PAIRS = 36  # The budget is divided by this number of process pairs.
+PROCESS_PAIRS = 36  # `nano ab` divides the time for blocks by this number of process pairs.
 FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
 TIMED = 0.55  # Fraction of the budget for timing, because process start-up takes the rest.

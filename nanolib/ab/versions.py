@@ -174,7 +174,7 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
         complaint: Message if git fails. By default, the message is the last line that git prints.
 
     Raises:
-        BadInput: Git is not installed, or it fails.
+        BadInput: Git is not installed, or the command fails.
     """
     try:
         done = subprocess.run(

@@ -4,7 +4,7 @@ This file runs as a script and imports the version's nanolib, so each version us
 Requests and answers are JSON over a socket. The output of the code goes to a log.
 
 `worker.py PARENT SOCKET FOLDER...` serves the version whose code is in the folders.
-`worker.py PARENT SOCKET --forks` runs the server of `forks.py`, which forks versions.
+`worker.py PARENT SOCKET --forks` runs the fork server in `forks.py`.
 """
 
 import functools

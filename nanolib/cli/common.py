@@ -127,7 +127,7 @@ def compact(
         table: Table with the columns `experiment` and `case`.
         width: Number of characters in a line.
         notes: Maps each note to a number. If the table is too wide, this function replaces notes by
-            their numbers and adds them to `notes`. The caller prints the notes below the table.
+            numbers and adds new notes to `notes`. The caller prints the notes below the table.
 
     Returns:
         The words that all cases share, and the table.
@@ -234,7 +234,7 @@ def command(
 
 
 class Commands(click.Group):
-    """A group of commands that reports each error of input, options or files in one line."""
+    """A group of commands that prints one line for invalid input, options or files."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command of the command line."""

@@ -76,9 +76,9 @@ def compare(
     BASE and CURRENT are each an id, a label, a suite, latest, latest~1, or a database file.
 
     The runs were measured at different times. A slower time is a regression only if the change is
-    larger than the spread between three or more other runs of one committed revision on this
-    machine. With fewer than three runs, a slower time is only suspect. Confirm suspect times with
-    nano ab.
+    larger than the spread between other runs. The spread needs three or more runs of one committed
+    revision on this machine. With fewer runs, a slower time is only suspect. Confirm a suspect time
+    with nano ab.
     """
     from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
     from nanolib.compare.spread import repeats

@@ -82,7 +82,7 @@ def _names() -> dict[str, dict[str, str]]:
 
 
 def _title(notebook: Path) -> str:
-    """Return the title of a notebook, which is a question."""
+    """Return the title of a notebook, such as `When is sparse attention faster?`."""
     first = json.loads(notebook.read_text())["cells"][0]["source"]
     return "".join(first).splitlines()[0].lstrip("# ")
 

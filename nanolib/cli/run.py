@@ -171,9 +171,9 @@ def _show_plan(jobs: list[Any]) -> None:
         total = [sum(ends) for ends in zip(*known, strict=True)]
         echo("", f"{scope}{_duration(total)}")
     if unknown:
-        echo("", "nanolib knows how long a notebook takes after its first run here.")
+        echo("", "nanolib can predict the duration of a notebook after one run on this machine.")
     if not ceilings:
-        echo("", "No time predictions yet: they need this machine's peak rates. Run: nano doctor")
+        echo("", "No time predictions yet. To measure this machine's peak rates, run: nano doctor")
 
 
 def _duration(seconds: Any) -> str:

@@ -31,8 +31,8 @@ PATHS = {
     " (`tests/gpu/test_paths.py`)",
 }
 OTHERS = {
-    "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`). FP8 is rejected"
-    " until it is tested.",
+    "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`). nanolib rejects"
+    " FP8 on ROCm until FP8 is tested.",
     "Apple (MPS)": "energy with IOReport on stubs (`tests/meters/test_sensors.py`). MPS has no float64.",
 }
 
