@@ -52,7 +52,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     assert shown["what can be measured here"]["attention sparse"] == "runs"
     kinds = ["-pattention_types=[dense]", "-pbackward=false"]
     dry = nano("run", "attention", "--dry-run", *SMALL, *kinds).output
-    assert "nanolib knows how long a notebook takes after its first run" in dry
+    assert "nanolib can predict the duration of a notebook after one run" in dry
     line = next(line for line in dry.splitlines() if "dense" in line)
     assert float(line.split()[-3]) > 0 and line.split()[-1] == "runs"
     with Store(tmp_path / "out" / "results.sqlite") as store:
@@ -104,7 +104,7 @@ def test_lists_come_as_json_too(nano, tmp_path):
     found = nano("history", "--json")
     (told,) = json.loads(found.stdout)["shown"]
     assert told["newest"]["after"] == "r6" and len(told["points"]) == 7 and told["case"] == "dense"
-    assert "1 level(s) differ in the last one or two runs" in found.stderr
+    assert "in 1 series, only the last one or two runs differ" in found.stderr
 
 
 def test_a_command_that_measures_nothing_starts_without_what_takes_long_to_import(tmp_path):

@@ -14,7 +14,7 @@ from tests.working_tree import copied
 PAGE = (checkout() / "docs" / "recipes.md").read_text(encoding="utf-8")
 TITLES = [
     "A new attention pattern",
-    "A new attention kind",
+    "A new attention",
     "A new metric, and its meter",
     "A new notebook",
 ]

@@ -2,9 +2,9 @@
 
 - `spec` describes the comparison and lists its tasks.
 - `versions` checks out revisions and inspects interpreters.
-- `pairs` contains the settings and the block times.
+- `pairs` defines the settings and tasks, and stores block times.
 - `schedule` interleaves blocks of both versions, in many pairs of processes.
-- `run` does a whole comparison and turns block times into findings and rows.
+- `run` performs a whole comparison, and turns block times into findings and rows.
 - `processes` starts each pair of processes.
 - `children` sends requests to these processes.
 - `worker` and `forks` answer the requests inside these processes.

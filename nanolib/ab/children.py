@@ -1,4 +1,4 @@
-"""Start processes that run `worker.py`, and send them requests.
+"""Start processes that run `worker.py`, and send requests to these processes.
 
 A `VersionProcess` runs one version. A `ForkServer` forks the processes of versions.
 """
@@ -22,8 +22,8 @@ from nanolib.measurement import BadInput, Status
 from nanolib.paths import OUTPUT_VARIABLE
 from nanolib.run.process import describe_exit, kill_tree, start
 
-# OpenMP must bind each of its threads to a core. Otherwise two threads may share a core for the
-# whole life of a process, and the same work then takes 30 ms instead of 18 ms.
+# OpenMP must bind each of its threads to a core. Otherwise, two threads may share a core for as
+# long as the process runs. The same work then takes 30 ms instead of 18 ms.
 BOUND = {"OMP_PROC_BIND": "true"}
 _WORKER = ("-P", "-W", "ignore", str(Path(__file__).with_name("worker.py")))
 
@@ -43,7 +43,7 @@ class VersionDied(RuntimeError):
 
 
 class Child(AbstractContextManager):
-    """A process that answers JSON requests over a socket, and whose output goes to a log.
+    """A process that answers JSON requests over a socket, and writes its output to a log.
 
     Args:
         silence_s: Time limit for one answer, s.
@@ -103,7 +103,8 @@ class Child(AbstractContextManager):
 
     def close(self) -> None:
         """End the process and all its children."""
-        with contextlib.suppress(BadInput):  # A fork server that died has no exit code to return.
+        # A fork server that died cannot return the exit code of its fork.
+        with contextlib.suppress(BadInput):
             kill_tree(self._pid)
             self._wait()
         self._connection.close()
@@ -117,7 +118,7 @@ class ForkServer(Child):
     """A process that imports the modules that all versions share, and forks versions.
 
     A fork starts in hundredths of a second. Both versions of a pair are forked from the same
-    server, so its position in memory affects both equally.
+    server, so the position of the server in memory affects both versions equally.
 
     Args:
         silence_s: Time limit for the imports, s.
@@ -125,7 +126,8 @@ class ForkServer(Child):
 
     def __init__(self, silence_s: float) -> None:
         super().__init__(silence_s)
-        # A relative folder of PYTHONPATH is inside a version, and so are its modules.
+        # Modules in relative folders of PYTHONPATH belong to a version, so the server must not
+        # import these modules.
         path = os.pathsep.join(named_folders(absolute=True))
         self._start(sys.executable, "--forks", env=BOUND | os.environ | {"PYTHONPATH": path})
 
@@ -137,15 +139,15 @@ class ForkServer(Child):
             own: Names of the versions' own modules, which the server must not import.
 
         Returns:
-            The environment variables that the imports set.
+            Names of the environment variables that the imports set.
         """
         return self._answer({"modules": modules, "own": own})
 
     def fork(self, request: dict[str, Any], files: Sequence[int]) -> int:
-        """Fork a process for a version, and return its id.
+        """Fork a process for a version, and return the id of the process.
 
         Args:
-            request: The folders and environment variables of the version.
+            request: Start folder, import folders and environment variables of the version.
             files: File descriptors of the version's connection and log.
         """
         return self._answer(request, files)
@@ -165,7 +167,7 @@ class ForkServer(Child):
             # The server must end, because its next answer would belong to this request.
             kill_tree(self._pid)
             if isinstance(error, VersionDied):
-                message = f"the process that both versions are forked from: {error}"
+                message = f"fork server of both versions: {error}"
                 raise BadInput(message) from None
             raise
 
@@ -206,7 +208,7 @@ class VersionProcess(Child):
         with self._theirs:
             files = [self._theirs.fileno(), self._log.fileno()]
             self._pid = fork_server.fork(request, files)
-        # The system reports an exit code only once, so the code is stored.
+        # The system reports an exit code only once, so the cache stores the code.
         self._wait = functools.cache(functools.partial(fork_server.wait, self._pid))
 
     def send(self, **request: Any) -> None:
@@ -229,15 +231,15 @@ class VersionProcess(Child):
     def time_block(self, calls: int, *, keep: bool) -> list[list[float]]:
         """Time a block, then halt the process until its next request.
 
-        A halted process does not use the cores, as OpenMP's idle threads do for ten milliseconds
-        after a block. If `nano ab` dies, the system ends the halted process too.
+        OpenMP's idle threads use the cores for ten milliseconds after a block, unless the process
+        is halted. If `nano ab` is killed, the system ends the halted process too.
 
         Args:
             calls: Number of calls in the block.
             keep: Whether the block counts in the version's own rows.
 
         Returns:
-            Time of each call and phase, ms, shape [calls][phases].
+            Times of each call by phase, ms, shape [calls][phases].
 
         Raises:
             VersionDied: The process ended or did not answer in time, or the timed code raised an
@@ -250,7 +252,7 @@ class VersionProcess(Child):
         return answer["ms"]
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(OSError):  # A process that ended receives no signal.
+        with contextlib.suppress(OSError):  # The process may have ended.
             os.killpg(self._pid, number)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 
 def serve(connection: Connection, worker: ModuleType) -> None:
-    """Import modules, fork versions and wait for them, on request.
+    """Import modules, fork versions, and wait for forked versions to end, as `nano ab` requests.
 
     Args:
         connection: Connection to `nano ab`. After a request to fork, the connection carries the
@@ -47,10 +47,10 @@ def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[
     """Import modules, and return the environment variables that the imports set."""
 
     def refuse(name: str, *_: object) -> None:
-        # A library must import a version's own module inside the version. The error is not an
-        # `ImportError`, because a library may then continue without the module.
+        # Only a version may import its own modules. This error is not an `ImportError`, because
+        # some libraries catch an `ImportError` and continue without the module.
         if name in own:
-            raise worker.Refused(f"{name} is the version's own")
+            raise worker.Refused(f"{name} is a version's own module")
 
     before, barrier = dict(os.environ), SimpleNamespace(find_spec=refuse)
     sys.meta_path.insert(0, barrier)
@@ -67,7 +67,7 @@ def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[
 def _become_version(
     request: dict[str, Any], files: list[int], parent: int, worker: ModuleType
 ) -> NoReturn:
-    """Serve as a version until `nano ab` closes the connection, then end this process."""
+    """Serve requests to one version until `nano ab` closes the connection, then exit."""
     code, (socket, log) = 1, files
     try:
         worker.exit_with(parent)
@@ -82,13 +82,13 @@ def _become_version(
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # A return would continue the server's loop in this process.
+        os._exit(code)  # If this function returned, this process would continue the server's loop.
 
 
 def _random_memory() -> list[Any]:
     """Allocate memory of random size.
 
-    The random size gives later objects other addresses in each fork, as in new interpreters.
+    Later objects then have different addresses in each fork, as they have in new interpreters.
     """
     pages = mmap.mmap(-1, mmap.PAGESIZE * random.randint(1, 1024))
     return [pages, *(bytearray(random.randint(1, 4096)) for _ in range(random.randint(1, 64)))]

@@ -1,4 +1,4 @@
-"""Define the settings and tasks of a comparison, and store its block times."""
+"""Define the settings and tasks of a comparison, and store the block times."""
 
 import math
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from nanolib.measurement import Direction, Status
 from nanolib.stats.compare import THRESHOLD, Verdict
 
 CALL = "call"
-Request = Mapping[str, Any]  # A request to a process, whose key `do` names the action.
+Request = Mapping[str, Any]  # A request to a process. The key `do` of a request names the action.
 # A median needs at least six samples for a 95 % interval. With at least six pairs of processes,
-# each pair counts as one sample.
+# each pair of processes counts as one sample.
 ENOUGH_PROCESS_PAIRS = 6
 
 
@@ -24,10 +24,10 @@ class Settings:
     """The settings of a comparison.
 
     Attributes:
-        threshold: The smallest change that counts as a regression, as a fraction.
+        threshold: Smallest change that counts as a regression or an improvement, as a fraction.
         budget_s: Time limit for one case, including process start-up, s.
-        rel_ci: Half-width of the interval of a ratio, as a fraction, at which a case ends.
-        direction: Direction in which the metric improves.
+        rel_ci: A case ends when the half-width of each ratio's interval is at most this fraction.
+        direction: Whether lower or higher values of the metric are better.
         timeout_s: Time limit for one answer of a version, s.
         timed: Whether to time blocks. Without timing, each version runs every case once, and
             `nano ab` compares the rows.
@@ -50,7 +50,7 @@ class Task:
     Attributes:
         experiment: Name of the case's notebook, or `CALL` for a function.
         case_id: Id of the case in the database.
-        factors: Factors that define the case.
+        factors: Names and values of the factors that define the case.
         requests: The requests that start the case in A and in B.
     """
 
@@ -68,7 +68,8 @@ class Task:
     def device(self) -> str:
         """Return the device of the case, or the device that a function may use.
 
-        A GPU is found by the device file of its driver, because an import of torch takes seconds.
+        For a function, the device file of the NVIDIA driver shows whether there is a GPU, because
+        an import of torch takes seconds.
         """
         default = "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
         return str(self.factors.get("device", default))
@@ -76,12 +77,12 @@ class Task:
 
 @dataclass
 class Pairs:
-    """Times of blocks of A and B, in pairs.
+    """Median times of the blocks of A and B, in pairs.
 
     Attributes:
         a: Median times of A's blocks, ms, shape [pairs].
         b: Median times of B's blocks, ms, in the same order.
-        generations: Number of pairs that each pair of processes measured, in the same order.
+        generations: Number of block pairs from each pair of processes, in the same order.
     """
 
     a: list[float] = field(default_factory=list)
@@ -93,15 +94,16 @@ class Pairs:
 
     @property
     def by_process(self) -> bool:
-        """Whether there are enough pairs of processes to count each pair as one sample."""
+        """Whether there are enough pairs of processes to count each of them as one sample."""
         return len(self.generations) >= ENOUGH_PROCESS_PAIRS
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples of A and B for a verdict.
 
         Returns:
-            For each pair of processes, 1 and the median ratio of B to A. With too few pairs of
-            processes, the result is the times of all blocks.
+            Two arrays with one value per pair of processes. A's values are 1, and B's values are
+            the median ratios of B to A. With too few pairs of processes, the arrays contain the
+            median times of all blocks, ms.
         """
         a, b = np.asarray(self.a), np.asarray(self.b)
         if not self.by_process:
@@ -116,7 +118,7 @@ class Pairs:
 
 @dataclass
 class TaskResult:
-    """The results of a task, which grow with each pair of processes.
+    """The results of a task. Each pair of processes adds blocks.
 
     Attributes:
         task: The task that was compared.

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from nanolib.ab.children import ForkServer, VersionDied, VersionProcess
 from nanolib.ab.versions import Version
 
-# Number of pairs of processes per server. The server's position in memory affects all its
-# forks, so several servers are needed. Starting a server takes seconds.
+# Number of process pairs that each server forks. The position of a server in memory affects all
+# forks of the server, so a comparison needs several servers. Each server takes seconds to start.
 CHILDREN = 9
 
 
 class Processes(AbstractContextManager):
-    """A process for each version, which `renew` replaces.
+    """One process for each version. `renew` replaces the processes.
 
     The first processes are new interpreters, which start in seconds. A server imports the
     modules that all versions share, and forks the next processes in hundredths of a second.
@@ -21,9 +21,9 @@ class Processes(AbstractContextManager):
     Args:
         versions: The versions to run.
         silence_s: Time limit for one answer of a process, s.
-        fork: Whether processes may be forked.
+        fork: Whether a server may fork the later processes.
         bound: Whether new interpreters bind OpenMP's threads to cores.
-        log: Function that receives a message if the code does not allow forks.
+        log: Function that receives a message if the versions' code prevents forks.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Processes(AbstractContextManager):
         self._forked = 0
 
     def renew(self) -> list[VersionProcess]:
-        """End the processes and start fresh ones.
+        """End the processes and start fresh processes.
 
         Raises:
             BadInput: The server cannot fork.
@@ -65,27 +65,27 @@ class Processes(AbstractContextManager):
     def _learn_modules(self) -> None:
         """Find the modules that all versions import from elsewhere, and import them in a server.
 
-        Code may set an environment variable before an import that reads the variable. The import
-        precedes a fork, so nanolib does not fork code that sets variables. Variables that the
-        imports themselves set do not matter.
+        Code may set an environment variable before it imports a module that reads the variable. In
+        a fork, the server has already imported the module. nanolib therefore forks only code that
+        sets no variables, apart from variables that the imports themselves set.
         """
         try:
             answers = [process.ask(do="imports") for process in self.processes]
-        except VersionDied:  # The next pair of processes will answer.
+        except VersionDied:  # `renew` sends the request to the next pair of processes too.
             return
         in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
         self._modules = [name for name in answers[0]["modules"] if name in in_all]
         by_imports = self._renew_fork_server()
         if {name for answer in answers for name in answer["variables"]} - set(by_imports):
             self._log(
-                "the code sets environment variables, so each process imports everything again: "
-                "expect fewer pairs of processes, or raise --budget"
+                "the code sets environment variables, so each process imports all modules again; "
+                "raise --budget to measure more pairs of processes"
             )
             self._end_fork_server()
             self._fork, self._modules = False, []
 
     def _renew_fork_server(self) -> list[str]:
-        """Start another server, and return the environment variables that its imports set."""
+        """Start another server, and return the names of the variables that its imports set."""
         self._end_fork_server()
         self._fork_server, self._forked = ForkServer(self._silence_s), 0
         return self._fork_server.imports(self._modules, self._own)
@@ -94,7 +94,7 @@ class Processes(AbstractContextManager):
         """End the process of each version."""
         with (
             contextlib.ExitStack() as stack
-        ):  # The second process must end even if the first one raises.
+        ):  # Each process must end, even if closing the other process raises an exception.
             for process in self.processes:
                 stack.callback(process.close)
             self.processes = []

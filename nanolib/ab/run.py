@@ -40,13 +40,13 @@ def run_ab(
     log: Log = lambda _: None,
     agree: Callable[[float], None] = lambda _: None,
 ) -> AbResult:
-    """Compare two versions, and remove their worktrees and processes in the end.
+    """Compare two versions, then end their processes and remove their worktrees.
 
     Args:
         spec: What to compare.
         settings: How to compare the versions.
         log: Function that receives one line of progress at a time.
-        agree: Function that receives the longest duration, s, before anything is timed. An
+        agree: Function that receives the maximum duration, s, before the measurement starts. An
             exception from the function stops the comparison.
 
     Raises:
@@ -108,14 +108,15 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
         if verdict:
             kind = verdict.kind
             message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs)]))
-        # Only the version itself can count the work of a call, so a rate has no levels.
+        # A rate is work divided by time, and only the version itself can count the work of a call.
+        # For a rate, the line therefore contains only the change.
         levels = _levels(pairs, verdict) if metric == "latency" else {}
         lines.append(line(kind, f"{metric} {scope}".strip(), message, verdict=verdict, **levels))
-    return lines or [line(Kind.INCONCLUSIVE, message="the case times nothing")]
+    return lines or [line(Kind.INCONCLUSIVE, message="the case has no timed calls")]
 
 
 def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
-    """Return the rows of one version by metric, scope and method, as `exact_lines` needs them."""
+    """Return a dict from metric, scope and method to the row of one version, for `exact_lines`."""
     shared = {"experiment": task.experiment, "factors": task.factors}
     return {
         (row["metric"], row["scope"], row["method"]): row | shared
@@ -125,7 +126,7 @@ def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, s
 
 
 def _levels(pairs: Pairs, verdict: Verdict | None) -> dict[str, float]:
-    """Return the times of A and B that have the ratio of the verdict, ms."""
+    """Return a time of A and a time of B, ms, with the same ratio as the verdict."""
     ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
     base, current = paired_levels(pairs.a, pairs.b, ratio)
     return {"base": base, "current": current}
@@ -169,7 +170,9 @@ def _ratio_rows(
     for scope, verdict in result.verdicts.items():
         pairs = result.blocks[scope]
         low, ratio, high = verdict.interval
-        if verdict.direction is Direction.HIGHER:  # A ratio of rates is the inverse.
+        if (
+            verdict.direction is Direction.HIGHER
+        ):  # A ratio of rates is the inverse of the ratio of times.
             low, ratio, high = 1 / high, 1 / ratio, 1 / low
         details = {
             "metric": metric,

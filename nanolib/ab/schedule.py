@@ -1,9 +1,10 @@
-"""Run blocks of A and B alternately, in random order, each version in its own process.
+"""Time blocks of A and B in turns, each version in its own process.
 
-A block of A and a block of B form a pair, so drift of the machine affects both equally. The blocks
-are measured in many pairs of processes, because a process's position in memory and on the cores
-changes its speed. Each pair of processes counts as one sample. `nano ab` judges all samples once,
-when the ratio is precise enough or the time is up, and never because the result is significant.
+A block of A and a block of B form a pair, in random order, so drift of the machine affects both
+equally. `nano ab` measures in many pairs of processes, because a process's position in memory and
+on the cores changes its speed. Each pair of processes counts as one sample. A measurement ends when
+the ratio is precise enough or the time limit is reached, and never because the result is
+significant. `nano ab` then judges all samples once.
 """
 
 import contextlib
@@ -27,12 +28,12 @@ from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
 MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # Numbers of block pairs per pair of processes.
-PROCESS_PAIRS = 36  # Number of pairs of processes for which the budget is planned.
+PROCESS_PAIRS = 36  # `nano ab` divides the time for blocks by this number of process pairs.
 FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
-TIMED = 0.55  # Fraction of the budget for timing, since process start-up takes the rest.
-# A block is long compared with a message between processes, and short compared with the load
-# changes of a shared machine (about 0.3 s). A call that takes longer than a block is its own block.
+TIMED = 0.55  # Fraction of the budget for timing, because process start-up takes the rest.
+# A block takes much longer than a message between processes. The load of a shared machine stays
+# constant for about 0.3 s, so both blocks of a pair have the same load. A longer call is a block.
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
@@ -57,11 +58,11 @@ def compare_versions(
         BadInput: A version cannot run a task at all.
     """
     on_cores = settings.timed and tasks[0].device == "cpu" and sys.platform == "linux"
-    # Two interpreters cannot share a server to fork from. The positions of two servers in memory
-    # would count as an effect of the packages, so each process is a new interpreter.
+    # One server cannot fork processes of two interpreters. With two servers, the positions of the
+    # servers in memory would count as an effect of the packages, so nanolib does not fork.
     two_interpreters = any(version.environment for version in versions)
     if two_interpreters:
-        log("two interpreters: each process imports everything again")
+        log("with two interpreters, each process imports all modules again")
     fork = on_cores and not two_interpreters
     results = [TaskResult(task) for task in tasks]
     with Processes(versions, settings.timeout_s, fork=fork, bound=on_cores, log=log) as sides:
@@ -71,7 +72,7 @@ def compare_versions(
 
 
 def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
-    """Judge all scopes together, except those with too few pairs."""
+    """Judge all scopes together, except scopes with too few pairs."""
     places, verdicts = [], []
     for result in results:
         for scope, pairs in result.blocks.items():
@@ -93,7 +94,7 @@ def _compare(pairs: Pairs, settings: Settings) -> Verdict:
 def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settings) -> None:
     """Run the tasks in one pair of processes after another.
 
-    The loop ends when each ratio is precise enough or the time is up.
+    The loop ends when each ratio is precise enough or the time limit is reached.
     """
     begun, budget_s = time.monotonic(), len(results) * settings.budget_s
     window_s = least_s = settings.budget_s * TIMED / PROCESS_PAIRS
@@ -108,7 +109,7 @@ def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settin
         now = time.monotonic()
         if not settings.timed or ends_after(number, now - begun, budget_s):
             return
-        # After a long start-up, more blocks cost little in comparison.
+        # After a long start-up, more blocks increase the total time by only a small share.
         starting_s = min(starting_s, (now - pair_begun) / len(unfinished) - window_s)
         window_s = max(least_s, starting_s / 2)
         unfinished = [
@@ -136,7 +137,7 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
 
     Args:
         blocks: Pairs of blocks of each scope.
-        rel_ci: Largest half-width of an interval, as a fraction.
+        rel_ci: Largest half-width of a narrow interval, as a fraction.
     """
     return bool(blocks) and all(
         len(pairs.generations) >= SURE_PROCESS_PAIRS
@@ -146,14 +147,14 @@ def is_precise_enough(blocks: Mapping[str, Pairs], rel_ci: float) -> bool:
 
 
 def _half_width(logs: Interval) -> float:
-    """Return the half-width of a ratio's interval as a fraction, from the logarithms."""
+    """Return the half-width of a ratio's interval as a fraction, from the interval of its log."""
     return (logs.high - logs.low) / 2
 
 
 def _run_task(
     sides: Sequence[VersionProcess], result: TaskResult, settings: Settings, window_s: float
 ) -> bool:
-    """Run a task in both processes to its end, with interleaved timings.
+    """Run a whole task in both processes, with interleaved timings.
 
     Args:
         sides: The processes of A and B.
@@ -203,8 +204,8 @@ def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
 def _ask_both(sides: Sequence[VersionProcess], requests: Sequence[Request]) -> list[dict[str, Any]]:
     """Return the answers of both versions.
 
-    New interpreters import at the same time to save time. Forked processes answer one after the
-    other, because they would compete for the cores.
+    New interpreters import modules at the same time, which is faster. Forked processes answer one
+    after the other, because otherwise they would compete for the cores.
     """
     if all(side.is_forked for side in sides):
         return [side.ask(**request) for side, request in zip(sides, requests, strict=True)]
@@ -216,7 +217,7 @@ def _ask_both(sides: Sequence[VersionProcess], requests: Sequence[Request]) -> l
 def _interleave(
     sides: Sequence[VersionProcess], scopes: Sequence[str], settings: Settings, window_s: float
 ) -> dict[str, Pairs]:
-    """Time pairs of blocks until the ratio is precise enough or the time is up.
+    """Time pairs of blocks until the ratio is precise enough or the time limit is reached.
 
     Args:
         sides: The processes of A and B.
@@ -225,7 +226,8 @@ def _interleave(
         window_s: Time limit, s.
 
     Returns:
-        Block medians of A and B for each scope, ms. Several phases also have a sum, named `total`.
+        Block medians of A and B for each scope, ms. If there are several phases, the scope `total`
+        contains the medians of their sum.
     """
     if not settings.timed:
         for side in sides:
@@ -266,7 +268,7 @@ def precise_enough(a: np.ndarray, b: np.ndarray, rel_ci: float) -> bool:
     Args:
         a: Block medians of A, shape [pairs].
         b: Block medians of B, in the same unit and order.
-        rel_ci: Wanted half-width of the ratio's interval over all pairs of processes, as a
+        rel_ci: Target for the half-width of the ratio's interval over all pairs of processes, as a
             fraction.
     """
     return _half_width(hodges_lehmann(np.log(b / a))) <= rel_ci * math.sqrt(SURE_PROCESS_PAIRS)

@@ -30,8 +30,8 @@ class Spec:
         setup: Function that creates the argument of each timed function. An empty text means that
             timed functions take no argument.
         metric: Name of the metric to compare.
-        titles: Titles of A and B. An empty title means the title of the version.
-        interpreters: Interpreters of A and B, or None to run both versions by this interpreter.
+        titles: Titles of A and B in messages. An empty title means the version's own title.
+        interpreters: Interpreters of A and B, or None to run both versions with this interpreter.
     """
 
     names: tuple[str, str]

@@ -1,6 +1,7 @@
 """Check out versions of the code, and inspect the interpreters that run them.
 
-Each git revision has a temporary worktree, which is removed at the end of the comparison.
+nanolib creates a temporary worktree for each git revision, and removes the worktree at the end of
+the comparison.
 """
 
 import contextlib
@@ -56,15 +57,16 @@ class Version:
     def start_folder(self) -> Path:
         """Return the folder in which the version's processes start.
 
-        The folder is the user's, or the root if this revision does not have the user's folder.
+        The processes start in the folder in which the user started `nano ab`. If the version does
+        not have that folder, the processes start in the root.
         """
         folder = self.root / self.folder
         return folder if folder.is_dir() else self.root
 
     def written(self) -> dict[Path, int]:
-        """Return when each Python file of a working tree was last written, ns.
+        """Return the modification time of each Python file of a working tree, ns.
 
-        A revision's files do not change, so the result for a revision is empty.
+        The files of a revision do not change, so the result for a revision is empty.
         """
         if self.name != WORKING_TREE:
             return {}
@@ -102,7 +104,7 @@ def named_folders(*, absolute: bool) -> list[str]:
 
 @contextmanager
 def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
-    """Check out versions of the code for the duration of the block.
+    """Check out versions of the code while the context is entered.
 
     Args:
         names: Git revisions, or `.` for the working tree.
@@ -127,7 +129,7 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         for name, commit in commits.items():
             place = Path(made) / commit[:12]
             versions[name] = Version(name, commit[:12], place, folder)
-            if not place.exists():  # Two names may be the same commit.
+            if not place.exists():  # Two names may refer to the same commit.
                 # The repository's own hooks must not run.
                 quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
                 _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
@@ -136,7 +138,7 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
 
 @contextmanager
 def _pruned(top: Path) -> Iterator[None]:
-    """Remove git's records of deleted worktrees, before the block and after it."""
+    """Remove git's records of deleted worktrees on entry to the context and on exit."""
     _git(top, "worktree", "prune")
     try:
         yield
@@ -172,7 +174,7 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
         complaint: Message if git fails. By default, the message is the last line that git prints.
 
     Raises:
-        BadInput: Git is not installed, or it fails.
+        BadInput: Git is not installed, or the command fails.
     """
     try:
         done = subprocess.run(
@@ -188,7 +190,7 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
 
 @contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """Treat a termination or a hang-up like Ctrl-C, so that the cleanup of this process runs."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C within the context, so that this process cleans up."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
@@ -208,7 +210,7 @@ def _ended_by_signal() -> Iterator[None]:
 OLDEST = (3, 11)  # The oldest Python version that can run `worker.py`.
 _MOST_NAMED = 3  # Maximum number of packages in a version's title.
 _TIMEOUT_S = 60
-# Python imports a package from the first folder that contains it, so the first version counts.
+# Python imports a package from the first folder with that package, so the first version counts.
 _LIST_PACKAGES = """
 import importlib.metadata as m, json, sys
 found = {}
@@ -225,8 +227,8 @@ class Interpreter:
 
     Attributes:
         python: Path of the interpreter.
-        packages: Name of each package, in lower case → its version. The name `python` is the
-            interpreter itself.
+        packages: Maps the name of each package, in lower case, to its version. The name `python`
+            refers to the interpreter itself.
     """
 
     python: str
@@ -248,7 +250,7 @@ def inspect_interpreter(python: str) -> Interpreter:
             f"--python: {shown(python)} is not a program; "
             "name an interpreter, such as .venv/bin/python"
         )
-    # A link in an environment must stay a link, because Python finds the environment from it.
+    # nanolib does not resolve links, because Python finds an environment by the link inside it.
     found = str(Path(found).absolute())
     try:
         done = subprocess.run(
@@ -258,7 +260,7 @@ def inspect_interpreter(python: str) -> Interpreter:
             timeout=_TIMEOUT_S,
             check=True,
             stdin=subprocess.DEVNULL,
-            # Python must not import a json.py of the working folder.
+            # Python must not import a file such as json.py from the working folder.
             env=os.environ | {"PYTHONSAFEPATH": "1"},
         )
         answer = json.loads(done.stdout.splitlines()[-1])
@@ -276,7 +278,8 @@ def differences(a: Interpreter, b: Interpreter) -> list[tuple[str, str, str]]:
     """Return the packages that differ between two interpreters.
 
     Returns:
-        Name, version in A and version in B. The version is `none` if a package is not installed.
+        Name, version in A and version in B of each package. If a package is not installed, its
+        version is `none`.
     """
     names = sorted({**a.packages, **b.packages}, key=lambda name: (name != "python", name))
     pairs = [(name, a.packages.get(name, "none"), b.packages.get(name, "none")) for name in names]
@@ -286,7 +289,7 @@ def differences(a: Interpreter, b: Interpreter) -> list[tuple[str, str, str]]:
 def titles(a: Interpreter, b: Interpreter) -> tuple[str, str]:
     """Return a short title for each interpreter, such as `numpy 1.26.4`.
 
-    The title contains the packages that differ between both interpreters.
+    The title lists packages that differ between both interpreters.
     """
     differ = differences(a, b)
     if not differ:

@@ -1,10 +1,10 @@
-"""Run one version of the code in a process of its own, and time blocks of calls on request.
+"""Run one version of the code in its own process, and time blocks of calls on request.
 
-This file runs as a script and imports the nanolib of the version, so each side uses its own code.
+This file runs as a script and imports the version's nanolib, so each version uses its own code.
 Requests and answers are JSON over a socket. The output of the code goes to a log.
 
 `worker.py PARENT SOCKET FOLDER...` serves the version whose code is in the folders.
-`worker.py PARENT SOCKET --forks` runs the server of `forks.py`, which forks versions.
+`worker.py PARENT SOCKET --forks` runs the fork server in `forks.py`.
 """
 
 import functools
@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 _OURS = Path(__file__).parents[1]
-_connection: Connection  # To `nano ab`.
+_connection: Connection  # Connection to `nano ab`.
 
 
 class Refused(Exception):
@@ -43,15 +43,15 @@ def requests(connection: Connection) -> Iterator[dict[str, Any]]:
 
 
 def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: bool) -> list[Any]:
-    """Time blocks until another kind of request arrives.
+    """Time one block per request, until a request for another action arrives.
 
     Args:
         scopes: Names of the phases.
         time_block: Function that times a number of calls and returns ms per call and phase.
-        last: Whether the case times nothing after the blocks.
+        last: Whether these blocks are the last timing of the case.
 
     Returns:
-        Times in all blocks that count, ms, shape [blocks][calls][phases].
+        Times in all blocks with `keep` in the request, ms, shape [blocks][calls][phases].
     """
     kept = []
     _answer(timing=scopes, last=last)
@@ -82,7 +82,11 @@ def _serve_function(request: dict[str, Any], root: Path) -> None:
 
 
 def _time_calls(check: Any) -> None:
-    """Time blocks of a `CallCheck`, without garbage collection inside a block."""
+    """Time blocks of calls, without garbage collection inside a block.
+
+    Args:
+        check: The `CallCheck` of the function. nanolib checks the first two calls.
+    """
     checked = [check, check]
 
     def time_block(calls: int) -> list[list[float]]:
@@ -129,18 +133,18 @@ def _check_ours(module: ModuleType, root: Path) -> None:
 
 
 def _is_ours(module: ModuleType, root: Path) -> bool:
-    """Return whether a module is the version's own, and not a package of an environment."""
+    """Return whether a module belongs to the version, and not to an environment's packages."""
     file = Path(_file(module) or "/").resolve()
     return file.is_relative_to(root) and not file.is_relative_to(Path(sys.prefix).resolve())
 
 
 def _file(module: Any) -> str | None:
-    """Return the file of a module. An attribute access would start the import of a lazy module."""
+    """Return the file of a module, or None, without starting the import of a lazy module."""
     return module.__dict__.get("__file__") if isinstance(module, ModuleType) else None
 
 
 def _synchronize() -> None:
-    """Wait for the GPU, if the function uses one."""
+    """Wait for the GPU if the code uses CUDA."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
@@ -161,7 +165,7 @@ def _experiment(request: dict[str, Any], root: Path) -> tuple[Any, dict[str, Any
 
 
 def _serve_case(request: dict[str, Any], root: Path) -> None:
-    """Measure a case as `nano run` does, but interleave its blocks with the other version's."""
+    """Measure a case as `nano run` does, but interleave the blocks of both versions."""
     params, cases = _experiment(request, root)
     import numpy as np
 
@@ -187,7 +191,10 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 
 
 def _list_imports(_request: dict[str, Any], root: Path) -> None:
-    """Send the modules from elsewhere, in import order, and the variables that the code set."""
+    """Send the names of other modules, in import order, and of the variables that the code set.
+
+    The other modules are from outside the version, for example packages of the environment.
+    """
     elsewhere = [
         name
         for name, module in list(sys.modules.items())
@@ -220,7 +227,7 @@ def _one_line(error: BaseException) -> str:
 
 @functools.cache
 def _loaded(file: Path) -> ModuleType:
-    """Load a file of this nanolib, although the package `nanolib` is the version's own."""
+    """Load a file of the nanolib that runs `nano ab`, and not of the version's nanolib."""
     spec = importlib.util.spec_from_file_location(f"_{file.stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -233,9 +240,10 @@ def exit_with(parent: int) -> None:
 
 
 def _free_threads() -> None:
-    """Let threads that Python starts run on all cores.
+    """Allow threads that Python starts to run on all cores.
 
-    A new thread inherits the cores of its parent thread, which OpenMP binds to a single core.
+    OpenMP binds the main thread to a single core, and a new thread inherits the cores of the thread
+    that starts it.
     """
     cores, start = os.sched_getaffinity(0), threading.Thread.start
 

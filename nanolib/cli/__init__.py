@@ -1,7 +1,7 @@
 """The `nano` command: run, inspect, compare, share and delete measurements.
 
-Each command imports its modules when it is called, so that `nano --help` is fast. No other folder
-imports from here.
+Each command imports its modules when the user runs the command, so that `nano --help` is fast. No
+other package imports `nanolib.cli`.
 """
 
 import click

@@ -47,7 +47,7 @@ _TIME = {"type": SECONDS, "metavar": "SECONDS"}
     "pythons",
     multiple=True,
     metavar="FILE",
-    help="Interpreter of a version. Pass it twice, for A and for B. Default: this interpreter.",
+    help="Interpreter of a version, once for A and once for B. Default: this interpreter.",
 )
 @option(
     "--metric", "latency", "Metric to compare: latency, tokens_per_second, peak_memory, flops, ..."
@@ -80,8 +80,9 @@ def ab(
     interpreters run the working tree, unless you name a revision.
 
     nano alternates blocks of both versions in random order, in many pairs of fresh processes, and
-    judges all of them once. At the default threshold of 5%, a change of exactly 5% is reported as a
-    regression half of the time. With --threshold 2.5%, the same change is almost always reported.
+    judges all pairs once. At the default threshold of 5%, nano reports a slow-down of exactly 5% as
+    a regression in about half of the comparisons. With --threshold 2.5%, nano reports the same
+    slow-down in most comparisons.
     """
     from nanolib.ab.pairs import Settings
     from nanolib.ab.run import run_ab, to_run
@@ -102,7 +103,7 @@ def ab(
     if settings.timed:
         from nanolib.store import Store
 
-        with Store() as store:  # Store first, because the user's file may not be writable.
+        with Store() as store:  # Store the result first, because writing a file may fail.
             store.add(to_run(result, spec, label))
     show_comparison(result.comparison, True, json_file, markdown_file)
     if any(one.verdicts for one in result.results):
@@ -114,9 +115,9 @@ def ab(
 
 
 def _agree(seconds: float) -> None:
-    """In a terminal, ask the user before a comparison that may take more than five minutes."""
+    """In a terminal, ask the user to confirm a comparison of more than five minutes."""
     if seconds > ASK_FROM_S and sys.stdin.isatty() and sys.stderr.isatty():
-        click.confirm("Go on?", default=True, abort=True, err=True)
+        click.confirm("Continue?", default=True, abort=True, err=True)
 
 
 def _split_names(
@@ -136,7 +137,7 @@ def _split_names(
     if len(names) < 2:
         given = shown(names[0]) if names else "none"
         raise BadInput(
-            f"revision: {given} is given; give two, such as main and . for the working tree"
+            f"revision: {given} is given; give two revisions, such as main and . (the working tree)"
         )
     return (names[0], names[1]), tuple(names[2:])
 
@@ -158,17 +159,19 @@ def _spec(
     revisions, notebooks = _split_names(names, pythons)
     if functions and (notebooks or overrides):
         raise BadInput(
-            "--call: a function takes no notebook and no -p; leave out --call, or the others"
+            "--call: cannot be combined with a notebook or -p; leave out --call, or both others"
         )
     if setup and not functions:
-        raise BadInput(f"--setup: {setup!r} needs --call; give a function to time")
+        raise BadInput(f"--setup: {setup!r} needs --call; name a function to time with --call")
     files = all(name.endswith((".yml", ".yaml")) for name in revisions)
     if files and pythons:
         raise BadInput(
             "--python: two params files need one environment; give revisions, or leave out --python"
         )
     if len(pythons) not in (0, 2):
-        raise BadInput(f"--python: {len(pythons)} is given; give two, for A and for B")
+        raise BadInput(
+            f"--python: must be given twice, got {len(pythons)}; give an interpreter for A and B"
+        )
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
     rest = {"metric": metric, "interpreters": interpreters}
     if functions:

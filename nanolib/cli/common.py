@@ -58,7 +58,7 @@ class Amount(click.ParamType):
 
 
 class NewFile(click.ParamType):
-    """A path of a file to write, which is checked before any measurement starts."""
+    """A path of a file to write. The command checks the path before a measurement starts."""
 
     name = "file"
 
@@ -66,7 +66,7 @@ class NewFile(click.ParamType):
         """See `click.ParamType.convert`."""
         path = Path(value)
         if not path.absolute().parent.is_dir():
-            raise BadInput(f"{path}: {path.parent} is not a folder; create it or name another one")
+            raise BadInput(f"{path}: {path.parent} is not a folder; create it, or name a folder")
         if path.is_dir():
             raise BadInput(f"{path}: is a folder; name a file")
         return path
@@ -94,7 +94,7 @@ def echo_json(value: Any) -> None:
 
 
 def complain(*lines: str) -> None:
-    """Print errors to standard error, one line each. A very long word is shortened."""
+    """Print errors to standard error, one line each, and shorten very long words."""
     echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
 
 
@@ -104,7 +104,7 @@ def terminal_width() -> int:
 
 
 def echo_table(table: pd.DataFrame) -> None:
-    """Print a table with one line per row, words to the left and numbers to the right."""
+    """Print a table with one line per row. Text is aligned to the left, numbers to the right."""
     columns = {}
     for name, column in table.items():
         cells = [printable(str(name)), *(printable(str(cell)) for cell in column)]
@@ -121,13 +121,13 @@ def compact(
 ) -> tuple[str, pd.DataFrame]:
     """Fit a table of findings into a terminal.
 
-    Words that all cases share and empty columns are dropped, and long names are shortened.
+    The result has no empty columns and no words that all cases share. Long names are shortened.
 
     Args:
         table: Table with the columns `experiment` and `case`.
         width: Number of characters in a line.
-        notes: Maps each note to a number, which replaces the note if the table is too wide. New notes
-            are added, so that the caller can print them below the table.
+        notes: Maps each note to a number. If the table is too wide, this function replaces notes by
+            numbers and adds new notes to `notes`. The caller prints the notes below the table.
 
     Returns:
         The words that all cases share, and the table.
@@ -157,7 +157,7 @@ def _width(table: pd.DataFrame) -> int:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Cut the middle out of a text, because the ends of names distinguish cases."""
+    """Shorten a text in the middle, because the first and last words distinguish cases."""
     end = len(text) - (most - 1) // 2
     return text if len(text) <= most else f"{text[: most // 2]}…{text[end:]}"
 
@@ -183,7 +183,7 @@ def _set_output(_context: Any, _option: Any, folder: str | None) -> None:
         os.environ[OUTPUT_VARIABLE] = str(expanded(folder).absolute())
     output = output_folder()
     if output.exists() and not output.is_dir():
-        raise BadInput(f"--output: {output} is not a folder; name another one")
+        raise BadInput(f"--output: {output} is not a folder; name a folder")
 
 
 output_option = click.option(
@@ -215,26 +215,26 @@ def option(
 
 
 def file_option(name: str, text: str) -> Callable[[Any], Any]:
-    """Return an option for a file to write, whose parameter is `NAME_file`."""
+    """Return an option for a file to write. The command's parameter is `NAME_file`."""
     return click.option(f"--{name}", f"{name}_file", type=NewFile(), metavar="FILE", help=text)
 
 
 def command(
     *examples: str, cls: type[click.Command] = click.Command, **attributes: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return a decorator for a command, whose help ends with examples.
+    """Return a decorator that makes a function a command, with examples at the end of its help.
 
     Args:
         examples: Command lines that a user can copy.
         cls: Class of the command.
-        attributes: More arguments of `click.command`.
+        attributes: Other arguments of `click.command`.
     """
     lines = "\n".join(f"  {example}" for example in examples)
     return click.command(cls=cls, epilog=f"\b\nExamples:\n{lines}", **attributes)
 
 
 class Commands(click.Group):
-    """A group of commands that reports bad input, wrong use and unusable files in one line."""
+    """A group of commands that prints one line for invalid input, options or files."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command of the command line."""
@@ -247,12 +247,12 @@ class Commands(click.Group):
 
             complain(unusable(database_path(), error))
         except BrokenPipeError:  # The reading program has ended.
-            # Python flushes standard output at exit, and the second write must not fail.
+            # Python flushes standard output at exit. The flush must not fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)
         except OSError as error:
             place, reason = error.filename or output_folder(), error.strerror or error
-            complain(f"{place}: {reason}; name another place")
+            complain(f"{place}: {reason}; name another file or folder")
         sys.exit(EXIT_BAD_INPUT)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

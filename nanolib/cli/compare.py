@@ -32,7 +32,7 @@ _everything = click.option(
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `nano compare` and `nano ab` share."""
+    """Add the options that `nano compare` and `nano ab` share to a command."""
     command = file_option("markdown", "Write the findings as Markdown.")(command)
     command = file_option("json", "Write the findings as JSON.")(command)
     text = "Smallest change that counts as a regression or an improvement."
@@ -76,9 +76,9 @@ def compare(
     BASE and CURRENT are each an id, a label, a suite, latest, latest~1, or a database file.
 
     The runs were measured at different times. A slower time is a regression only if the change is
-    larger than the spread between three or more other runs of one committed revision on this
-    machine. With fewer than three runs, a slower time is only suspect. To decide, run
-    nano ab.
+    larger than the spread between other runs. The spread needs three or more runs of one committed
+    revision on this machine. With fewer runs, a slower time is only suspect. Confirm a suspect time
+    with nano ab.
     """
     from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
     from nanolib.compare.spread import repeats
@@ -108,7 +108,7 @@ def compare(
     if across_machines:
         echo(overall_shift(found.lines))
     if unscaled:
-        echo(f"left out: {unscaled} latencies without a prediction from measured peak rates")
+        echo(f"excluded: {unscaled} latencies without a prediction from measured peak rates")
     echo("note: the runs were measured at different times, so changes may include machine drift;")
     echo("      for a reliable answer, run: nano ab REV_A REV_B")
     if not found.same_machine:
@@ -138,7 +138,7 @@ def show_comparison(
 
 
 def _echo_findings(table: Any) -> None:
-    """Print one table per experiment. A note that is too wide for its line follows the tables."""
+    """Print one table per experiment, and below the tables any notes that are too wide for them."""
     notes = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
@@ -163,9 +163,9 @@ def _echo_findings(table: Any) -> None:
 def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
     """Show when and by how much the results of each case changed.
 
-    A change must be visible in at least three runs. One or two runs that differ are listed, but
-    they are not a change yet. Below the table, a nano ab command per case measures the revisions
-    before and after its latest change in turns.
+    A timing has changed if at least three runs show the change. If only the last one or two runs
+    differ, nano lists the difference too. Below the table, nano prints a nano ab command per case.
+    The command measures the revisions before and after the latest change in turns.
     """
     from nanolib.compare.history import histories, table
     from nanolib.stats.changes import LEAST_HISTORY
@@ -191,14 +191,14 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
             echo(f"all: {shared}")
         echo_table(lines)
     most_runs = max((len(one.points) for one in found), default=0)
-    summary = f"no {metric} has two runs on one machine yet; repeat a notebook after a change"
+    summary = f"no case has {metric} from two runs on one machine yet; run a notebook again"
     if found:
         changed = sum(bool(one.changes) for one in found)
-        summary = f"{changed} of {len(found)} {metric} levels changed over up to {most_runs} runs"
+        summary = f"{metric} changed in {changed} of {len(found)} series of up to {most_runs} runs"
     echo(summary, err=as_json)
     if newest := sum(one.newest is not None for one in found):
         echo(
-            f"{newest} level(s) differ in the last one or two runs, by a change or a spike",
+            f"in {newest} series, only the last one or two runs differ; repeat the notebook",
             err=as_json,
         )
     if found and most_runs < LEAST_HISTORY:
@@ -212,7 +212,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
-    """Return the rows of runs, their interference, and all latencies of their machines.
+    """Return the rows of runs, the interference, and the latencies of their machines' recent runs.
 
     Args:
         side: Name of the command's argument, for the error message.
@@ -223,7 +223,7 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
     from nanolib.store import Store
 
     path = Path(name)
-    has_folder = name != path.name  # A label may contain a dot, but not a folder.
+    has_folder = name != path.name  # A label may contain a dot, but not a slash.
     if has_folder and (path / DATABASE).is_file():
         path = path / DATABASE
     is_file = path.suffix in (".sqlite", ".db") or (has_folder and path.is_file())

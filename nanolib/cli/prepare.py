@@ -34,7 +34,7 @@ def init(folder: str) -> None:
     target, source = expanded(folder), installed_workbook()
     is_empty = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty:
-        raise BadInput(f"init: {shown(folder)} is not an empty folder; name a new one")
+        raise BadInput(f"init: {shown(folder)} is not an empty folder; name a new folder")
     unwanted = shutil.ignore_patterns(".*", "*.py", "__pycache__")
     for name in ("notebooks", "params", "docs"):
         shutil.copytree(source / name, target / name, ignore=unwanted)
@@ -48,7 +48,7 @@ def init(folder: str) -> None:
 def list_names() -> None:
     """List the names that a command line can contain.
 
-    The list contains notebooks, suites, scenarios, attention kinds, patterns and presets.
+    These are the names of notebooks, suites, scenarios, attention functions, patterns and presets.
     """
     for title, lines in _names().items():
         width = max(map(len, lines))
@@ -82,7 +82,7 @@ def _names() -> dict[str, dict[str, str]]:
 
 
 def _title(notebook: Path) -> str:
-    """Return the title of a notebook, which is a question."""
+    """Return the title of a notebook, such as `When is sparse attention faster?`."""
     first = json.loads(notebook.read_text())["cells"][0]["source"]
     return "".join(first).splitlines()[0].lstrip("# ")
 
@@ -103,18 +103,18 @@ class NotebookCommand(click.Command):
     """A command whose help shows the parameters of the first notebook on its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Store the notebook, because `--help` ends the command before its arguments are read."""
+        """Store the notebook, because `--help` exits before click reads the arguments."""
         ctx.obj = next((path for name in args if (path := _notebook(name))), None)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, then the parameters in the notebook's parameters cell."""
+        """Write the options, and then the parameters from the notebook's parameters cell."""
         super().format_options(ctx, formatter)
         if not ctx.obj:
             return
         main, settings = _parameters(ctx.obj)
         title = f"Parameters of {ctx.obj.stem} (-p NAME=VALUE)"
-        for heading, lines in {title: main, "Settings (-p NAME=VALUE too)": settings}.items():
+        for heading, lines in {title: main, "More settings (-p NAME=VALUE)": settings}.items():
             if lines:
                 with formatter.section(heading):
                     formatter.write_dl(lines, col_max=34)
@@ -124,7 +124,7 @@ def _parameters(notebook: Path) -> list[list[tuple[str, str]]]:
     """Return the parameters of a notebook, and its settings.
 
     Returns:
-        Two lists, whose items are a declaration and its comment.
+        Two lists of pairs. Each pair contains a declaration and its comment.
     """
     cells = json.loads(notebook.read_text())["cells"]
     source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
@@ -153,13 +153,15 @@ def _notebook(name: str) -> Path | None:
 )
 @click.argument("model")
 @click.option(
-    "--memory", required=True, metavar="SIZE", help="Memory of one rank, such as 80GiB or 24GB."
+    "--memory", required=True, metavar="SIZE", help="Memory per rank, such as 80GiB or 24GB."
 )
 @option("--seq-len", 1024, "Sequence length, in tokens.", "N")
 @option("--batch-size", 1, "Global batch size, in sequences.", "N")
 @option("--dtype", None, "Dtype of weights and activations. Default: float32.")
-@option("--precision", None, "Training precision: mixed or pure. Default: mixed without --dtype.")
-@option("--kv-dtype", None, "Dtype of cached keys and values. Default: as --dtype.")
+@option(
+    "--precision", None, "Training precision: mixed or pure. Default: mixed, or pure with --dtype."
+)
+@option("--kv-dtype", None, "Dtype of cached keys and values. Default: same as --dtype.")
 @option("--optimizer", "adamw", "Optimizer: adamw, sgd or momentum.")
 @option("--attention-type", "dense", "Attention of a preset, such as dense or sparse.")
 @option("--ranks", 1, "Number of FSDP ranks. A formula estimates the memory per rank.", "N")
@@ -172,13 +174,13 @@ def plan(
     json_file: Path | None,
     **rest: Any,
 ) -> None:
-    """Check whether a model fits in memory, and show what uses it.
+    """Check whether a model fits in memory, and show what uses the memory.
 
     MODEL is a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
 
     The peaks are exact for live tensors. The process and its allocator need more memory. Mixed
     precision computes in bfloat16, and keeps weights and optimizer states in float32. Exit code 1
-    reports that nothing fits.
+    reports that the model does not fit for any use.
     """
     from nanolib.experiments.model import planning
     from nanolib.params import read_value

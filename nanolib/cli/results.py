@@ -115,7 +115,7 @@ def merge(databases: tuple[str, ...]) -> None:
     """Import the runs of other databases. A repeated import changes nothing."""
     from nanolib.store import Store, check_mergeable
 
-    for path in databases:  # One bad database must not leave half an import.
+    for path in databases:  # An invalid database must not cause a partial import.
         check_mergeable(Path(path), database_path())
     with Store() as store:
         for path in databases:
@@ -131,7 +131,7 @@ def merge(databases: tuple[str, ...]) -> None:
     "days",
     type=DAYS,
     metavar="DAYS",
-    help="Delete runs older than a number of days, such as 30d.",
+    help="Delete runs that are older than this many days, such as 30d.",
 )
 @click.option(
     "--keep",
@@ -156,7 +156,7 @@ def clean(days: float | None, keep: int | None, names: tuple[str, ...], dry_run:
 
     if days is None and keep is None and not names:
         raise BadInput(
-            "clean: no run is chosen; name the runs to delete, such as --older-than 30d, "
+            "clean: no run is chosen; name the runs to delete, with --older-than 30d, "
             "--keep 100 or --run ID"
         )
     with Store(create=False) as store:

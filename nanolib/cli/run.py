@@ -1,4 +1,4 @@
-"""Measure: run a suite or notebooks with `nano run`, and this machine with `nano doctor`."""
+"""Run suites and notebooks with `nano run`, and examine this machine with `nano doctor`."""
 
 import itertools
 import sys
@@ -94,7 +94,7 @@ def run(
 
         results = run_on_ray(jobs, shared, echo)
     else:
-        import_user_code(jobs)  # On Ray, each node imports its own code.
+        import_user_code(jobs)  # On Ray, each node imports the code itself.
         results = run_jobs(jobs, shared, echo, _conclude)
     echo("")
     echo_table(closing_table(results))
@@ -171,13 +171,13 @@ def _show_plan(jobs: list[Any]) -> None:
         total = [sum(ends) for ends in zip(*known, strict=True)]
         echo("", f"{scope}{_duration(total)}")
     if unknown:
-        echo("", "nanolib knows how long a notebook takes after its first run here.")
+        echo("", "nanolib can predict the duration of a notebook after one run on this machine.")
     if not ceilings:
-        echo("", "No time predictions yet: they need this machine's peak rates. Run: nano doctor")
+        echo("", "No time predictions yet. To measure this machine's peak rates, run: nano doctor")
 
 
 def _duration(seconds: Any) -> str:
-    """Return a duration as `: about 90 s (75 to 110 s) inside cases`, or nothing if unknown."""
+    """Return a duration as `: about 90 s (75 to 110 s) inside cases`, or no text if unknown."""
     if not seconds:
         return ""
     low, estimate, high = (f"{value:.0f}" for value in seconds)
@@ -185,7 +185,7 @@ def _duration(seconds: Any) -> str:
 
 
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
-    """Print one line per case. Neighboring cases without a prediction share a line."""
+    """Print one line per case. Neighboring cases without a memory plan share a line."""
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")

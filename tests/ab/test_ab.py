@@ -123,7 +123,7 @@ def test_a_terminal_is_asked_before_more_than_five_minutes(monkeypatch):
     _agree(300)
     assert not asked
     _agree(301)
-    assert asked == ["Go on?"]
+    assert asked == ["Continue?"]
 
 
 def test_setup_makes_what_the_function_is_called_with(repository, compared):
@@ -140,7 +140,7 @@ BAD = [
     ("begins begins --call work:only", "work:only: a call only starts the work and returns a"),
     ("base . --call json:dumps", "outside this version"),
     ("base . --call work", "--call: 'work' is not a function; write package.module:function"),
-    ("base . attention --call work:run", "--call: a function takes no notebook"),
+    ("base . attention --call work:run", "--call: cannot be combined with a notebook"),
     ("base . --setup work:run", "--setup: 'work:run' needs --call"),
     ("a.yml b.yml", "params: which notebook do a.yml and b.yml belong to?"),
 ]

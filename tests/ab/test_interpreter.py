@@ -64,7 +64,7 @@ def test_titles_name_what_differs_and_not_too_much():
         (["nowhere/python", sys.executable], "--python: 'nowhere/python' is not a program"),
         (["/bin/true", sys.executable], "--python: '/bin/true' does not run Python"),
         (["OLD", sys.executable], "is Python 3.8.1; give 3.11 or newer"),
-        ([sys.executable] * 3, "--python: 3 is given; give two"),
+        ([sys.executable] * 3, "--python: must be given twice, got 3"),
     ],
 )
 def test_bad_environments_are_one_line(repository, ab, pythons, said):

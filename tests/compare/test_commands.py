@@ -114,7 +114,7 @@ ACROSS = "scaled by the peak rates of both machines: "
         (8.0, 100.0, [f"{ACROSS}1 ", "24 equivalent"]),  # twice as slow, as its peaks say
         (4.0, 100.0, [f"{ACROSS}2.0", "8 regressed"]),
         (8.0, 101.0, ["8 changed", "deterministic metric changed"]),
-        (None, 100.0, ["left out: 8 latencies", "too few for a ratio", "16 equivalent"]),
+        (None, 100.0, ["excluded: 8 latencies", "too few for a ratio", "16 equivalent"]),
     ],
 )
 def test_a_reference_is_scaled_by_the_peaks_and_is_no_gate(tmp_path, predicted, flops, expected):

@@ -101,8 +101,8 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(store, tmp_pat
     *_, said = map(str, history_verdict([history]))
     assert "sticks out" in said and said.endswith("Next: nano ab rev6 rev7 attention.")
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])
-    assert ended.exit_code == 0 and "0 of 1 latency levels changed" in ended.output
-    assert "1 level(s) differ in the last one or two runs" in ended.output
+    assert ended.exit_code == 0 and "latency changed in 0 of 1 series" in ended.output
+    assert "in 1 series, only the last one or two runs differ" in ended.output
     assert "in 1 run so far" in ended.output
     assert ended.output.splitlines()[-2:] == [
         "to measure the revisions before and after a change in turns:",

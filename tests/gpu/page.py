@@ -1,4 +1,4 @@
-"""Write docs/gpu.md, which says what has been tested on which GPU: `python -m tests.gpu.page`, from outputs/reference/gpu."""
+"""Write docs/gpu.md, the list of tests on each GPU, from outputs/reference/gpu: `python -m tests.gpu.page`."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ PATHS = {
     "clock": "events, host and device times, warm-up, cold cache, clocks: a simulated stream"
     " (`tests/gpu/test_timing.py`)",
     "ceilings": "matrix products and copies: the same code on a CPU (`tests/meters`)",
-    "attention": "every attention kind and pattern on a CPU (`tests/run/test_walk.py`), masks and"
+    "attention": "every attention and pattern on a CPU (`tests/run/test_walk.py`), masks and"
     " gradients with FlexAttention's math path (`tests/models/test_flex.py`)",
     "patterns": "each pattern once on a CPU, forward and backward (`tests/models`)",
     "memory": "plans on a CPU (`tests/meters`), out of memory and reserved memory: stubs"
@@ -27,9 +27,9 @@ PATHS = {
     " (`tests/gpu/test_paths.py`)",
 }
 OTHERS = {
-    "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`). FP8 is rejected"
-    " until it is tested.",
-    "Apple (MPS)": "energy with IOReport on stubs (`tests/meters/test_sensors.py`). No float64.",
+    "AMD (ROCm)": "energy with amdsmi on stubs (`tests/meters/test_sensors.py`). nanolib rejects"
+    " FP8 on ROCm until FP8 is tested.",
+    "Apple (MPS)": "energy with IOReport on stubs (`tests/meters/test_sensors.py`). MPS has no float64.",
 }
 
 
@@ -60,9 +60,9 @@ def markdown(results):
 
 def _state(gpu, part):
     holds = [check["holds"] for check in part["checks"]]
-    text = f"{gpu}: {holds.count(True)} of {len(holds) - holds.count(None)} hold"
-    text += f", {holds.count(None)} need more than it has" if None in holds else ""
-    return f"{text}; then it ended ({part['broke']})" if part["broke"] else text
+    text = f"{gpu}: {holds.count(True)} of {len(holds) - holds.count(None)} checks"
+    text += f", {holds.count(None)} need other hardware" if None in holds else ""
+    return f"{text}; the part did not finish ({part['broke']})" if part["broke"] else text
 
 
 def results():
