@@ -38,7 +38,7 @@ def scaled(value: float, unit: str) -> str:
 def format_with_interval(value: float, low: float | None, high: float | None) -> str:
     """Format a number with its interval, such as `12.3 [12.1 … 12.5]`.
 
-    An exact number, or a number with an end that is None or NaN, has no brackets.
+    A number has no brackets if it is exact, or if an end of the interval is None or NaN.
     """
     if low is None or high is None or low == high or math.isnan(low) or math.isnan(high):
         return format_number(value)

@@ -44,7 +44,7 @@ def test_assignment_is_validated_and_refused_whole():
             "config.attention_type: 'spare' is not a known attention kind; use one of",
         ),
         ({"d_model": 0}, "config.d_model: Input should be greater than 0, got 0"),
-        ({"d_model": True}, "config.d_model: True is true or false"),
+        ({"d_model": True}, "config.d_model: True is not valid; give a number"),
         ({"num_kv_heads": 3}, "config.num_kv_heads: 3 does not divide num_heads 8"),
         ({"n_layers": 2}, "config.n_layers: unknown name; did you mean num_layers?"),
         (

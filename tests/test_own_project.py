@@ -129,7 +129,7 @@ def project(tmp_path, python):
 def test_it_is_the_wheel_and_no_checkout(project):
     told = project.call(project.python, "-c", "import nanolib; print(nanolib.__file__)").stdout
     assert told.startswith(str(Path(project.python).parents[1]))
-    assert "run: nano init DIR" in project.nano("run", "quick").stderr
+    assert "run `nano init DIR`" in project.nano("run", "quick").stderr
 
 
 def test_the_wheel_contains_the_notebooks_params_files_and_docs(wheel):

@@ -149,7 +149,7 @@ def test_an_estimates_ends_are_those_of_its_power():
     window = Window("w", 0.0, 4.0)
     energy, *rest = _metered(Track(source, readings)).measurements(window, idle=window)
     assert (energy.low, energy.estimate, energy.high) == (40.0, 80.0, 200.0)
-    assert energy.message == "estimated from the use of the cores: a range, not a reading"
+    assert energy.message == "estimated from the utilization of the cores: a range, not a reading"
     assert "net_energy" not in {row.metric for row in rest}
 
 
@@ -177,7 +177,7 @@ class _Counter(_Clock):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (lambda: _Clock(0.0), "test of bench read 0 W, which is not a valid reading; "),
+        (lambda: _Clock(0.0), "test of bench read 0 W, so the readings are not valid; "),
         (
             lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
             "replay of trace read 0 W, which is ",

@@ -1,1 +1,1 @@
-"""Measure durations: `clock` times blocks, `latency` times calls, and `ranks` times ranks."""
+"""Measure durations: `clock` times blocks, `latency` times calls, `ranks` times several ranks."""
