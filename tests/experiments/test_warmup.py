@@ -60,7 +60,7 @@ def test_a_curve_that_keeps_falling_gives_no_answer(noise):
         (
             np.where((STEP < 4) | (STEP // 4 == 8), 1.15, 1.0),
             0.04,
-            "from step 1 on the steps still",
+            "from step 1 on, the steps still",
         ),
     ],
 )

@@ -180,7 +180,7 @@ class _Counter(_Clock):
         (lambda: _Clock(0.0), "test of bench read 0 W, so the readings are not valid; "),
         (
             lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
-            "replay of trace read 0 W, which is ",
+            "replay of trace read 0 W, so the ",
         ),
         (lambda: _Counter(lambda t: 50 * min(t, 0.1)), "test of bench did not change in "),
     ],

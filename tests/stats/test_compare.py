@@ -180,7 +180,7 @@ def test_higher_is_better_turns_the_words_round(compared):
 def test_what_cannot_be_compared_is_refused(compared):
     with pytest.raises(TooFewSamples, match="base: 5 blocks are too few"):
         compared([1] * 5, [1] * 6)
-    with pytest.raises(BadInput, match="current: must be greater than 0"):
+    with pytest.raises(BadInput, match="current: each value must be greater than 0"):
         compared([1] * 6, [0] * 6)
     with pytest.raises(BadInput, match="7 blocks, but base has 6"):
         compare_paired([1] * 6, [1] * 7)

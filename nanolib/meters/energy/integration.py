@@ -153,6 +153,6 @@ def _checked(
 def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:
     if start_s < t[0] or end_s > t[-1]:
         raise BadInput(
-            f"start_s, end_s: {start_s} to {end_s} s exceeds the samples, {t[0]} to {t[-1]} s; "
+            f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
             "take samples before and after the window"
         )
