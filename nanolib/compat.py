@@ -60,7 +60,8 @@ def create_model(
     Args:
         config: Config, or a mapping of sizes such as a value of `MODEL_CONFIGS`. Missing sizes have
             the values of the preset `small`.
-        context_length: Length of the longest sequence, in tokens. None means that of `config`.
+        context_length: Length of the longest sequence, in tokens, or None to use the length in
+            `config`.
         device: Device of the weights. The device `meta` allocates no memory.
         seed: Seed of the weights, as in `nanolib.create_model`.
         fields: More fields of `NanoConfig`, such as `vocab_size`.
@@ -80,7 +81,7 @@ def _series(step: Callable[[], object], device: torch.device | str, **counts: in
     Args:
         step: Function to call.
         device: Device on which the function computes.
-        counts: Number of warm-up calls, and then number of timed calls. Errors use the names.
+        counts: Name in errors → number of calls: first the warm-up calls, and then the timed calls.
     """
     for (name, value), least in zip(counts.items(), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

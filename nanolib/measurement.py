@@ -92,7 +92,7 @@ class Flag(enum.StrEnum):
     BUSY_MACHINE = "busy_machine", "other programs used the CPUs; repeat the run on an idle machine"
     SEQUENTIAL = "sequential", "cases did not fit in memory together; ratios include machine drift"
     OUTLIERS_REMOVED = "outliers_removed", "nanolib removed outliers, so the interval is not valid"
-    MASK_IS_DENSE = "mask_is_dense", "the mask removes nothing; reduce the tiles (block_size)"
+    MASK_IS_DENSE = "mask_is_dense", "the mask removes nothing; reduce the tile size (block_size)"
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}

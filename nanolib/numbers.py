@@ -4,7 +4,7 @@ import math
 
 
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
-    """Format a number with as many significant digits as its interval supports, 3 to 6.
+    """Format a number with 3 to 6 significant digits, as many as its interval supports.
 
     Args:
         value: Number to format.

@@ -16,12 +16,12 @@ from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 _MOST_LINES = 20  # Maximum number of errors in a message.
 _MOST_INT = 2**63 - 1  # The largest integer that SQLite can store.
 Values = Mapping[str, Any]  # Name of a field → value.
-# Unicode categories of control characters, half characters and line ends.
+# Unicode categories of control and format characters, surrogates, and separators of lines.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class StrictModel(pydantic.BaseModel):
-    """A pydantic model that refuses unknown names, NaN, and booleans instead of numbers.
+    """A pydantic model that refuses unknown names, NaN, and a boolean for a number.
 
     Bad values raise `BadInput` with one line per bad field. An assignment checks the whole object,
     and a refused assignment changes nothing.

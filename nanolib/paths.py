@@ -9,7 +9,7 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` finds the run of a job by the value `TOKEN/NAME`.
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` sets `TOKEN/NAME`, to find the run of a job.
 DATABASE = "results.sqlite"
 
 
@@ -53,7 +53,7 @@ def installed_workbook() -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Replace `~` in a path by the home folder, unless the user does not exist."""
+    """Replace `~` in a path with the home folder, unless the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -99,8 +99,8 @@ def put_in_place(target: Path) -> Iterator[Path]:
         target: The file to create.
 
     Yields:
-        A temporary path, to write the file within the context. When the context ends, nanolib moves
-        the file to the target. After an exception, nanolib deletes the file.
+        A temporary path. Write the file to this path within the context. When the context ends,
+        nanolib moves the file to the target. After an exception, nanolib deletes the file.
 
     Raises:
         FileExistsError: The target already exists.

@@ -1,7 +1,7 @@
 """Import the names that nanolib uses from private modules of torch, all in one place.
 
 A new version of torch may move or change each name here. Modules that leave torch unloaded do not
-import this module. A module that needs a private name only later imports that name itself.
+import this module. If torch must load a private name late, the module that uses it imports it.
 """
 
 # A plan within a plan uses the mode of the outer plan. torch cannot mix tensors of two modes.

@@ -65,7 +65,7 @@ def operand_bytes(device: str, ceiling: str) -> int:
 def _second_half(
     clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Take blocks for the whole budget and return the second half of them."""
+    """Take blocks for the whole budget, and return the second half of the blocks."""
     start, calls, blocks = time.perf_counter(), list(phases.values()), []
     while time.perf_counter() - start < budget_s or len(blocks) < 12:
         blocks.append(clock.time_block(calls, _SUSTAINED_CALLS, 1))

@@ -191,7 +191,7 @@ class _Counter(TorchDispatchMode):
 def _is_product(name: str) -> bool:
     """Return whether an operation without a formula may multiply matrices.
 
-    A custom operation may always multiply matrices.
+    nanolib assumes that each custom operation may multiply matrices.
     """
     namespace, _, operation = name.partition("::")
     if namespace not in _KNOWN_NAMESPACES:

@@ -53,7 +53,7 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
     If the driver does not report the present power, read the mean power over a second.
 
     Raises:
-        NVMLError: The driver reports no power.
+        NVMLError: The driver does not report the power.
     """
     with contextlib.suppress(nvml.NVMLError):
         if (watts := instant_watts(nvml, gpu)) > 0:
@@ -62,7 +62,7 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
 
 
 class GpuState:
-    """Record the readings of one GPU's sensors, or no readings without a driver.
+    """Record the readings of one GPU's sensors. Without a driver, there are no readings.
 
     Args:
         device: Name of the GPU in torch.

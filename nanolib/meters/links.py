@@ -28,8 +28,9 @@ def time_collectives(
     """Measure the time of collectives of several sizes on this rank, in interleaved blocks.
 
     Returns:
-        A mapping per collective and size, with `collective`, `payload` (bytes per rank), `messages`
-        (number in sequence), `sent` (bytes that each rank sends) and `blocks` (time per block, ms).
+        A mapping per collective and size. `collective` is the name, and `payload` is the number of
+        bytes per rank. `messages` is the number of consecutive messages, and `sent` is the number
+        of bytes that each rank sends. `blocks` contains the time in each block, ms.
     """
     world = dist.get_world_size()
     rows, calls = {}, {}

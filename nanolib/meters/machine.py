@@ -26,7 +26,7 @@ FP8_COMPUTE_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine. Its `machine_id` depends on the hardware but not on the version of torch.
+    """Hardware and software of a machine. `machine_id` does not depend on the version of torch.
 
     Attributes:
         cpu: Model of the CPU.
@@ -192,12 +192,12 @@ def usable_cores() -> int:
 
 
 def usable_cpus() -> set[int]:
-    """Return the numbers of the CPUs that this process may use, or no number if not known."""
+    """Return the numbers of the CPUs that this process may use, or an empty set if not known."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def cpu_quota() -> float:
-    """Return the CPU time that control groups allow, in cores. Without a quota, it is infinite."""
+    """Return the CPU time that control groups allow, in cores, or infinity without a quota."""
     return min((quota for _, quota in _quotas()), default=math.inf)
 
 

@@ -27,7 +27,7 @@ class Part(NamedTuple):
     """A group of tensors. nanolib adds up their bytes.
 
     Attributes:
-        kind: A `MemoryKind`.
+        kind: Kind of memory use, a `MemoryKind`.
         module: Name of the module that made the tensors, or `blocks.*` for all blocks of a stack.
         operation: Operation that made the tensors, such as `aten::addmm`, or an empty string if
             the tensors existed before the call.
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """Memory use at its peak.
+    """Memory use of a call at a peak.
 
     Attributes:
         parts: Bytes of each part, which add up to the peak.
@@ -146,9 +146,9 @@ class MemoryTracker(LiveBytes):
         """Count tensors that existed before the call, each weight in its module.
 
         Args:
-            kind: A `MemoryKind`.
+            kind: Kind of memory use of the tensors, a `MemoryKind`.
             tensors: Existing tensors of the kind.
-            owners: `id` of an optimizer state → its weight. The module of that weight counts.
+            owners: `id` of an optimizer state → its weight. The state counts in that module.
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         names = {id(tensor): name for name, tensor in named}

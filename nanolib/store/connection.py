@@ -17,7 +17,7 @@ from nanolib.store.schema import (
 )
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
-# A merge keeps the copy of a run with the greater rank: done, more finished cases, and more rows.
+# A merge keeps the copy of a run with the greater rank, by status, finished cases, and rows.
 _RANK = (
     "({run}.status = 'done',"
     " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
@@ -92,7 +92,7 @@ class Connection:
 
         Raises:
             BadInput: The other database is missing, is this database, or contains an invalid row.
-                After an error, this database contains none of the runs.
+                After an error, this database is unchanged.
         """
         check_mergeable(path, self.path)
         self.connection.execute("ATTACH DATABASE ? AS other", (str(path),))

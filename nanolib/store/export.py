@@ -90,7 +90,7 @@ _TEXTS = {
     "driver",
 }
 _DROPPED = ("traceback", "corpus")  # JSON keys that an export leaves out.
-_REQUIRED = {"process", "launch"}  # An export has these columns for the schema, with empty text.
+_REQUIRED = {"process", "launch"}  # The schema requires these columns. An export leaves them empty.
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )

@@ -40,8 +40,8 @@ class Reader(Connection):
         """Read the rows of a trace table, in the order in which nanolib recorded the rows.
 
         Args:
-            table: Name of the table, which is `power_samples`, `sections`, `tokens`, `layers`,
-                `statistics` or `ops`.
+            table: Name of the table: `power_samples`, `sections`, `tokens`, `layers`, `statistics`
+                or `ops`.
             run_ids: IDs of the runs, or None for all runs.
 
         Returns:

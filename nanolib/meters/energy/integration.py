@@ -14,8 +14,8 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
     """Compute the energy between two moments from samples of power.
 
     nanolib interpolates linearly between samples. Two samples at one moment are a step. A NaN is a
-    gap, and an unusually long time between two samples is a gap too. In a gap, the bounds assume
-    the smallest and the largest sample.
+    gap, and an unusually long time between two samples is a gap too. In a gap, the bounds use the
+    smallest and the largest of all samples.
 
     Args:
         t_s: Moments of the samples in order, s, shape [n].
@@ -96,7 +96,7 @@ def count(
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
-    # A reading is at most `lag_s` old. Readings from `lag_s` after an edge are not from before it.
+    # A reading is at most `lag_s` old, so a reading `lag_s` after an edge is newer than the edge.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
     unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
     unsure += float(min(steps[steps > 0], default=0.0))
@@ -113,8 +113,8 @@ def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np
         lag_s: Largest age of a reading, s.
 
     Returns:
-        Steps, J, shape [n − 1]. NaN marks a reset of the counter, which is a negative step or a
-        step that is larger than any power allows.
+        Steps, J, shape [n − 1]. NaN marks a reset of the counter: a negative step, or a step that
+        is larger than any power allows.
     """
     steps = np.diff(joules)
     most = MOST_W * (np.diff(t_s) + lag_s)

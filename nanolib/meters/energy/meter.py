@@ -74,7 +74,7 @@ class Track:
         """Compute the energy of a window, J.
 
         Raises:
-            BadInput: There are too few readings around the window, or they are not valid.
+            BadInput: There are too few readings around the window, or the readings are not valid.
         """
         # Copy the readings, because the thread adds readings.
         t, watts, joules, low, high = np.array([*self.readings]).T

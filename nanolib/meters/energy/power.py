@@ -63,7 +63,7 @@ _Way = tuple[str, str, Callable[[], float]]  # Fields `name`, `unit` and `ask` o
 
 
 def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> Sensor:
-    """Return the first of several sensors that works, or raise the error of the last sensor.
+    """Return the first sensor that works, or raise the error of the last sensor.
 
     A driver may return 0 for an unsupported reading. Therefore, nanolib skips a sensor that reads 0
     if there is another sensor.
@@ -211,7 +211,7 @@ class _Zone:
 
 
 def _rapl(root: Path) -> Iterator[Sensor]:
-    """Yield a sensor per package. It adds the DRAM, which the package's counter does not include.
+    """Yield a sensor per package. The sensor adds the energy of the DRAM to that of the package.
 
     Cores are part of a package, and a package is part of psys, so nanolib skips cores and psys.
     """

@@ -109,8 +109,8 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         Moments since the first sample, s, and power at each moment, W.
 
     Raises:
-        BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a line
-            that is not a time and a power or is out of order.
+        BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a bad
+            line. A bad line is not a time and a power, or is out of order.
     """
     import pandas as pd  # An import of pandas is slow.
 

@@ -119,7 +119,7 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
 
 
 def role_of(name: str, module: nn.Module) -> str:
-    """Return the role of a module, by a name for all models, or an empty string for a container."""
+    """Return the role of a module, the same in all models, or an empty string for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -211,7 +211,7 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
-    """Compute means over queries: the entropy (nats), the largest weight, the share near zero.
+    """Compute a query's mean entropy (nats) and mean largest weight, and the share near zero.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.

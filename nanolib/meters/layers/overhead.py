@@ -72,7 +72,7 @@ def measure_overhead(
     each detailed call. The time of a call includes the time to queue its rows.
 
     Args:
-        model: The model that is profiled.
+        model: Model to profile.
         call: Function that calls the model once.
         modes: Name of each mode -> its settings.
         scope: Start of the scope of the rows.
@@ -83,9 +83,9 @@ def measure_overhead(
 
     Yields:
         `overhead` of each mode as a share of the bare call's wall time. The first row, `again`,
-        compares bare calls with bare calls. Details are `cpu` (overhead in CPU time of the thread),
-        `threads` (share of CPU time in which another thread reads power), `pass_ms` (time of a
-        detailed call) and `plain_ms` (time of a bare call).
+        compares bare calls with bare calls. The detail `cpu` is the overhead in CPU time of the
+        thread. `threads` is the share of time in which another thread reads power. `pass_ms` is
+        the time of a detailed call, and `plain_ms` is the time of a bare call.
     """
     synchronize = synchronizer(next(model.parameters()).device)
     calls = 1

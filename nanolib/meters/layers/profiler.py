@@ -179,7 +179,7 @@ class LayerProfiler:
         return timed
 
     def _time_in_detail(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for detailed calls. Its times exclude the computation of statistics."""
+        """Wrap a module for detailed calls, with times that exclude the computing of statistics."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +268,7 @@ class LayerProfiler:
 
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""
-        self.flush()  # First, because reading torch's profiler takes longer than the calls.
+        self.flush()  # Queue the rows first, because reading torch's profiler is slow.
         for call in self._profiled:
             spent = Counter()
             events = call.profile.events()

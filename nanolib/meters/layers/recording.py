@@ -19,7 +19,7 @@ _SAMPLE = 2048  # Largest number of elements in the sample of an output.
 # output. A small output has only a copy. The tensors stay on the device.
 OutputSample = tuple[torch.Tensor, ...]
 
-# A module, its caller, the start, the end, and the numbers of pauses before the start and the end.
+# A mark is a module, its caller, its start, its end, and the numbers of pauses before both moments.
 Mark = tuple[str, str | None, Any, Any, int, int]
 
 
@@ -121,7 +121,7 @@ def sample_of(out: torch.Tensor) -> OutputSample:
 def summarize(
     outputs: Mapping[Any, OutputSample], near_zero: float
 ) -> Iterator[tuple[Any, str, float]]:
-    """Compute the statistics of outputs, in one stack for samples of equal size to save time.
+    """Compute the statistics of outputs. To save time, nanolib stacks samples of equal size.
 
     Args:
         outputs: Key of an output -> result of `sample_of`.
@@ -157,8 +157,8 @@ class ProfilingConfig(StrictModel):
         modules: Whether to time all modules in each k-th call. Every call times the blocks, and
             the leaf modules outside blocks.
         capture_activations: Whether to summarize the outputs of timed modules in each k-th call.
-        deep_profiling: Whether to profile operations or attention weights in each k-th call, by
-            turns.
+        deep_profiling: Whether to profile operations or attention weights, alternately, in each
+            k-th call.
         every_nth_layer: Number n. The profiler times the modules of each n-th block only.
         every_kth_token: Number k of model calls from one detailed call to the next.
         near_zero: Magnitude below which activations and attention weights count as near zero.

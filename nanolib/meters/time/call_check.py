@@ -1,4 +1,4 @@
-"""Check in the first two calls of a function whether the time of a call has a meaning.
+"""Check whether the time of a function is meaningful, from the results of its first two calls.
 
 The time of a call that only starts its work, or that returns a cached result, is meaningless. If
 torch stops compiling a function, nanolib must not time it as a compiled function.

@@ -49,14 +49,14 @@ def measure(
         device: Device on which `fn` computes. nanolib uses the clock of this device.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
-        outliers: How to treat outliers. `keep` flags outliers. `remove` drops outliers, which
-            reproduces results of other tools, and flags the row.
+        outliers: How to treat outliers. `keep` flags outliers. `remove` drops outliers, as some
+            other tools do, and flags the row.
         cold: Whether to overwrite the last-level cache before each call.
-        collect: Function that takes the blocks, or None to take blocks until sampling stops.
+        collect: Function that takes all blocks, or None to use nanolib's stopping rule.
 
     Returns:
-        A `latency` row, ms, whose estimate is the median of block medians. The detail `stop`
-        is the reason why sampling stopped.
+        A `latency` row, ms. The estimate is the median of block medians. The detail `stop` is the
+        reason why sampling stopped.
 
     Raises:
         BadInput: `rel_ci` or `budget_s` is not positive, torch stops compiling `fn`, or a call only

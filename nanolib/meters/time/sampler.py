@@ -39,8 +39,8 @@ class Timing:
         total: Scope of the row of the phases' sum, if there are several phases.
         outliers: How to treat outliers, `keep` or `remove`.
         cold: Whether to overwrite the last-level cache before each call.
-        collect: Function that takes the blocks, or None to take blocks until sampling stops.
-            `nano ab` sets a function that interleaves the blocks of two versions.
+        collect: Function that takes all blocks, or None to use nanolib's stopping rule. `nano ab`
+            sets a function that interleaves the blocks of two versions.
     """
 
     phases: Mapping[str, Call]
@@ -63,8 +63,8 @@ class BlockSampler:
         timing: Phases and stopping rule.
 
     Attributes:
-        stop: Reason why sampling stopped, which is `precision`, `budget`, `max_blocks` or
-            `collected`, or an empty string before the end.
+        stop: Reason why sampling stopped: `precision`, `budget`, `max_blocks` or `collected`.
+            Before the end, the reason is an empty string.
     """
 
     def __init__(self, clock: Clock, timing: Timing) -> None:
@@ -181,8 +181,8 @@ def pause_collector() -> Iterator[None]:
     """Switch the garbage collector off and freeze all objects, so that `gc.collect()` is fast.
 
     At the end, nanolib restores the collector's state. Objects that other code froze stay frozen.
-    Within `settled_heap`, nanolib freezes newer objects only if there are many newer objects, for
-    example after compilation.
+    Within `settled_heap`, nanolib freezes newer objects only if there are many of these objects,
+    for example after compilation.
     """
     was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
     with _freezing() as freezes:
@@ -208,7 +208,7 @@ def settled_heap() -> Iterator[Callable[[], None]]:
     collections.
 
     Yields:
-        A function to call between cases. If other code has frozen objects, it does nothing.
+        A function to call between cases. The function does nothing if other code froze objects.
     """
     within = _frozen_here
 

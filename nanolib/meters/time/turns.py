@@ -114,8 +114,8 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that have both.
 
-    nanolib leaves out busy rounds if at least 20 rounds are clean. Six clean rounds are enough if
-    they are at least three quarters of all rounds. Otherwise, all rounds count, and the row has a
+    nanolib leaves out busy rounds if at least 20 rounds are clean. Six or more clean rounds are
+    enough if they are three quarters of all rounds. Otherwise, all rounds count, and the row has a
     flag.
 
     Args:
