@@ -242,7 +242,7 @@ def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
-    """Return the change that a t-test at level `alpha` finds in 80 of 100 runs, as a share."""
+    """Return the change that a two-sided t-test at `alpha` finds in 80 of 100 runs, as a share."""
     return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
 
 
