@@ -1,4 +1,4 @@
-"""Offer nanolib's measurements under names that users of other suites know.
+"""Provide nanolib's measurements with the function names of other benchmark suites.
 
 For intervals, flags and all samples, use `nanolib.measure`, which returns a `Measurement`.
 """
@@ -58,9 +58,10 @@ def create_model(
     """Build a transformer with random weights.
 
     Args:
-        config: Config, or sizes such as a value of `MODEL_CONFIGS`. Missing fields have the values
-            of the preset `small`.
-        context_length: Length of the longest sequence, in tokens, or None for that of `config`.
+        config: Config, or a mapping of sizes such as a value of `MODEL_CONFIGS`. Missing sizes have
+            the values of the preset `small`.
+        context_length: Length of the longest sequence, in tokens, or None to use the length in
+            `config`.
         device: Device of the weights. The device `meta` allocates no memory.
         seed: Seed of the weights, as in `nanolib.create_model`.
         fields: More fields of `NanoConfig`, such as `vocab_size`.
@@ -80,7 +81,7 @@ def _series(step: Callable[[], object], device: torch.device | str, **counts: in
     Args:
         step: Function to call.
         device: Device on which the function computes.
-        counts: Number of warm-up calls and number of timed calls, each with its name in errors.
+        counts: Name in errors → number of calls: first the warm-up calls, and then the timed calls.
     """
     for (name, value), least in zip(counts.items(), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -106,17 +107,17 @@ def _mean_and_sd_s(
 def benchmark_with_statistics(
     func: Callable[[], object], trials: int = 20, warmup: int = 5, *, remove_outliers: bool = False
 ) -> Measurement:
-    """Return the latency of a function, from single calls.
+    """Measure the latency of a function in single calls.
 
     Args:
         func: Function to call without arguments.
         trials: Number of timed calls.
         warmup: Number of calls before the timed calls.
-        remove_outliers: Whether to remove samples beyond Tukey's inner fences, which `method` then
-            reports. By default, outliers are labeled and kept.
+        remove_outliers: Whether to remove samples beyond Tukey's inner fences. If true, `method`
+            reports the removal. By default, nanolib flags outliers and keeps all samples.
 
     Returns:
-        Latency in ms. The mean, the standard deviation and percentiles are in its details.
+        Latency, ms. The details contain the mean, the standard deviation and percentiles.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     samples = _series(func, device, warmup=warmup, trials=trials)
@@ -202,11 +203,11 @@ def profiled_tree_attn_decode(
 
 
 class MemoryProfiler:
-    """A context manager that records peak memory, which you read after the block.
+    """Record the peak memory within a `with` statement. Read the memory after the statement.
 
     Args:
         device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
-        existing: Tensors from before the block that also count on a CPU, such as weights.
+        existing: Earlier tensors that also count on a CPU, such as weights.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class MemoryProfiler:
     def _live(self) -> int:
         if self._peak.live is None:
             raise BadInput(
-                "MemoryProfiler: nothing is recorded yet; read the memory after the `with` block"
+                "MemoryProfiler: no memory is recorded yet; read it after the `with` statement"
             )
         return self._peak.live
 
@@ -239,7 +240,7 @@ class MemoryProfiler:
     def peak_memory_cpu(self) -> float:
         """Return the peak memory of live tensors on the CPU, GiB.
 
-        If the block ran on a GPU, return the increase of the resident set instead.
+        If the device is a GPU, return the increase of the resident set instead.
         """
         if not self._device.startswith("cuda"):
             return self._live() / _GIB
@@ -249,7 +250,7 @@ class MemoryProfiler:
         """Return peak live memory divided by peak reserved memory, in [0, 1].
 
         On a GPU, CUDA's allocator reports the reserved memory. On a CPU, the reserved memory is the
-        increase of the resident set plus the earlier tensors.
+        increase of the resident set plus the bytes of `existing`.
 
         Raises:
             BadInput: This system does not report the peak of the resident set.
@@ -259,8 +260,8 @@ class MemoryProfiler:
         if reserved is None:
             if self._resident.resident is None:
                 raise BadInput(
-                    "MemoryProfiler: this system does not report the resident peak, "
-                    "so there is no efficiency score"
+                    "MemoryProfiler: this system does not report the peak of the resident set; "
+                    "compute the efficiency score on Linux or on a GPU"
                 )
             reserved = self._resident.resident + self._peak.before
         return min(1.0, live / reserved) if reserved else 1.0

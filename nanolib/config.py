@@ -1,4 +1,4 @@
-"""Define the config of a model, its presets, and the names of attention kinds and patterns."""
+"""Define the config of a model, and the names of presets, attentions and patterns."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -10,23 +10,23 @@ from nanolib.params import StrictModel
 ATTENTION_KINDS = {
     "dense": "scaled_dot_product_attention with the backends math, flash, efficient and cudnn",
     "flash_attn": "the flash-attn package, if it is installed (CUDA)",
-    "flex": "compiled FlexAttention over a pattern",
-    "sparse": "computes only the tiles that a pattern keeps",
-    "own": "a function of yours: call: package.module:function",
+    "flex": "compiled FlexAttention with a pattern",
+    "sparse": "kernels that compute only the tiles that a pattern keeps",
+    "own": "your own function (call: package.module:function)",
 }
-# If attention is causal, each pattern leaves out later keys.
+# If attention is causal, each pattern also leaves out the keys after the query.
 ATTENTION_PATTERNS = {
     "window": "attends to the nearest keys",
     "local_global": "attends to the nearest keys and the first global_tokens",
-    "strided": "attends to the query's tile and every n-th tile from there",
+    "strided": "attends to the query's tile and every n-th tile before and after",
     "block": "attends to the query's chunk of window tokens",
     "random": "attends to the query's tile and random tiles",
     "bigbird": "attends to the nearest keys, the first global_tokens, and random tiles",
     "document": "attends to the keys of the query's packed document",
     "prefix_lm": "attends to all earlier keys, and to the whole prefix",
-    "own": "a mask_mod of yours: mask_mod: package.module:function",
+    "own": "your own mask (mask_mod: package.module:function)",
     "top_k": "attends to the tiles with the highest estimated scores",
-    "threshold": "attends to the tiles with a share (mass) of the estimated attention",
+    "threshold": "attends to the fewest tiles with a share (mass) of the estimated attention",
     "dca": "attends to the nearest keys, keys with a high learned score, and random keys",
 }
 
@@ -37,8 +37,8 @@ Size = Annotated[int, pydantic.Field(gt=0, le=16_777_216)]
 class NanoConfig(StrictModel):
     """The shape of a transformer.
 
-    Assignments are checked. `config.attention_type = "sparse"` works, and a bad value raises
-    `BadInput` without a change.
+    nanolib checks each assignment. For example, `config.attention_type = "sparse"` works. A bad
+    value raises `BadInput` and changes nothing.
 
     Attributes:
         vocab_size: Number of tokens in the vocabulary.
@@ -50,7 +50,7 @@ class NanoConfig(StrictModel):
             `num_heads`.
         d_ff: Inner width of the MLP. None means a width of 4 · d_model.
         norm: Normalization, always `rmsnorm`.
-        mlp: Kind of MLP, `swiglu` with three matrices or `gelu` with two.
+        mlp: Design of the MLP, `swiglu` with three matrices or `gelu` with two matrices.
         positional: Positional encoding, `rope` or `none`.
         tie_embeddings: Whether the output head uses the weights of the embedding.
         attention_type: Name of an attention in `ATTENTION_KINDS`.
@@ -101,13 +101,13 @@ class NanoConfig(StrictModel):
             )
         if self.positional == "rope" and self.head_dim % 2:
             raise ValueError(
-                f"num_heads: {self.num_heads} gives an odd head_dim {self.head_dim}, "
-                "which RoPE cannot turn; choose heads that give an even head_dim"
+                f"num_heads: {self.num_heads} gives head_dim {self.head_dim}, but RoPE needs an "
+                "even head_dim; choose another num_heads"
             )
         if self.num_heads % self.kv_heads:
             raise ValueError(
                 f"num_kv_heads: {self.num_kv_heads} does not divide num_heads {self.num_heads}; "
-                "choose a divisor of the heads"
+                "choose a divisor of num_heads"
             )
         return self
 
@@ -138,9 +138,9 @@ class NanoConfig(StrictModel):
         return embeddings + self.num_layers * block + d
 
     def decoded_parameters(self, batch_size: int) -> int:
-        """Return the number of weights that the decoding of one token per sequence reads.
+        """Return the number of weights that a model reads to decode one token per sequence.
 
-        For an untied embedding, only one row per token is read.
+        The model reads only one row per token of an untied embedding.
 
         Args:
             batch_size: Number of sequences.
@@ -181,13 +181,13 @@ _UNTIED = {"tie_embeddings": False}
 _GELU = {"mlp": "gelu"}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # With 4.2 million weights, two CPU cores train a step in a tenth of a second.
+    # With 4.2 million weights, a training step takes a tenth of a second on two CPU cores.
     "decoder_nano": _preset(256, 4, 4, 1024, 4096, **_sparse(128, 16, 8)),
     "decoder_tiny": _preset(512, 6, 8, 1024, 50257, **_sparse(256, 32, 16)),
     "decoder_small": _preset(768, 12, 12, 2048, 50257, **_sparse(512, 64, 32)),
     "decoder_medium": _preset(1024, 24, 16, 4096, 50257, **_sparse(1024, 128, 64)),
-    # The next five sizes are from assignment 2 of Stanford's CS336 in 2025. A later handout gives
-    # the name `xl` to the size of 2.7B.
+    # The next five sizes are from assignment 2 of Stanford's CS336 in 2025. A later handout uses
+    # the name `xl` for the size of `2.7B`.
     "small": _preset(768, 12, 12, 512, 10000, d_ff=3072, **_UNTIED),
     "medium": _preset(1024, 24, 16, 512, 10000, d_ff=4096, **_UNTIED),
     "large": _preset(1280, 36, 20, 512, 10000, d_ff=5120, **_UNTIED),

@@ -1,4 +1,4 @@
-"""Find the packages that nanolib needs and that are not installed.
+"""Find the packages that nanolib needs but that are not installed.
 
 This module imports only the standard library, so that a command can import it first.
 """
@@ -29,7 +29,7 @@ NEEDED_BY = {
 
 
 def missing() -> dict[str, list[str]]:
-    """Return the packages that are not installed, for each part of nanolib that needs one."""
+    """Return the missing packages of each part of nanolib that lacks a package."""
     found = {}
     for part, packages in NEEDED_BY.items():
         if gone := [package for package in packages if find_spec(package) is None]:
@@ -47,5 +47,5 @@ def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
     parts = "; ".join(
         f"{', '.join(packages)} (needed for {part})" for part, packages in found.items()
     )
-    end = "nothing was run" if stops else "the rest runs"
-    return f"not installed: {parts}; {end}; run: pip install -e . in nanolib's folder"
+    end = "nothing was run" if stops else "other parts of nanolib work"
+    return f"not installed: {parts}; {end}; run `pip install -e .` in nanolib's folder"

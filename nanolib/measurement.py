@@ -1,4 +1,4 @@
-"""Declare metrics, statuses, flags and provenance, and the `Measurement` that contains a result."""
+"""Declare metrics, statuses, flags and provenance, and define `Measurement` for results."""
 
 import difflib
 import enum
@@ -31,7 +31,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """Kinds of memory use, in the order of charts and tables. Only FSDP has gathered weights."""
+    """Categories of memory use, in the order of charts and tables. Only FSDP gathers weights."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -49,7 +49,7 @@ MOST_LABEL = 200  # Maximum length of a run's label, in characters.
 
 
 class RunStatus(enum.StrEnum):
-    """Status of a run. `DONE` is written last, and means that all results are stored."""
+    """Status of a run. nanolib writes `DONE` last, so `DONE` means that all results are stored."""
 
     RUNNING = "running"
     DONE = "done"
@@ -68,7 +68,7 @@ class Provenance(enum.StrEnum):
 
 
 class Flag(enum.StrEnum):
-    """A label with an explanation, shown next to a number that the label never changes."""
+    """A label with an explanation. nanolib shows the label next to a number."""
 
     def __new__(cls, name: str, text: str) -> Self:
         """Create a flag with its explanation."""
@@ -76,23 +76,23 @@ class Flag(enum.StrEnum):
         flag._value_, flag.text = name, text
         return flag
 
-    OUTLIERS_MILD = "outliers_mild", "some blocks are beyond 1.5 IQR; they are kept"
-    OUTLIERS_SEVERE = "outliers_severe", "some blocks are beyond 3 IQR; they are kept"
-    NO_STEADY_STATE = "no_steady_state", "the timing kept changing, so no verdict; measure longer"
-    GOT_SLOWER = "got_slower", "it got slower while it ran; look for throttling or a growing cache"
-    AUTOCORRELATED = "autocorrelated", "the interval is too narrow; use longer blocks"
-    LOW_SAMPLE_COUNT = "low_sample_count", "too few blocks for a 95 % interval; raise budget_s"
-    CACHED_RESULT = "cached_result", "later calls returned the first result; compute it each time"
-    THROTTLED = "throttled", "the device lowered its clock, or a CPU quota held the process back"
-    LAUNCH_BOUND = (
-        "launch_bound",
-        "launches take as long as the device; compile, or use a CUDA graph",
+    OUTLIERS_MILD = "outliers_mild", "some blocks are outliers (beyond 1.5 IQR); outliers count"
+    OUTLIERS_SEVERE = "outliers_severe", "some blocks are outliers (beyond 3 IQR); outliers count"
+    NO_STEADY_STATE = "no_steady_state", "the timing did not settle; measure longer for a verdict"
+    GOT_SLOWER = "got_slower", "later calls were slower; look for throttling or a growing cache"
+    AUTOCORRELATED = (
+        "autocorrelated",
+        "successive blocks are correlated, so the interval is too narrow; repeat and compare runs",
     )
+    LOW_SAMPLE_COUNT = "low_sample_count", "too few blocks for a 95 % interval; raise budget_s"
+    CACHED_RESULT = "cached_result", "later calls returned the first result; make each call compute"
+    THROTTLED = "throttled", "the device lowered its clock, or a CPU quota paused the process"
+    LAUNCH_BOUND = "launch_bound", "launches limit the speed; compile, or use a CUDA graph"
     OVERSUBSCRIBED = "oversubscribed", "more ranks than cores or devices; the speed is not valid"
-    BUSY_MACHINE = "busy_machine", "other processes used the machine; repeat it on a quiet machine"
-    SEQUENTIAL = "sequential", "its group does not fit in memory; ratios include machine drift"
-    OUTLIERS_REMOVED = "outliers_removed", "outliers were removed; the interval is not valid"
-    MASK_IS_DENSE = "mask_is_dense", "its mask removes nothing; try smaller tiles (block_size)"
+    BUSY_MACHINE = "busy_machine", "other programs used the CPUs; repeat the run on an idle machine"
+    SEQUENTIAL = "sequential", "cases did not fit in memory together; ratios include machine drift"
+    OUTLIERS_REMOVED = "outliers_removed", "nanolib removed outliers, so the interval is not valid"
+    MASK_IS_DENSE = "mask_is_dense", "the mask removes nothing; reduce the tile size (block_size)"
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}
@@ -103,7 +103,7 @@ SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
 @dataclass(frozen=True)
 class Metric:
-    """A quantity that nanolib can measure, with the unit of its numbers."""
+    """A quantity that nanolib can measure, and its unit."""
 
     name: str
     unit: str
@@ -146,7 +146,7 @@ METRICS: dict[str, Metric] = {
         Metric("sqnr", "dB", "Signal to quantization noise", Direction.HIGHER),
         Metric("underflow", "1", "Underflow"),
         Metric("overflow", "1", "Overflow"),
-        Metric("memory_part", "MiB", "Memory by kind"),
+        Metric("memory_part", "MiB", "Memory breakdown"),
         Metric("converted_share", "1", "FLOPs in FP8", Direction.EQUAL),
         Metric("speed_up", "1", "Speed-up", Direction.HIGHER),
         Metric("ratio", "1", "Time of B over time of A"),
@@ -157,7 +157,7 @@ METRICS: dict[str, Metric] = {
         Metric("energy_delay", "J·s", "Energy–delay product"),
         Metric("power", "W", "Power"),
         Metric("layer_time", "ms", "Layer time"),
-        Metric("layer_energy", "J", "Layer energy, by its share of the time"),
+        Metric("layer_energy", "J", "Layer energy, by the layer's share of the time"),
         Metric("overhead", "1", "Profiling overhead"),
         Metric("component_time", "ms", "Component time"),
         Metric("communication_steps", "1", "Communication steps", Direction.EQUAL),
@@ -194,16 +194,16 @@ class Measurement:
         low: Lower end of the interval. A deterministic metric has `low` equal to `estimate`.
         high: Upper end of the interval.
         confidence: Coverage of the interval in (0, 1), or 1 for a deterministic metric.
-        n: Number of independent samples for the interval, which are blocks for latency.
+        n: Number of independent samples that give the interval. For latency, a sample is a block.
         samples: All samples in the metric's unit, in the order of measurement.
         predicted: The value that a formula predicts, in the metric's unit.
-        provenance: Where the number comes from.
+        provenance: Source of the number.
         method: Method of measurement, such as `perf_counter`, `cuda_event` or `formula`.
         scope: Part of the case that was measured, such as `forward` or `optimizer_step`.
         status: Status of the case at its end.
         message: Reason for the status, in one line.
         flags: Labels to show next to the number.
-        details: More values of this metric, such as the mean or the stop reason, as JSON types.
+        details: More values, such as the mean or the reason why sampling stopped, as JSON types.
     """
 
     metric: str
@@ -255,7 +255,7 @@ Measurements = Iterator[Measurement]
 def exact(
     metric: str, value: float, *, scope: str = "", method: str = "formula", **rest: Any
 ) -> Measurement:
-    """Return a measurement of a deterministic value, whose interval is the value itself."""
+    """Return a measurement of a deterministic value. Both ends of the interval are the value."""
     rest = {"confidence": 1.0, "n": 1, "low": value, "high": value} | rest
     return Measurement(metric, value, scope=scope, method=method, **rest)
 
@@ -276,7 +276,7 @@ def cause(error: BaseException) -> str:
 
 
 def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
-    """Return `did you mean …?` with a similar known word, or `otherwise` without such a word."""
+    """Return `did you mean …?` with a similar known word, or `otherwise` if no word is similar."""
     near = difflib.get_close_matches(str(word), [*known], 1)
     return f"did you mean {near[0]}?" if near else otherwise
 

@@ -4,7 +4,7 @@ import math
 
 
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
-    """Format a number with as many significant digits as its interval supports, 3 to 6.
+    """Format a number with 3 to 6 significant digits, as many as its interval supports.
 
     Args:
         value: Number to format.
@@ -38,7 +38,7 @@ def scaled(value: float, unit: str) -> str:
 def format_with_interval(value: float, low: float | None, high: float | None) -> str:
     """Format a number with its interval, such as `12.3 [12.1 … 12.5]`.
 
-    An exact number, or a number with an end that is None or NaN, has no brackets.
+    A number has no brackets if it is exact, or if an end of the interval is None or NaN.
     """
     if low is None or high is None or low == high or math.isnan(low) or math.isnan(high):
         return format_number(value)

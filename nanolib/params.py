@@ -1,4 +1,4 @@
-"""Check parameters with pydantic and read YAML, with one line per bad field."""
+"""Check parameters with pydantic, read YAML, and report each bad field in one line."""
 
 import json
 import types
@@ -16,14 +16,14 @@ from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 _MOST_LINES = 20  # Maximum number of errors in a message.
 _MOST_INT = 2**63 - 1  # The largest integer that SQLite can store.
 Values = Mapping[str, Any]  # Name of a field → value.
-# Unicode categories of control characters, half characters and line ends.
+# Unicode categories of control and format characters, surrogates, and separators of lines.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class StrictModel(pydantic.BaseModel):
-    """A pydantic model that refuses unknown names, NaN, and booleans instead of numbers.
+    """A pydantic model that refuses unknown names, NaN, and a boolean for a number.
 
-    A bad value raises `BadInput` with one line per field. An assignment checks the whole object,
+    Bad values raise `BadInput` with one line per bad field. An assignment checks the whole object,
     and a refused assignment changes nothing.
 
     Attributes:
@@ -48,7 +48,7 @@ class StrictModel(pydantic.BaseModel):
     @classmethod
     def _bad_input(cls, error: pydantic.ValidationError) -> BadInput:
         prefix, known = f"{cls.NAME}." if cls.NAME else "", list(cls.model_fields)
-        first: dict[Any, Any] = {}  # Many bad values in a list are one error.
+        first: dict[Any, Any] = {}  # Several bad values in one list count as one error.
         for one in error.errors():
             first.setdefault(one["loc"][:1] or str(one.get("ctx")), one)
         complaints = [_complaint(one, known) for one in first.values()][:_MOST_LINES]
@@ -62,7 +62,7 @@ class StrictModel(pydantic.BaseModel):
 
     @classmethod
     def flat(cls, values: Values) -> dict[str, Any]:
-        """Return values with each of the `settings` as a value of its own.
+        """Return values with the values in `settings` at the top level.
 
         Args:
             values: Values of fields, and optionally of `settings`. A field has priority over a
@@ -84,7 +84,7 @@ class StrictModel(pydantic.BaseModel):
 
     @classmethod
     def nested(cls, values: Values) -> dict[str, Any]:
-        """Return values as a notebook's parameters cell declares them, with `settings`."""
+        """Return values as a parameters cell declares them, with minor fields in `settings`."""
         if not cls.MAIN:
             return dict(values)
         settings = {name: value for name, value in values.items() if name not in cls.MAIN}
@@ -102,7 +102,7 @@ class StrictModel(pydantic.BaseModel):
             value = [value]
         items = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in items) and not {bool, dict, Any} & kinds:
-            wrong = "is true or false, not a value of the right type; give a value"
+            wrong = "is not valid; give a number or text instead of true or false"
             raise ValueError(f"{name}: {shown(value)} {wrong}")
         if complaint := _not_plain(value):
             raise ValueError(f"{name}: {shown(value)} is not valid; {complaint}")
@@ -139,7 +139,7 @@ def _complaint(error: Values, known: list[str]) -> str:
     ).lstrip(".")
     if error["type"] == "extra_forbidden":
         hint = did_you_mean(error["loc"][-1], known)
-        return f"{where}: unknown name; {hint and f'{hint} '}known: {', '.join(known)}"
+        return f"{where}: unknown name; {hint and f'{hint} '}use one of {', '.join(known)}"
     if error["type"] == "missing":
         return f"{where}: is missing; give a value"
     if error["type"] == "value_error":
@@ -155,7 +155,7 @@ def _kinds(annotation: Any) -> set[Any]:
         return {str}
     if origin is dict:
         return {dict}
-    if origin is list:  # A text for a list of texts is YAML, so it must be parsed.
+    if origin is list:  # Text for a list is YAML, so nanolib must parse the text.
         return {list, *(_kinds(typing.get_args(annotation)[0]) - {str})}
     if origin in (types.UnionType, typing.Union, typing.Annotated):
         return set().union(*map(_kinds, typing.get_args(annotation)))
@@ -163,7 +163,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 
 def _not_plain(value: Any) -> str:
-    """Return why JSON, a database or a line of text cannot contain a value, or nothing."""
+    """Return why JSON, a database or a line of text cannot contain a value, or an empty string."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -189,10 +189,10 @@ def free_label(text: str) -> str:
     """Return a label if it cannot be confused with another name of runs.
 
     Raises:
-        ValueError: The label is the name or the id of a run.
+        ValueError: The label is a reserved name, such as `latest`, or has the format of a run's id.
     """
     if text in ("all", "latest", "newest") or text.startswith("latest~") or RUN_ID.fullmatch(text):
-        raise ValueError(f"{shown(text)} names runs already; choose another")
+        raise ValueError(f"{shown(text)} is a reserved name of runs; choose another label")
     return text
 
 
@@ -202,7 +202,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]
         if twice := [name for at, name in enumerate(names) if name in names[:at]]:
-            raise yaml.YAMLError(f"{shown(twice[0])} is given twice; leave one out")
+            raise yaml.YAMLError(f"{shown(twice[0])} is given twice; keep only one value")
         return super().construct_mapping(node, deep)
 
 
@@ -223,7 +223,8 @@ def read_yaml(path: Any) -> dict[str, Any]:
     """Return the mapping in a YAML file.
 
     Raises:
-        BadInput: The file cannot be read, is not valid YAML, has no mapping, or has a name twice.
+        BadInput: The file cannot be read, is not valid YAML, does not contain a mapping, or repeats
+            a name.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

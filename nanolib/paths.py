@@ -9,12 +9,12 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` finds the run of a job by the value `TOKEN/NAME`.
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` sets `TOKEN/NAME`, to find the run of a job.
 DATABASE = "results.sqlite"
 
 
 def find_checkout() -> Path | None:
-    """Find the folder with `notebooks/` and `params/`, which is a checkout or a copy of one.
+    """Find the folder with `notebooks/` and `params/`, in a checkout or in a copy of the workbook.
 
     Returns:
         The working folder, or its nearest parent with both folders. Otherwise, the
@@ -36,8 +36,8 @@ def checkout() -> Path:
     found = find_checkout()
     if found is None:
         raise BadInput(
-            "notebooks: no folder with notebooks/ and params/ here or above; run: nano init DIR, "
-            "and start nano in DIR"
+            "notebooks: this folder and its parents have no notebooks/ and params/; run "
+            "`nano init DIR`, and start nano in DIR"
         )
     return found
 
@@ -53,7 +53,7 @@ def installed_workbook() -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Return the path with `~` replaced by the home folder of an existing user."""
+    """Replace `~` in a path with the home folder, unless the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -86,7 +86,7 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(
-            f"output: {folder} cannot be made ({error.strerror}); name another folder"
+            f"output: {folder} cannot be created ({error.strerror}); name another folder"
         ) from None
     return folder
 
@@ -99,8 +99,8 @@ def put_in_place(target: Path) -> Iterator[Path]:
         target: The file to create.
 
     Yields:
-        A temporary path for the block to write. The file becomes the target when the block ends,
-        and is deleted if the block raises an exception.
+        A temporary path. Write the file to this path within the context. When the context ends,
+        nanolib moves the file to the target. After an exception, nanolib deletes the file.
 
     Raises:
         FileExistsError: The target already exists.
@@ -110,7 +110,7 @@ def put_in_place(target: Path) -> Iterator[Path]:
         file = Path(folder) / target.name
         yield file
         try:
-            # A rename would replace a file that appeared while the block was writing.
+            # A rename would replace a target that another process has created in the meantime.
             os.link(file, target)
         except OSError:  # The target exists, or the file system has no hard links.
             if os.path.lexists(target):

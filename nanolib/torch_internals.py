@@ -1,10 +1,10 @@
 """Import the names that nanolib uses from private modules of torch, all in one place.
 
-A new version of torch may move or change each name here. The module is not imported by modules that
-leave torch unloaded. Private names that torch must load later stay where they are used.
+A new version of torch may move or change each name here. Modules that leave torch unloaded do not
+import this module. If torch must load a private name late, the module that uses it imports it.
 """
 
-# A plan uses the mode of the plan around it, since tensors of two modes cannot be mixed.
+# A plan within a plan uses the mode of the outer plan. torch cannot mix tensors of two modes.
 from torch._guards import detect_fake_mode
 
 # Plans run on tensors without data, and torch raises an exception if the work depends on data.
@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-# Meters see each operation of torch in a mode. Masks are computed outside all modes, and the loops
-# of the CPU kernel are not compiled in a mode, so that the mode sees their operations.
+# Meters observe torch's operations in a mode. nanolib computes masks outside all modes. In a mode,
+# nanolib does not compile the loops of the CPU kernel, so that the mode observes their operations.
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,

@@ -114,7 +114,7 @@ def test_the_wheel_contains_the_notebooks_params_files_and_docs(wheel):
 def test_the_wheel_makes_a_folder_in_which_nano_runs(project):
     told = project.call(project.python, "-c", "import nanolib; print(nanolib.__file__)").stdout
     assert told.startswith(str(Path(project.python).parents[1]))
-    assert "run: nano init DIR" in project.nano("run", "quick").stderr
+    assert "run `nano init DIR`" in project.nano("run", "quick").stderr
     made = project.nano("init", "bench")
     assert made.returncode == 0 and "bench" in made.stdout
     assert "not an empty folder" in project.nano("init", "bench").stderr

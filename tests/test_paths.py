@@ -43,7 +43,7 @@ def test_notebooks_of_another_project_are_not_taken(tmp_path, monkeypatch):
 def test_outside_of_any_the_message_names_init(tmp_path, monkeypatch, no_output):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(paths, "__file__", str(tmp_path / "site-packages" / "nanolib" / "paths.py"))
-    with pytest.raises(BadInput, match="run: nano init DIR"):
+    with pytest.raises(BadInput, match="run `nano init DIR`"):
         paths.checkout()
     assert paths.output_folder() == tmp_path / "outputs"
 

@@ -1,4 +1,4 @@
-"""Measure the machine's peak rates: a large matrix product per dtype, and a large copy."""
+"""Measure the machine's peak rates with a large matrix product per dtype, and with a large copy."""
 
 import contextlib
 import time
@@ -23,13 +23,13 @@ _SUSTAINED_CALLS = 4
 def measure_ceiling(
     device: str, ceiling: str, budget_s: float = 2.0, *, sustained: bool = False
 ) -> Measurement:
-    """Measure a peak rate of a device, with which achieved rates are compared.
+    """Measure a peak rate of a device, for comparison with achieved rates.
 
     Args:
         device: Device to measure.
-        ceiling: A dtype, `tf32` or `fp8` for the matrix product, or `copy` for the copy.
-        budget_s: Time after which sampling stops.
-        sustained: Whether a product runs for the whole budget, of which the second half counts.
+        ceiling: Name of the peak rate: a dtype, `tf32` or `fp8` for a matrix product, or `copy`.
+        budget_s: Time after which sampling stops, s.
+        sustained: Whether a product runs for the whole budget. Then, only the second half counts.
 
     Returns:
         A row of `ceiling_flops` (FLOP/s, scope `DTYPE` or `DTYPE sustained`) for a product. A row
@@ -65,7 +65,7 @@ def operand_bytes(device: str, ceiling: str) -> int:
 def _second_half(
     clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Take blocks for the whole budget and return the second half of them."""
+    """Take blocks for the whole budget, and return the second half of the blocks."""
     start, calls, blocks = time.perf_counter(), list(phases.values()), []
     while time.perf_counter() - start < budget_s or len(blocks) < 12:
         blocks.append(clock.time_block(calls, _SUSTAINED_CALLS, 1))
@@ -80,7 +80,7 @@ def _second_half(
 
 @contextlib.contextmanager
 def tf32_products(wanted: bool) -> Iterator[None]:
-    """Choose whether float32 products on a GPU use tf32 in the block.
+    """Choose whether float32 products on a GPU use tf32 within the context.
 
     Args:
         wanted: Whether products use tf32.
@@ -122,18 +122,17 @@ def _copy_bytes(device: str) -> int:
 def _size(device: str, dtype: str) -> int:
     kind = torch.device(device).type
     size = _MATRIX.get(kind, 4096)
-    # Many CPUs emulate 16-bit and 8-bit dtypes, which is a hundred times slower.
+    # Many CPUs emulate 16-bit and 8-bit dtypes, and emulation is a hundred times slower.
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
 def rate(metric: str, amount: float, latency: Measurement, *, message: str = "") -> Measurement:
-    """Divide an amount by a latency, whose interval and flags the row keeps.
+    """Divide an amount by a latency and its interval, and keep the flags of the latency.
 
     Args:
         metric: Metric of the row, such as `flops_per_second`.
-        amount: FLOPs, bytes or tokens of one call.
+        amount: Number of FLOPs, bytes or tokens of one call.
         latency: The `latency` row of one call, ms.
-
         message: Message of the row.
     """
     per_second = 1e3 * amount

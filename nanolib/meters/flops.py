@@ -15,15 +15,15 @@ from torch.utils.flop_counter import flop_registry
 from nanolib.config import NanoConfig
 from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
-BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product before it.
-# A kernel that computes the scores again needs five products for the two of the forward pass.
+BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product of the forward pass.
+# A backward kernel that recomputes the scores has five products. The forward pass has two products.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
-_MASKED = -1e4  # Limit of a bias that masks a pair, in the range of 16-bit dtypes.
-_ROWS = 1024  # Number of queries whose mask is evaluated at a time.
+_MASKED = -1e4  # A bias up to this limit, which 16-bit dtypes can represent, masks a pair.
+_ROWS = 1024  # Number of queries for which nanolib evaluates a mask at a time.
 
 
 def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
-    # One group's matrix multiplies each row, and two stacks are multiplied pair by pair.
+    # Each row is multiplied by one group's matrix. Two stacks are multiplied pair by pair.
     stacks = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
@@ -32,7 +32,7 @@ def _vector_product(a: Tensor, b: Tensor, *rest: object, **named: object) -> int
     return 2 * a.numel() * (b.shape[1] if b.dim() == 2 else 1)
 
 
-# Operations without a formula in torch's counter.
+# Formulas of operations that torch's counter does not count.
 _FORMULAS: dict[str, Callable[..., int]] = {
     "aten::_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,
@@ -43,7 +43,7 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 # Words in the names of operations that multiply matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
 _PRODUCTS |= {"convolution", "cdist", "fft"}
-# Namespaces whose other operations compute element by element or move data.
+# In these namespaces, operations without such a word compute element by element or move data.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
 
@@ -53,12 +53,13 @@ class FlopCount:
 
     Attributes:
         kept: FLOPs of the model. Attention counts the query-key pairs that its mask keeps. The
-            backward pass of attention counts twice, even if the kernel recomputes the scores.
+            backward pass of attention counts as two forward passes, even if the kernel recomputes
+            the scores.
         full: Count of `torch.utils.flop_counter`, with additional formulas. Attention counts all
             pairs, masked or not.
-        uncounted: Names of operations without a formula, which count 0.
-        unread_masks: Number of attention calls whose mask has no data (fake tensors), so that all
-            pairs count.
+        uncounted: Names of operations that count 0, because they have no formula.
+        unread_masks: Number of attention calls with a mask without data (a fake tensor). In these
+            calls, all pairs count.
     """
 
     kept: int = 0
@@ -176,7 +177,7 @@ class _Counter(TorchDispatchMode):
     def _add_attention(
         self, name: str, q: Tensor, k: Tensor, v: Tensor, kept: int, total: int
     ) -> None:
-        """Add both products of attention if the mask keeps `kept` of `total` pairs."""
+        """Add the FLOPs of attention's two products. The mask keeps `kept` of `total` pairs."""
         scores = 2 * q.numel() * k.shape[-2]
         flops = scores + scores // q.shape[-1] * v.shape[-1]
         is_backward = name.endswith("_backward")
@@ -188,7 +189,10 @@ class _Counter(TorchDispatchMode):
 
 
 def _is_product(name: str) -> bool:
-    """Return whether an operation without a formula may multiply matrices, as custom ones may."""
+    """Return whether an operation without a formula may multiply matrices.
+
+    nanolib assumes that each custom operation may multiply matrices.
+    """
     namespace, _, operation = name.partition("::")
     if namespace not in _KNOWN_NAMESPACES:
         return True
@@ -210,9 +214,8 @@ def model_flops(
         config: Configuration of the model.
         batch: Number of sequences.
         length: Number of tokens per sequence.
-        kept: Function of (q_len, kv_len) that returns the query-key pairs that attention computes
-            per head on average
-            (`Work.kept`).
+        kept: Function of (q_len, kv_len) that returns the mean number of query-key pairs per head
+            that attention computes (`Work.kept`).
         position: Number of cached tokens before the sequence.
 
     Returns:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nanolib.meters.machine import gpu_uuid
 
-# Bits by which NVML reports why a clock is lower than you chose.
+# Bits of NVML's reasons why a clock is lower than requested.
 _SLOWED_BY = {
     0x08: "hardware slowdown",
     0x20: "heat",
@@ -48,10 +48,12 @@ def instant_watts(nvml: Any, gpu: Any) -> float:
 
 
 def gpu_watts(nvml: Any, gpu: Any) -> float:
-    """Read the present power of a GPU, W, or its mean over a second if the driver reports none.
+    """Read the present power of a GPU, W.
+
+    If the driver does not report the present power, read the mean power over a second.
 
     Raises:
-        NVMLError: The driver reports no power.
+        NVMLError: The driver does not report the power.
     """
     with contextlib.suppress(nvml.NVMLError):
         if (watts := instant_watts(nvml, gpu)) > 0:
@@ -60,7 +62,7 @@ def gpu_watts(nvml: Any, gpu: Any) -> float:
 
 
 class GpuState:
-    """Record the readings of one GPU's sensors, or no readings without a driver.
+    """Record the readings of one GPU's sensors. Without a driver, there are no readings.
 
     Args:
         device: Name of the GPU in torch.
@@ -88,7 +90,7 @@ class GpuState:
                 self._seen[name].append(reading)
 
     def summary(self) -> dict[str, Any]:
-        """Return the medians of the readings, the lowest clock, and why the clock was lowered."""
+        """Return the medians of the readings, the lowest clock, and the reasons for a low clock."""
         seen = dict(self._seen)
         reasons = functools.reduce(operator.or_, seen.pop("reasons", []), 0)
         found = {name: float(statistics.median(values)) for name, values in seen.items()}
@@ -109,7 +111,7 @@ class GpuState:
 
 
 def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
-    """Describe other processes on a GPU, its utilization, a power cap, and what lowers its clock.
+    """Describe other processes on a GPU, its utilization, a power cap, and reasons for a low clock.
 
     Args:
         uuid: UUID of the GPU, `GPU-…`.
@@ -131,7 +133,7 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
     limit = _ask(nvml, "EnforcedPowerLimit", gpu)
     usual = _ask(nvml, "PowerManagementDefaultLimit", gpu)
     if limit and usual and limit < usual:
-        lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} of {usual / 1e3:.0f} W")
+        lines.append(f"the GPU's power is capped at {limit / 1e3:.0f} W of {usual / 1e3:.0f} W")
     reasons = _ask(nvml, "CurrentClocksThrottleReasons", gpu) or 0
     if named := [name for bit, name in _SLOWED_BY.items() if reasons & bit]:
         lines.append(f"the GPU's clock is lowered by {', '.join(named)}")

@@ -1,4 +1,4 @@
-"""Find interference: use of the CPUs by other processes, steal time, and other work on a GPU.
+"""Find interference: load of the CPUs by other processes, steal time, and other work on a GPU.
 
 with watch_cpus() as load:
     ...
@@ -24,19 +24,19 @@ from nanolib.paths import LAUNCH_VARIABLE
 BUSY_SHARE = 0.10  # Share of the CPUs above which other processes disturb a timing.
 # Arguments in the command lines of processes that nanolib starts.
 _STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
-_KERNEL = "ipykernel_launcher"  # An argument of a notebook's kernel.
+_KERNEL = "ipykernel_launcher"  # An argument in the command line of a notebook's kernel.
 # The time of a guest system is part of `user`.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
 _STOLEN = 0.02  # Share of CPU time above which a hypervisor disturbs a timing.
-_LEAST_S = 0.5  # CPU time has steps of 10 ms, so a shorter span shows nothing.
+_LEAST_S = 0.5  # CPU time advances in steps of 10 ms, so a share of less CPU time is inaccurate.
 
 
 class CpuTimes(NamedTuple):
-    """CPU time until a moment.
+    """CPU time that was used until a moment.
 
     Attributes:
-        everyone: Kind of CPU time → its sum over the CPUs that this process may run on, s.
+        everyone: Name such as `user` → CPU time, summed over the CPUs that this process may use, s.
         ours: CPU time of the process that began this command and of its descendants, s.
         periods: Result of `throttled_periods` at the same moment.
     """
@@ -48,13 +48,13 @@ class CpuTimes(NamedTuple):
 
 @dataclass
 class CpuLoad:
-    """Use of the CPUs over a span of time.
+    """Load of the CPUs over a span of time.
 
     Attributes:
         others: Share of the CPUs that other processes used, or None if the share is not known.
         stolen: Share of the CPUs that a hypervisor took, or None if the share is not known.
-        throttled: Share of the quota's periods in which this process was stopped, or 0 without
-            a quota.
+        throttled: Share of the quota's periods in which the quota stopped this process, or 0
+            without a quota.
         quota: Allowed CPU time, in cores.
     """
 
@@ -65,12 +65,12 @@ class CpuLoad:
 
     @property
     def taken(self) -> float | None:
-        """Share of the CPUs that other processes and a hypervisor took, or None."""
+        """Share of the CPUs that other processes and a hypervisor took, or None if not known."""
         return None if self.others is None else min(1.0, self.others + self.stolen)
 
     @property
     def is_busy(self) -> bool:
-        """Whether other processes and a hypervisor took so much that they disturb a timing."""
+        """Whether other processes and a hypervisor took enough CPU time to disturb a timing."""
         return (self.taken or 0.0) > BUSY_SHARE
 
     @property
@@ -85,14 +85,14 @@ class CpuLoad:
         return (*busy, Flag.THROTTLED) if self.limited_by else busy
 
     def details(self) -> dict[str, Any]:
-        """Return the details of a row, `others_share` and, under a quota, `throttled_by`."""
+        """Return the row details `others_share`, and `throttled_by` if a quota disturbs timings."""
         found = {"others_share": self.taken}
         return found | {"throttled_by": self.limited_by} if self.limited_by else found
 
 
 @contextlib.contextmanager
 def watch_cpus() -> Iterator[CpuLoad]:
-    """Measure the use of the CPUs during the block, and complete the result at its end."""
+    """Measure the load of the CPUs within the context, and complete the result at its end."""
     load, before = CpuLoad(), cpu_times()
     try:
         yield load
@@ -113,7 +113,7 @@ def cpu_times() -> CpuTimes:
 
 
 def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
-    """Compute the use of the CPUs between two moments."""
+    """Compute the load of the CPUs between two moments."""
     spent = {name: after.everyone[name] - before.everyone[name] for name in after.everyone}
     load, total = CpuLoad(quota=cpu_quota()), sum(spent.values())
     if total > _LEAST_S:
@@ -128,14 +128,14 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
 
 
 _REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
-_last_look = -math.inf, -math.inf  # Moment of the last reading, and CPU time before, s.
+_last_look = -math.inf, -math.inf  # Moment of the last reading, and CPU time of that reading, s.
 
 
 def wait_for_compilers() -> None:
     """Wait, at most 10 s, until torch's compile processes are idle.
 
-    torch starts one process per core for the first compilation. A compile process may still start
-    when the compilation is over, and would disturb a timing.
+    torch starts one process per core for the first compilation. A compile process may still be
+    starting when the compilation is over, and would disturb a timing.
     """
     global _last_look
     if "torch._inductor.async_compile" not in sys.modules:
@@ -185,9 +185,9 @@ def find_interference(device: str) -> list[str]:
 
 
 def cpu_interference(load: CpuLoad) -> list[str]:
-    """Describe the use of the CPUs by other processes and a hypervisor, one per line."""
+    """Describe the load by other processes and by a hypervisor, in one line each."""
     if load.others is None:
-        return ["the load by other processes is not known: this system counts no CPU time"]
+        return ["the load by other processes is not known: this system does not count CPU time"]
     lines = []
     if load.others > BUSY_SHARE:
         lines.append(f"other processes use {load.others:.0%} of the CPUs")

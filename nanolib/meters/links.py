@@ -25,11 +25,12 @@ PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes per rank
 def time_collectives(
     budget_s: float, *, seed: int, device: str | torch.device = "cpu"
 ) -> list[dict[str, Any]]:
-    """Measure the time of collectives of several sizes on this rank, interleaved.
+    """Measure the time of collectives of several sizes on this rank, in interleaved blocks.
 
     Returns:
-        A mapping per collective and size, with `collective`, `payload` (bytes per rank), `messages`
-        (in sequence), `sent` (bytes that each rank sends) and `blocks` (time in each block, ms).
+        A mapping per collective and size. `collective` is the name, and `payload` is the number of
+        bytes per rank. `messages` is the number of consecutive messages, and `sent` is the number
+        of bytes that each rank sends. `blocks` contains the time in each block, ms.
     """
     world = dist.get_world_size()
     rows, calls = {}, {}
@@ -55,17 +56,17 @@ def time_collectives(
 
 
 def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
-    """Count the bytes that all ranks send in one call, including the protocol's.
+    """Count the bytes that all ranks send in one call, including the bytes of the protocol.
 
     Each rank calls this function at the same time.
 
     Returns:
-        Number of bytes, or None if other processes share the network. The result is None too if
-        the backend uses no network interface, as NCCL on one machine.
+        Number of bytes, or None if other processes share the network. The result is also None with
+        other backends than gloo. For example, NCCL does not use the network on one machine.
     """
     if dist.get_backend() != "gloo" or not has_private_network():
         return None
-    call()  # The first call makes connections.
+    call()  # The first call opens connections.
     return (_counted(call, calls) - _counted(call, 0)) / calls
 
 
@@ -96,7 +97,7 @@ def has_private_network() -> bool:
 
 
 def enter_private_network() -> None:
-    """Move this process, and those it starts, to a network with only the loopback interface.
+    """Move this process and its future children to a network with only the loopback interface.
 
     Raises:
         OSError: The system does not allow a private network, and the process keeps its network.
@@ -104,7 +105,7 @@ def enter_private_network() -> None:
     if sys.platform != "linux":
         raise OSError("this system has no network namespaces")
     libc = ctypes.CDLL(None, use_errno=True)
-    # Root needs no user namespace, in which root would lose its rights to files.
+    # Root does not need a user namespace, and would lose rights to files in a user namespace.
     if libc.unshare(_NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket() as control:

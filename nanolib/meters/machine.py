@@ -1,7 +1,7 @@
 """Describe the machine: its hardware, its dtypes, and the resources that this process may use.
 
 A limit of a control group (cgroup v2, or v1's `cpu` and `memory`) applies to all groups inside it.
-So nanolib reads the process's own group and the visible groups around it.
+Therefore, nanolib reads the limits of the process's own group and of all visible outer groups.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ FP8_COMPUTE_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, whose `machine_id` depends on the hardware but not on the version of torch.
+    """Hardware and software of a machine. `machine_id` does not depend on the version of torch.
 
     Attributes:
         cpu: Model of the CPU.
         cores: Number of cores that this process may use, by affinity and by its container's quota.
         ram_gib: Memory of the host, rounded to GiB.
-        gpus: Name, memory_gib, compute_capability and fp8 of each GPU.
+        gpus: Fields `name`, `memory_gib`, `compute_capability` and `fp8` (support) of each GPU.
         system: Operating system and architecture.
-        driver: Version of the GPU driver, empty without a GPU.
+        driver: Version of the GPU driver, or an empty string without a GPU.
         torch: Version of torch.
         threads: Number of threads that torch uses inside an operation.
-        governor: Frequency governor, empty if the system does not report a governor.
-        dtypes: Dtype → the unit that computes it on the first GPU, or on the CPU. The units are
-            `tensor_cores`, `amx`, `avx512`, `vector` and `emulated`.
+        governor: Frequency governor, or an empty string if the system does not report a governor.
+        dtypes: Name of a dtype → unit of the first GPU, or of the CPU, that computes the dtype. The
+            units are `tensor_cores`, `amx`, `avx512`, `vector` and `emulated`.
     """
 
     cpu: str
@@ -103,7 +103,7 @@ def resolve_device(name: str) -> str:
 
 
 def gpu_uuid(device: str) -> str:
-    """Return the UUID of a GPU, which does not depend on the GPU's number in this process."""
+    """Return the UUID of a GPU. The UUID does not depend on the GPU's number in this process."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
@@ -113,7 +113,7 @@ def _gpu_count() -> int:
 
 
 def _cpu_info(field: str) -> str:
-    """Return a field of the first CPU on Linux, or empty text on other systems."""
+    """Return a field of the first CPU on Linux, or an empty string on other systems."""
     lines = _text_of("/proc/cpuinfo").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
@@ -178,8 +178,8 @@ def versions() -> dict[str, str]:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
-# Files of limit and use, and field of the file cache, in versions 2 and 1 of cgroup. The kernel
-# frees the file cache when needed.
+# The files of the memory limit and of the memory use, and the field of the file cache, in cgroup v2
+# and in v1. The kernel frees the file cache when needed.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -192,17 +192,17 @@ def usable_cores() -> int:
 
 
 def usable_cpus() -> set[int]:
-    """Return the numbers of the CPUs that this process may run on, or no number if unknown."""
+    """Return the numbers of the CPUs that this process may use, or an empty set if not known."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def cpu_quota() -> float:
-    """Return the CPU time that control groups allow, in cores, infinite without a quota."""
+    """Return the CPU time that control groups allow, in cores, or infinity without a quota."""
     return min((quota for _, quota in _quotas()), default=math.inf)
 
 
 def throttled_periods() -> dict[str, tuple[int, int]]:
-    """Return the periods of each control group with a quota, and its stopped periods."""
+    """Count the periods, and the throttled periods, of each control group with a quota."""
     found = {}
     for group, _ in _quotas():
         counts = _fields(group / "cpu.stat")
@@ -211,7 +211,10 @@ def throttled_periods() -> dict[str, tuple[int, int]]:
 
 
 def memory_limits() -> list[tuple[int, int]]:
-    """Return limit and use of each control group with a limit, bytes, without the file cache."""
+    """Return the limit and the use of memory of each control group with a limit, bytes.
+
+    The use does not include the file cache.
+    """
     found = []
     for group in _groups("memory"):
         for limit, used, cached in _MEMORY:
@@ -224,10 +227,10 @@ def memory_limits() -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def limit_threads() -> Iterator[None]:
-    """Limit torch's threads in the block to the usable cores, unless OMP_NUM_THREADS sets them.
+    """Limit torch's threads to the usable cores within the context, unless OMP_NUM_THREADS is set.
 
-    torch respects affinity but not a quota. Two threads on half a core would be stopped most of the
-    time.
+    torch respects affinity but not a quota. A quota of half a core would stop two threads most of
+    the time.
     """
     before = torch.get_num_threads()
     if before > usable_cores() and "OMP_NUM_THREADS" not in os.environ:
@@ -267,7 +270,7 @@ def _groups(controller: str) -> list[Path]:
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Read the lines `name number` of a file, or no line if the file cannot be read."""
+    """Return the numbers in a file of lines `name number`, or none if the file is unreadable."""
     with contextlib.suppress(OSError):
         lines = (line.split() for line in file.read_text().splitlines())
         return {words[0]: int(words[1]) for words in lines if len(words) == 2}

@@ -26,13 +26,13 @@ _PROC = Path("/proc/self")
 
 @dataclass
 class Peak:
-    """Peak memory of a block of code, in bytes, or None for an unknown figure.
+    """Peak memory of a section of code, in bytes. A figure that is not known is None.
 
     Attributes:
-        before: Live bytes before the block.
-        existing: Bytes of the tensors from before the block that count.
-        kept: Bytes that the CUDA allocator had reserved before the block.
-        live: Peak of live bytes, including those from before the block.
+        before: Live bytes at the start of the section.
+        existing: Bytes of the earlier tensors that count.
+        kept: Bytes that the CUDA allocator had reserved at the start of the section.
+        live: Peak of live bytes, including `before`.
         reserved: Peak of the bytes that the CUDA allocator reserved.
         resident: Rise of the resident set.
         resident_message: Reason why `resident` is not known.
@@ -50,25 +50,25 @@ class Peak:
 
     @property
     def own(self) -> int:
-        """Live peak of the tensors that count, without other tensors from before the block."""
+        """Peak of live bytes, without the earlier tensors that do not count."""
         return self.live - self.before + self.existing
 
     @property
     def own_reserved(self) -> int | None:
-        """Reserved peak without earlier reservations, which CUDA graphs never release."""
+        """Peak of reserved bytes, without earlier reservations, such as those of CUDA graphs."""
         return None if self.reserved is None else self.reserved - self.kept + self.existing
 
 
 @contextmanager
 def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> Iterator[Peak]:
-    """Record the peak memory of the block.
+    """Record the peak memory within the context.
 
     Args:
         device: Device of the tensors.
-        existing: Tensors from before the block that count, such as weights and inputs.
+        existing: Earlier tensors that count, such as weights and inputs.
 
     Yields:
-        A `Peak`, which is complete when the block ends, even by an error.
+        A `Peak`. The values are complete when the context ends, even after an exception.
     """
     counter = LiveBytes()
     counter.watch(*existing)
@@ -99,7 +99,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 def fake_tensors() -> FakeTensorMode:
     """Return a mode in which tensors have shape, dtype and device but no data.
 
-    Tensors of two modes cannot be mixed, so nested blocks use the same mode.
+    Tensors of two modes cannot be mixed, so nested contexts use the same mode.
     """
     return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -108,13 +108,13 @@ def why_not_planned(error: BaseException) -> str:
     """Describe in one line why a plan on fake tensors failed."""
     if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return (
-            f"the work depends on data, which a plan does not have ({error.func}); run it instead"
+            f"the work depends on data, but a plan has no data ({error.func}); run the work instead"
         )
     return cause(error)
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
-    """Return the free memory for new tensors in bytes, or None if it is not reported.
+    """Return the free memory for new tensors in bytes, or None if the device does not report it.
 
     On the host, the result is the smallest free memory of the system and of each control group.
     """
@@ -130,7 +130,7 @@ def free_bytes(device: str | torch.device = "cpu") -> int | None:
 
 @contextmanager
 def resident_peak() -> Iterator[Peak]:
-    """Record the rise of the resident set in the block, from `clear_refs` and `VmHWM` on Linux."""
+    """Record the rise of the resident set within the context, from Linux's counter `VmHWM`."""
     peak = Peak()
     try:
         (_PROC / "clear_refs").write_text("5")
@@ -165,13 +165,13 @@ def measure_memory(
     Args:
         fn: Function to call.
         device: Device on which the function computes.
-        existing: Tensors from before the call that count.
+        existing: Earlier tensors that count, such as weights and inputs.
         scope: Scope of the rows.
         predicted_bytes: Predicted live peak, bytes.
 
     Returns:
         Rows of `peak_memory` (`existing` and the call's tensors) and of `reserved_memory` (CUDA) or
-        `resident_memory` (CPU), MiB. The detail `before` is all memory that was live before.
+        `resident_memory` (CPU), MiB. The detail `before` is the live memory before the call.
     """
     predicted = None if predicted_bytes is None else predicted_bytes / MIB
     with peak_memory(device, *existing) as live:

@@ -1,4 +1,4 @@
-"""Attribute the peak memory of a call to tensor kinds, modules and operations.
+"""Attribute the peak memory of a call to kinds of memory use, modules and operations.
 
 The tensors may be real or fake.
 """
@@ -24,10 +24,10 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Part(NamedTuple):
-    """A group of tensors whose bytes are added up.
+    """A group of tensors. nanolib adds up their bytes.
 
     Attributes:
-        kind: A `MemoryKind`.
+        kind: Kind of memory use, a `MemoryKind`.
         module: Name of the module that made the tensors, or `blocks.*` for all blocks of a stack.
         operation: Operation that made the tensors, such as `aten::addmm`, or an empty string if
             the tensors existed before the call.
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """Memory use at a peak.
+    """Memory use of a call at a peak.
 
     Attributes:
         parts: Bytes of each part, which add up to the peak.
@@ -77,10 +77,10 @@ class MemoryBreakdown:
         return Counter(self.parts).most_common(most)
 
     def extrapolate(self, higher: Self, blocks: int) -> Self:
-        """Predict the memory use with more blocks, each of which adds the same amount.
+        """Predict the memory use with more blocks, if each block adds the same number of bytes.
 
         Args:
-            higher: Memory use of the same model with one block more.
+            higher: Memory use of the same model with one more block.
             blocks: Number of blocks to add.
         """
         parts = {}
@@ -93,7 +93,7 @@ class MemoryBreakdown:
 
 @dataclass(slots=True)
 class _Life:
-    """A storage: its size in bytes, and after how many events it was made and freed."""
+    """A storage's size in bytes, and the indices of the events that made and freed the storage."""
 
     size: int
     module: str
@@ -109,13 +109,13 @@ class _Life:
 
 
 class MemoryTracker(LiveBytes):
-    """Count as `LiveBytes` does, and record each storage's lifetime, module and kind.
+    """Count bytes as `LiveBytes` does, and record each storage's lifetime, module and kind.
 
-    Whether a storage is saved for the backward pass, or is a gradient, is known only after it was
-    made. Therefore `breakdowns` attributes the bytes when the call is over.
+    A storage may become a gradient, or be saved for the backward pass, after torch made the
+    storage. Therefore, `breakdowns` attributes the bytes when the call is over.
 
     Args:
-        model: The model whose modules are named.
+        model: Model whose modules get the bytes.
 
     Attributes:
         existing: Bytes that `track_existing` has counted.
@@ -125,7 +125,7 @@ class MemoryTracker(LiveBytes):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
-        self._lives = []  # lives of all storages, in the order of their births
+        self._lives = []  # lives of all storages, in the order in which torch made the storages
         self._living = {}  # key of a live storage → its life
         self._events = []  # section of each event
         self._inside = []  # names of the running modules, outer ones first
@@ -133,7 +133,7 @@ class MemoryTracker(LiveBytes):
         self.section = None
 
     def begin(self, section: Any) -> None:
-        """Begin or continue a section, and end the section before it."""
+        """Begin or continue a section, and end the previous section."""
         self.section = section
         self._events.append(section)
 
@@ -143,12 +143,12 @@ class MemoryTracker(LiveBytes):
         tensors: Iterable[torch.Tensor],
         owners: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        """Count tensors that existed before the call, weights as part of their modules.
+        """Count tensors that existed before the call, each weight in its module.
 
         Args:
-            kind: A `MemoryKind`.
+            kind: Kind of memory use of the tensors, a `MemoryKind`.
             tensors: Existing tensors of the kind.
-            owners: Map from the `id` of an optimizer's state to its weight, whose module counts.
+            owners: `id` of an optimizer state → its weight. The state counts in that module.
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         names = {id(tensor): name for name, tensor in named}
@@ -161,7 +161,7 @@ class MemoryTracker(LiveBytes):
         self._inside, self.existing = [], self.current
 
     def mark_results(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Set the kind of tensors that the call has made and that stay, such as a cache."""
+        """Set the kind of tensors that the call made and that outlive the call, such as a cache."""
         for tensor in tensors:
             self._mark(tensor, kind)
 
@@ -177,7 +177,7 @@ class MemoryTracker(LiveBytes):
         self._events.append(self.section)
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
-        """Set the kind and module of a storage, unless its kind is set already."""
+        """Set the kind and module of a storage that is still a temporary."""
         life = self._living.get(storage_key(tensor))
         if life is None or life.kind != MemoryKind.TEMPORARIES:
             return
@@ -187,7 +187,7 @@ class MemoryTracker(LiveBytes):
 
     @contextmanager
     def follow_modules(self) -> Iterator[None]:
-        """Follow the model's modules in the block, and mark their saved tensors and gradients."""
+        """Follow the model's modules within the context, and mark saved tensors and gradients."""
 
         def entered(name: str) -> Any:
             return lambda *_: self._inside.append(name)
@@ -200,7 +200,7 @@ class MemoryTracker(LiveBytes):
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED)
-            # An output that refers to itself would never be freed.
+            # torch would never free an output that refers to itself.
             return tensor if tensor.is_leaf else tensor.detach()
 
         with contextlib.ExitStack() as hooks:
@@ -218,11 +218,11 @@ class MemoryTracker(LiveBytes):
 
     @property
     def sizes(self) -> list[int]:
-        """Return the bytes of each storage, in the order in which they were made."""
+        """Return the bytes of each storage, in the order in which torch made the storages."""
         return [life.size for life in self._lives]
 
     def breakdowns(self, sizes: Sequence[int] | None = None) -> dict[Any, MemoryBreakdown]:
-        """Return the memory use at each section's peak, of which the largest is the call's peak.
+        """Return the memory use at the peak of each section. The largest peak is the call's peak.
 
         Args:
             sizes: Bytes of each storage in a call of another shape. By default `self.sizes`.
@@ -236,7 +236,7 @@ class MemoryTracker(LiveBytes):
         for born, died, _, size in lives:
             changes[born] += size
             changes[died] -= size
-        peaks = {}  # Maps a section to its peak.
+        peaks = {}  # section → live bytes and event of its peak
         live = 0
         for event, section in enumerate(self._events):
             live += changes[event]
@@ -254,7 +254,7 @@ class MemoryTracker(LiveBytes):
 
 @functools.cache
 def _without_numbers(module: str) -> str:
-    """Replace the number of a block by `*`."""
+    """Replace the number of a block with `*`."""
     return _NUMBER.sub("*", module)
 
 

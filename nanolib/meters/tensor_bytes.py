@@ -1,4 +1,4 @@
-"""Count the bytes of tensors while operations run: live ones, and those read of existing ones."""
+"""Count the live bytes of tensors, and the bytes that operations read from tensors."""
 
 import functools
 import math
@@ -20,10 +20,10 @@ _WORKSPACE = -1  # A key that no storage has.
 
 
 class LiveBytes(TorchDispatchMode):
-    """Count the bytes of each storage that an operation returns, until it is freed.
+    """Count the bytes of each storage that an operation returns, until torch frees the storage.
 
-    The count is deterministic. Counting is slow, so it never runs inside a timing. Buffers inside
-    an operation do not count, except those that `workspace_bytes` returns.
+    The count is deterministic. Counting is slow, so nanolib never counts inside a timing. Buffers
+    inside an operation do not count, except the workspaces that `workspace_bytes` computes.
 
     Attributes:
         current: Live bytes of new storages and of storages given to `watch`.
@@ -55,20 +55,20 @@ class LiveBytes(TorchDispatchMode):
         self._count(key, size)
 
     def _count(self, key: int, size: int) -> None:
-        """Count a new storage, or a freed one if its size is below zero."""
+        """Count a new storage, or a freed storage if `size` is below zero."""
         self.current += size
         self.peak = max(self.peak, self.current)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count its results, except views and results in place."""
+        """Run the operation and count its results, except views and in-place results."""
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # Two thirds of a plan's operations ask for the device.
+            return args[0].fake_device  # Two thirds of a plan's operations request the device.
         self._operation = func
         out = func(*args, **kwargs or {})
         if _makes_no_storage(func):
             return out
         new = [x for x in _tensors(out) if storage_key(x) not in self._alive]
-        if new:  # Some operations return an argument's storage without declaring it.
+        if new:  # Some operations return an argument's storage but do not declare an alias.
             given = {storage_key(x) for x in _tensors((args, kwargs))}
             self.watch(*(x for x in new if storage_key(x) not in given))
         if workspace := workspace_bytes(func, args):  # An operation frees its workspace.
@@ -103,10 +103,10 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
 
 
 class BytesRead(TorchDispatchMode):
-    """Count the bytes that operations read of some tensors, each element once.
+    """Count the bytes that operations read from some tensors, each element once.
 
-    If operations read different parts of a tensor, the largest part counts. A table counts by the
-    rows that are looked up. A stack of experts counts by the tokens that choose them. Elements that
+    If operations read different parts of a tensor, the largest part counts. In a table, at most one
+    row per lookup counts. In a stack of experts, at most one expert per token counts. Elements that
     the call has written do not count.
 
     Args:
@@ -161,13 +161,13 @@ def _taken(func: Any, args: tuple[Any, ...], x: torch.Tensor, out: Any) -> int:
 
 
 def _elements(x: torch.Tensor) -> int:
-    """Count the elements in memory: an expanded dimension counts once."""
+    """Count the elements in memory. An expanded dimension counts as one element."""
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
 
 
 @functools.cache
 def _makes_no_storage(operation: Any) -> bool:
-    """Return whether all results of an operation are declared as views, or are not tensors."""
+    """Return whether each declared result of an operation is an alias, or is not a tensor."""
     schema = getattr(operation, "_schema", None)
     if schema is None:
         return False
@@ -186,5 +186,5 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that identifies the tensor's storage, which its views share."""
+    """Return a number that identifies the storage of a tensor and of its views."""
     return tensor.untyped_storage()._cdata

@@ -14,12 +14,15 @@ PENALTY = 8.0  # Factor of ln n in the penalty of a change, in squared deviation
 # Number of runs on either side whose noise a change must exceed, because noise may grow.
 _NEAR = 8
 _RECENT = 10  # Number of latest runs whose noise counts as the present noise.
-_ALARMS = 0.01  # Share of histories at one level in which a run may stick out by chance.
+_ALARMS = 0.01  # Share of histories at one level in which a run may be an outlier by chance.
 _FAR = 5.0  # Smallest difference of an outlier, in standard deviations of its interval.
 
 
 def step_noise(series: ArrayLike) -> float:
-    """Return the standard deviation from steps between neighbors, which few changes of level affect."""
+    """Return the standard deviation from steps between neighbors.
+
+    A few changes of level hardly affect this standard deviation.
+    """
     steps = np.diff(np.asarray(series, dtype=float))
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
 
@@ -40,7 +43,7 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
     import ruptures  # Importing `ruptures` is slow, so only a search does.
 
     x = np.asarray(series, dtype=float)
-    # The linear kernel gives the L2 cost in compiled code, which is far faster than `ruptures.Pelt`.
+    # The linear kernel gives the L2 cost in compiled code. `ruptures.Pelt` is far slower.
     search = ruptures.KernelCPD(kernel="linear", min_size=least).fit(x[:, None])
     return [int(point) for point in search.predict(pen=penalty)[:-1]]
 
@@ -48,7 +51,7 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
 def changes_of_level(
     values: ArrayLike, uncertainty: ArrayLike, least: float
 ) -> list[tuple[int, float]]:
-    """Find where a history of estimates changed, and by which factor.
+    """Find where the level of a history of estimates changed, and by which factor.
 
     The search uses medians of five neighbors, so one or two outliers are not a change. The scale is
     the larger of the noise between neighbors and the uncertainty of the estimates. With this scale,
@@ -61,7 +64,7 @@ def changes_of_level(
         least: Smallest change that counts, as a share.
 
     Returns:
-        Index of the first value after each change, and the new level over the old level.
+        Index of the first value after each change, and the ratio of the new level to the old level.
     """
     logs, widths = np.log(np.asarray(values, dtype=float)), np.asarray(uncertainty, dtype=float)
     n = len(logs)
@@ -81,7 +84,7 @@ def changes_of_level(
 def _beyond_local_noise(
     bounds: list[int], smooth: np.ndarray, logs: np.ndarray, uncertainty: np.ndarray
 ) -> list[int]:
-    """Drop the weakest bounds until each change saves more than the penalty, relative to local noise."""
+    """Drop the weakest bounds until each change saves the penalty, in units of the local noise."""
     while len(bounds) > 2:
         levels = np.repeat(levels_between(logs, bounds), np.diff(bounds))
         gains = [
@@ -125,9 +128,9 @@ def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
 def find_recent_outlier(
     values: ArrayLike, uncertainty: ArrayLike, least: float
 ) -> tuple[int, float] | None:
-    """Find whether the last one or two values stick out from the values before.
+    """Find whether the last one or two values are outliers compared with the values before.
 
-    A value sticks out if it is outside Student's prediction interval for the next value. The
+    A value is an outlier if it is outside Student's prediction interval for the next value. The
     interval uses the values since the last change of level. If the latest ten values give a wider
     interval, the wider interval counts, because noise may grow.
 
@@ -137,8 +140,8 @@ def find_recent_outlier(
         least: Smallest difference that counts, as a share.
 
     Returns:
-        Index of the first value that sticks out, and the ratio of the new values to the level
-        before. None if no value sticks out.
+        Index of the first outlier, and the ratio of the new values to the level before. None if
+        there is no outlier.
     """
     x, widths = np.asarray(values, dtype=float), np.asarray(uncertainty, dtype=float)
     for index in (len(x) - LEAST_RUNS + 1, len(x) - 1):
@@ -161,7 +164,7 @@ def _prediction_reach(level: np.ndarray) -> float:
 
 
 def _history_noise(logs: np.ndarray, widths: np.ndarray) -> float:
-    """Return the larger standard deviation of estimates, from neighbors or from their intervals."""
+    """Return the noise of estimates, from neighbors or from intervals, whichever is larger."""
     return max(step_noise(logs), float(np.median(widths)) / 1.96, 1e-4)
 
 

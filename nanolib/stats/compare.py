@@ -85,7 +85,7 @@ class Verdict:
         if self.kind is not Kind.INCONCLUSIVE:
             return ""
         if seen:
-            return f"{by}; whether it is more than {MARGIN:.0%} is not clear"
+            return f"{by}; it is unclear whether the change exceeds {MARGIN:.0%}"
         return f"minimum detectable change: {self.minimum_detectable_effect:.1%}"
 
 
@@ -115,12 +115,12 @@ def compare_paired(
     a, b = _logs(base, current)
     if len(a) != len(b):
         raise BadInput(
-            f"current: {len(b)} blocks against {len(a)} of base; give the same number of each"
+            f"current: {len(b)} blocks, but base has {len(a)} blocks; give equal numbers of blocks"
         )
     delta = b - a
     p = float(wilcoxon(delta).pvalue) if np.any(delta) else 1.0
     intervals = [hodges_lehmann(delta, confidence) for confidence in (0.95, 0.90)]
-    # For normal differences, a signed-rank test of n pairs is as sharp as a t-test of 3n / π pairs.
+    # For normal differences, a signed-rank test of n pairs has the power of a t-test of 3n/π pairs.
     error = float(delta.std(ddof=1)) / math.sqrt(len(delta)) * math.sqrt(math.pi / 3)
     effect = _detectable(error, len(delta) - 1, attained_level(len(delta), _ALPHA))
     return _verdict(intervals, p, effect, threshold, direction)
@@ -129,7 +129,7 @@ def compare_paired(
 def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[float, float]:
     """Return times of A and B to show next to a ratio that was estimated from pairs.
 
-    The ratio of the two medians differs from that estimate, because a slow pair moves both medians.
+    The ratio of the two medians differs from the estimate, because a slow pair moves both medians.
 
     Args:
         base: Block times of A, any unit, shape [n].
@@ -137,7 +137,7 @@ def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[fl
         ratio: Estimate of B / A from pairs.
 
     Returns:
-        Times of A and B with this ratio, and with the geometric mean of the two medians.
+        Times of A and B that have this ratio, and the same geometric mean as the two medians.
     """
     middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(ratio)
     return float(middle / half), float(middle * half)
@@ -153,8 +153,8 @@ def compare(
 ) -> Verdict:
     """Compare blocks of A and B that were measured at different times, without control of drift.
 
-    The verdict is by Welch's test on logarithms. If `spread` is given, a t-test of the two runs is
-    made too, and the larger p and the wider interval count.
+    The verdict is from Welch's test on logarithms. If you give `spread`, nanolib also makes a
+    t-test of the two runs. The larger p and the wider interval count.
 
     Args:
         base: Block medians of A, any unit, shape [n], above 0, n >= 6.
@@ -192,7 +192,7 @@ def compare(
 def compare_processes(
     ratios: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
 ) -> Verdict:
-    """Compare two versions by a ratio for each pair of processes, some of which are outliers.
+    """Compare two versions by one ratio per pair of processes, so that outliers have little effect.
 
     The place of a process in memory and on the cores changes its speed by chance, in most pairs by
     1 to 3 %. Some processes are 10 to 40 % slower until they end. The center and its interval are
@@ -237,12 +237,12 @@ def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         if len(x) < 6:
             raise TooFewSamples(f"{name}: {len(x)} blocks are too few to compare; take at least 6")
         if not (np.isfinite(x) & (x > 0)).all():
-            raise BadInput(f"{name}: must be greater than 0; give times, rates or sizes")
+            raise BadInput(f"{name}: each value must be greater than 0; give times, rates or sizes")
     return np.log(a), np.log(b)
 
 
 def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
-    """Return the change that a two-sided t-test at level `alpha` finds in 80 of 100 runs, as a share."""
+    """Return the change that a two-sided t-test at `alpha` finds in 80 of 100 runs, as a share."""
     return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
 
 

@@ -38,7 +38,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     n = len(x)
     if n < 2 or range_confidence(n) < confidence:
         raise TooFewSamples(
-            f"{n} samples cannot give a {confidence:.0%} interval for the median; take more"
+            f"{n} samples cannot give a {confidence:.0%} interval for the median; take more samples"
         )
     depth = 1
     while _coverage(n, depth + 1) >= confidence:
@@ -52,7 +52,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return Student's interval for the mean of nearly normal values, such as differences over seeds.
+    """Return Student's interval for the mean of nearly normal values, such as differences of seeds.
 
     Args:
         samples: Values, shape [n], any unit, n >= 2.
@@ -66,16 +66,16 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     x = np.asarray(samples, dtype=float)
     n = len(x)
     if n < 2:
-        raise TooFewSamples(f"{n} samples give no interval for the mean; take at least two")
+        raise TooFewSamples(f"{n} samples give no interval for the mean; take at least two samples")
     half = float(stdtrit(n - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(n))
     return Interval(float(x.mean()) - half, float(x.mean()), float(x.mean()) + half)
 
 
 def _coverage(n: int, depth: int) -> float:
-    """Return the probability that the median is between the `depth`-th smallest and largest value."""
+    """Return the chance that the median is between the `depth`-th smallest and largest values."""
     return float(1 - 2 * bdtr(depth - 1, n, 0.5))
 
 
 def range_confidence(n: int) -> float:
-    """Return the coverage of the range of n values as an interval for the median, 1 − 2^(1−n)."""
+    """Return the coverage of the range of n values as an interval for the median: 1 − 2^(1−n)."""
     return _coverage(n, 1)

@@ -1,4 +1,4 @@
-"""Fit the cost of sending messages, as a time per message and a time per byte."""
+"""Fit the time to send messages, as a time per message and a time per byte."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from nanolib.stats.intervals import TooFewSamples
 
 
 class LinkCost(NamedTuple):
-    """Cost of sending a message, as a linear model.
+    """Linear model of the time to send messages.
 
     Attributes:
         alpha: Time per message, in s.
@@ -44,11 +44,11 @@ def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) ->
     m, b, s = (np.asarray(x, dtype=float) for x in (messages, sent_bytes, seconds))
     if len(np.unique(b / m)) < 2:
         raise TooFewSamples(
-            "messages of one size cannot separate the two costs; send at least two sizes"
+            "messages of one size do not separate alpha from beta; send messages of several sizes"
         )
     from scipy.optimize import nnls
 
-    # Bytes are scaled, because the solver is inaccurate if columns differ by many powers of ten.
+    # nanolib scales bytes, because the solver is inaccurate if columns differ by powers of ten.
     most = float(b.max())
     design = np.stack([m, b / most], axis=1) / s[:, None]
     (alpha, beta), _ = nnls(design, np.ones_like(s))

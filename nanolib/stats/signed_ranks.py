@@ -32,11 +32,11 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return a center and its interval by signed ranks that are capped at n / 4.
+    """Return a center and its interval, from signed ranks that are capped at n / 4.
 
     The cap limits the weight of outliers. If a third of the values are outliers on both sides, the
-    estimate hardly moves. For nearly normal values, the test needs 10 % more values than Wilcoxon's
-    test. The interval contains each center that the test does not reject.
+    estimate hardly changes. For nearly normal values, the test needs 10 % more values than
+    Wilcoxon's test. The interval contains each center that the test does not reject.
 
     Args:
         delta: Values from a symmetric distribution, shape [n], n >= 6 at 95 %.
@@ -59,10 +59,10 @@ def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_p(delta: ArrayLike) -> float:
-    """Return the exact two-sided p-value of a center of 0, by signed ranks that are capped at n / 4.
+    """Return the exact two-sided p-value of a center of 0, from signed ranks capped at n / 4.
 
     Args:
-        delta: Values from a symmetric distribution, shape [n]. Values of 0 are left out.
+        delta: Values from a symmetric distribution, shape [n]. The test leaves out values of 0.
     """
     x = np.asarray(delta, dtype=float)
     x = x[x != 0]
@@ -76,7 +76,7 @@ def capped_p(delta: ArrayLike) -> float:
 def attained_level(n: int, alpha: float) -> float:
     """Return the real false-alarm rate of Wilcoxon's two-sided test of n values at level `alpha`.
 
-    The rate is below `alpha`, because few values allow only some values of p.
+    The rate may be below `alpha`, because p has only a few possible values if n is small.
 
     Example:
         >>> attained_level(8, 0.05)
@@ -122,13 +122,13 @@ def _depth(n: int, cap: int, confidence: float) -> int:
     """Return the largest d >= 1 with P(statistic < d) <= (1 - confidence) / 2."""
     depth = _quantile(n, cap, (1 - confidence) / 2)
     if depth < 1:
-        raise TooFewSamples(f"{n} pairs cannot give a {confidence:.0%} interval; take more")
+        raise TooFewSamples(f"{n} pairs cannot give a {confidence:.0%} interval; take more pairs")
     return depth
 
 
 @functools.lru_cache(maxsize=256)
 def _quantile(n: int, cap: int, tail: float) -> int:
-    """Return a quantile of the rank sum, from a normal distribution if there are many plain ranks."""
+    """Return a quantile of the rank sum. Use a normal distribution for many uncapped ranks."""
     if cap == n > _EXACT:
         mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))

@@ -21,7 +21,7 @@ GROUP = 5  # Samples per median. The median hides an isolated spike.
 _PENALTY = 10.0  # Factor of ln n in the penalty of a change, in squared deviations.
 MOVED = 0.05  # Smallest difference of the first steps that counts, as a share of the later level.
 _CLEAR = 4.0  # Largest difference that noise explains, in standard deviations.
-# Interquartile ranges from a quartile to the fence of mild outliers, and of severe outliers.
+# Distance from a quartile to the mild fence and to the severe fence, in interquartile ranges.
 MILD, SEVERE = 1.5, 3.0
 
 
@@ -62,8 +62,9 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
         return SteadyState()
     medians = np.median(x[: groups * group].reshape(groups, group), axis=1)
     steps = np.diff(medians)
-    # With few medians, the noise between medians is inaccurate. Noise between samples is too small
-    # if samples are autocorrelated. The median of 5 normal samples has 0.54 of their deviation.
+    # With few medians, the estimate of the noise between medians is inaccurate. The estimate from
+    # samples is too small if the samples are autocorrelated. The median of 5 normal samples has
+    # 0.54 times the standard deviation of a sample.
     noise = max(_noise(medians), math.sqrt(math.pi / 2 / (group + 0.5)) * _noise(x))
     if noise == 0:
         if not steps.any():
@@ -90,8 +91,11 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
 
 
 def _noise(series: np.ndarray) -> float:
-    """Return the larger of `step_noise` and the root mean square of all but the four largest steps."""
-    # The median step shows only one mode of a machine with two modes, so the mean square is used too.
+    """Return `step_noise`, or the noise from the mean square of steps, whichever is larger.
+
+    The mean square leaves out the four largest steps.
+    """
+    # The mean square shows both modes of a machine with two modes. The median step shows only one.
     steps = np.sort(np.abs(np.diff(series)))[:-4]
     if len(steps) <= 4:  # A change of level would dominate the mean of so few steps.
         return step_noise(series)
@@ -122,13 +126,13 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
         curve: Times of consecutive steps from the start of a process, shape [n], any unit, n >= 20.
 
     Returns:
-        Number of warm-up steps and an empty text, or None and the reason why it is unclear.
+        Number of warm-up steps and an empty text, or None and the reason why the number is unclear.
     """
     x = np.asarray(curve, dtype=float)
     half = len(x) // 2
     smooth, level = median_of_neighbors(x), float(np.median(x[half:]))
     deviation = max(step_noise(x[half:]), 1.4826 * float(np.median(np.abs(x[half:] - level))))
-    # The median of five normal values has 0.54 of their deviation, and the level is uncertain too.
+    # The median of 5 normal values has 0.54 times their deviation, and the level is uncertain too.
     limit = max(level + _CLEAR * 0.6 * deviation, float(smooth[half:].max()), level * (1 + MOVED))
     slow = smooth[:half] > limit
     found = steady_state(x)
@@ -140,8 +144,8 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
         return None, f"the curve rises again at step {steps + int(np.argmax(slow[steps:])) + 1}"
     if smooth[steps] > level * (1 + MOVED):
         share = f"{smooth[steps] / level:.2f}× the later median"
-        still = f"from step {steps + 1} on the steps still take {share}"
-        return None, f"{still}, and the curve's noise is as large"
+        still = f"from step {steps + 1} on, the steps still take {share}"
+        return None, f"{still}, and the noise of the curve is as large as the difference"
     return steps, ""
 
 
@@ -180,7 +184,8 @@ def count_outliers(samples: ArrayLike) -> OutlierCount:
 def remove_outliers(samples: ArrayLike) -> np.ndarray:
     """Drop the samples beyond the mild fences, to reproduce results of tools that drop outliers.
 
-    On a machine with two modes, only 2 % of intervals of the remaining mean contain the true mean.
+    On a machine with two modes, only 2 % of the intervals contain the true mean, if you compute the
+    intervals from the remaining samples.
     """
     x = np.asarray(samples, dtype=float)
     return x[~_are_beyond(x, MILD)]

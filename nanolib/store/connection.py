@@ -1,4 +1,4 @@
-"""Make, open and merge a database file, and write transactions to it."""
+"""Create, open and merge database files, and write transactions."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from nanolib.store.schema import (
 )
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
-# The greater of two copies of a run stays, which is a copy that is done, or else the fuller copy.
+# A merge keeps the copy of a run with the greater rank, by status, finished cases, and rows.
 _RANK = (
     "({run}.status = 'done',"
     " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
@@ -35,7 +35,7 @@ class Connection:
             if not create:
                 raise BadInput(
                     f"database: {self.path} does not exist; "
-                    "run `nano run quick` first or name another"
+                    "run `nano run quick` first or name another database"
                 )
             make_folder(self.path.parent)
             make_database(self.path)
@@ -56,7 +56,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all changes of the block or none.
+        """Write all changes within the context, or no change.
 
         A transaction within another transaction is part of the outer transaction.
 
@@ -92,7 +92,7 @@ class Connection:
 
         Raises:
             BadInput: The other database is missing, is this database, or contains an invalid row.
-                Nothing is imported after an error.
+                After an error, this database is unchanged.
         """
         check_mergeable(path, self.path)
         self.connection.execute("ATTACH DATABASE ? AS other", (str(path),))
@@ -101,7 +101,7 @@ class Connection:
                 return _merge_attached(db)
         except sqlite3.DatabaseError as error:
             raise BadInput(
-                f"database: {path} cannot be merged ({error}); nothing was imported; name another"
+                f"database: {path} cannot be merged ({error}), so nothing changed; name another"
             ) from None
         finally:
             self.connection.execute("DETACH DATABASE other")
@@ -118,7 +118,7 @@ class Connection:
 
 
 def make_database(path: Path) -> None:
-    """Make an empty database, unless another process makes the same file at the same time.
+    """Create an empty database, unless another process creates the same file at the same time.
 
     Raises:
         BadInput: The file cannot be written.
@@ -133,7 +133,7 @@ def make_database(path: Path) -> None:
 
 
 def write_schema(file: Path, journal_mode: str) -> None:
-    """Make the tables in a new file."""
+    """Create the tables in a new file."""
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         # SQLite ignores this pragma after the first table.
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -145,28 +145,28 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Check that an open file is a nanolib database with the current schema.
 
     Raises:
-        BadInput: The file is of another program or another schema.
+        BadInput: Another program wrote the file, or the file has another schema.
     """
     application, version = (
         value_of(connection.execute(f"PRAGMA {name}"))
         for name in ("application_id", "user_version")
     )
     if application != APPLICATION_ID:
-        raise BadInput(f"database: {path} is not a nanolib database; name another")
+        raise BadInput(f"database: {path} is not a nanolib database; name another file")
     if version != SCHEMA_VERSION:
         raise BadInput(
-            f"database: {path} has schema {version}, this nanolib {SCHEMA_VERSION}; "
-            "move it away and measure again"
+            f"database: {path} has schema {version}, but nanolib needs schema {SCHEMA_VERSION}; "
+            "move the file away and measure again"
         )
 
 
 def unusable(path: Path, error: Exception) -> str:
-    """Return an error message about a file that cannot be used, with its remedy."""
-    problem = f"cannot be opened ({error}); name another, or move it away"
+    """Return an error message about a file that cannot be used, with a remedy."""
+    problem = f"cannot be opened ({error}); name another file, or move the file away"
     if "is locked" in str(error):
-        problem = "is locked by another program; close that program and run again, or name another"
+        problem = "is locked by another program; close that program, or name another file"
     elif isinstance(error, sqlite3.OperationalError | OSError):
-        problem = f"cannot be used ({error}); free space, make it writable, or name another folder"
+        problem = f"cannot be used ({error}); free space, or name a folder that you can write to"
     return f"database: {path} {problem}"
 
 
@@ -177,7 +177,7 @@ def value_of(rows: sqlite3.Cursor) -> Any:
 
 
 def check_mergeable(path: str | Path, into: Path) -> None:
-    """Check that a file is a nanolib database, and not the one to merge it into.
+    """Check that a file is a nanolib database, and that it is not the receiving database.
 
     Args:
         path: Path of the database to merge.
@@ -194,7 +194,7 @@ def check_mergeable(path: str | Path, into: Path) -> None:
     """
     with Connection(path, create=False) as other:
         if other.path.resolve() == into.resolve():
-            raise BadInput(f"database: {path} is this database itself; name another")
+            raise BadInput(f"database: {path} is this database itself; name another file")
 
 
 def _merge_attached(db: sqlite3.Connection) -> int:
@@ -205,12 +205,12 @@ def _merge_attached(db: sqlite3.Connection) -> int:
         f" WHERE r.run_id IS NULL OR {theirs} > {ours} ORDER BY o.rowid"
     )
     taken = db.execute(better).fetchall()
-    # Each database numbers its own rows, so the ids are not copied.
+    # Each database numbers its own rows, so nanolib does not copy the ids.
     columns = ", ".join(name for name in columns_of(db, "measurements") if name != "id")
     db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
     for run in taken:
         place = db.execute("SELECT rowid FROM main.runs WHERE run_id = ?", run).fetchone()
-        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # The traces are deleted too.
+        db.execute("DELETE FROM main.runs WHERE run_id = ?", run)  # SQLite also deletes the traces.
         db.execute("INSERT INTO main.runs SELECT * FROM other.runs WHERE run_id = ?", run)
         db.execute(
             f"INSERT INTO main.measurements ({columns}) SELECT {columns} FROM other.measurements"

@@ -90,7 +90,7 @@ _TEXTS = {
     "driver",
 }
 _DROPPED = ("traceback", "corpus")  # JSON keys that an export leaves out.
-_REQUIRED = {"process", "launch"}  # Columns that the schema requires, so they are empty.
+_REQUIRED = {"process", "launch"}  # The schema requires these columns. An export leaves them empty.
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"
 )
@@ -99,11 +99,11 @@ _FOLDERS = re.compile(r"(?:(?<![\w/~.])~?/|\b[A-Za-z]:\\|(?<![\w~])~\\)(?:[^\s/\
 
 @functools.cache
 def _private() -> list[tuple[re.Pattern[str], str]]:
-    """Return patterns of this machine's home folder, user, host and paths, with replacements."""
+    """Return patterns of the home folder, user, host and folders, each with its replacement."""
     home, host = str(expanded("~")), platform.node()
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # The user has no name.
+    except (KeyError, OSError):  # The system has no name for the user.
         user = ""
     patterns = []
     if len(home) > 1:
@@ -133,7 +133,7 @@ def redact(value: Any) -> Any:
 def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the public columns of rows, without private names.
 
-    A run in progress becomes `interrupted`, because a file never changes again.
+    A run in progress becomes `interrupted`, because the exported file never changes.
 
     Args:
         table: Name of the table, a key of `PUBLIC`.
@@ -149,7 +149,7 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary path, whose file becomes the target if the block ends without an error.
+    """Yield a temporary path. The file becomes the target if the context ends without an error.
 
     Raises:
         BadInput: The target exists or cannot be written.
@@ -163,7 +163,7 @@ def new_file(target: Path) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(
             f"export: {target} cannot be written ({reason}); "
-            "free space there, or name another folder"
+            "free space on the disk, or name another folder"
         ) from error
 
 

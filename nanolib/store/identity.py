@@ -1,4 +1,4 @@
-"""Identify the process that writes a run, even if another process gets its number later."""
+"""Identify the process that writes a run, even if a later process gets the same number."""
 
 import functools
 import hashlib
@@ -27,7 +27,7 @@ def alive(process: str) -> bool:
         return False
     try:
         ended = psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-        # The system rounds the time of the boot to a second.
+        # The system rounds the boot time to a second.
         return not ended and abs(_began(int(pid)) - float(began)) < 1.5
     except psutil.AccessDenied:
         return True

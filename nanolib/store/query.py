@@ -37,18 +37,18 @@ class Reader(Connection):
     """The part of `Store` that reads a database."""
 
     def trace(self, table: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-        """Read the rows of a trace table, in the order of their recording.
+        """Read the rows of a trace table, in the order in which nanolib recorded the rows.
 
         Args:
-            table: Name of the table, which is `power_samples`, `sections`, `tokens`, `layers`,
-                `statistics` or `ops`.
+            table: Name of the table: `power_samples`, `sections`, `tokens`, `layers`, `statistics`
+                or `ops`.
             run_ids: IDs of the runs, or None for all runs.
 
         Returns:
             Columns `run_id`, `case_id` and the columns of the table, with names instead of indices.
         """
         if table not in TRACE_TABLES:
-            raise BadInput(f"table: {table!r} is not a trace; use {', '.join(TRACE_TABLES)}")
+            raise BadInput(f"table: {table!r} is not a trace table; use {', '.join(TRACE_TABLES)}")
         columns = TRACE_TABLES[table]
         condition, values = _among(run_ids)
         frame = self._read(
@@ -83,7 +83,7 @@ class Reader(Connection):
         return self.runs(f"run_id IN {LISTED}", [listed(run_ids)])
 
     def newest_runs(self) -> list[str]:
-        """Return the ID of each experiment's newest run that is done, or else of its newest run."""
+        """Return the ID of each experiment's newest run, with preference for runs that are done."""
         query = (
             "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
             " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place"
@@ -102,7 +102,7 @@ class Reader(Connection):
         samples: bool = False,
         newest: int | None = None,
     ) -> pd.DataFrame:
-        """Read the measurements, in the order of their writing.
+        """Read the measurements, in the order in which nanolib wrote the measurements.
 
         Each factor has a column `factor.NAME`. The column `factors` contains all factors.
 
@@ -127,7 +127,7 @@ class Reader(Connection):
             ]
         else:
             frame = frame.drop(columns="samples")
-        # pandas gives a column without any number another dtype than float.
+        # pandas does not use the dtype float for a column without any number.
         frame = frame.astype(
             dict.fromkeys(("estimate", "low", "high", "confidence", "predicted"), float)
         )
@@ -135,11 +135,11 @@ class Reader(Connection):
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Read the part of some runs that a report shows.
+        """Read the data of some runs that a report shows.
 
         Returns:
-            The measurements of the newest cases, with samples, and the table of the runs. The runs
-            include the newest runs, even without a case.
+            The measurements of the newest cases, with samples, and the table of the runs. The table
+            includes the newest runs, even if a run has no case.
         """
         ids = list(run_ids)
         rows = self.measurements(ids, samples=True, newest=SHOWN_CASES)
@@ -179,9 +179,9 @@ class Reader(Connection):
         return self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
 
     def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
-        """Return the ID of the last run before each run, of the same experiment, suite and machine.
+        """Return the ID of the run before each run, with the same experiment, suite and machine.
 
-        Only runs with the status `done` count.
+        Only earlier runs with the status `done` count.
 
         Args:
             run_ids: IDs of the runs.
@@ -196,13 +196,13 @@ class Reader(Connection):
         return list(dict.fromkeys(before for rows in found for (before,) in rows))
 
     def resolve(self, name: str) -> list[str]:
-        """Return the IDs of the runs with a name.
+        """Return the IDs of the runs that a name refers to.
 
         nanolib tries a name in this order: `all`, `latest`, `latest~1`, an ID, a label, an
         experiment, a suite, and the start of an ID.
 
-        `latest` means all runs of the latest command. `latest~1` means the command before it that
-        ran one of the same notebooks, and only the runs of notebooks that both commands ran.
+        `latest` means all runs of the latest command. `latest~1` means runs of the last earlier
+        command that ran one of the same notebooks. Runs of other notebooks are left out.
 
         Args:
             name: Name of the runs.
@@ -246,7 +246,7 @@ class Reader(Connection):
             of = f" of {', '.join(sorted(newest))}" if newest else ""
             raise BadInput(
                 f"run: {shown(name)} does not exist; "
-                f"the database contains {len(found)} launch(es){of}"
+                f"the database contains {len(found)} command(s){of}"
             )
         return found[int(place)]
 
@@ -267,7 +267,7 @@ class Reader(Connection):
         return {case_id for (case_id,) in self.connection.execute(query, (run_id, Status.STARTED))}
 
     def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
-        """Return each status of the cases of a run, with their number and their time in s."""
+        """Return each status of a run's cases, with the number of cases and their total time, s."""
         query = (
             "SELECT status, count(*), total(estimate) FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' GROUP BY status"

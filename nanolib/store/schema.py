@@ -62,7 +62,7 @@ def _number(column: str) -> str:
     return f"{column} REAL CHECK (abs({column}) < 9e999)"
 
 
-# The constraints make SQLite refuse invalid rows, also those of a file that is merged.
+# The constraints make SQLite refuse invalid rows, including the rows of a merged file.
 SCHEMA = (
     f"""CREATE TABLE machines (
         machine_id TEXT PRIMARY KEY, cpu TEXT, cores INTEGER, ram_gib INTEGER, {_json("gpus")},
@@ -108,7 +108,7 @@ SCHEMA = (
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
-# Queries take values as one JSON list, because SQLite limits the number of marks in a query.
+# Queries take values as one JSON list, because SQLite limits the number of `?` in a query.
 LISTED = "(SELECT value FROM json_each(?))"
 DURING = "during "  # First word of each line about interference during cases.
 
@@ -133,7 +133,7 @@ class Run:
         launch: Token of the command that started the run, and the title of the job.
         interference: Lines about other load at the start of the run and during its cases. Lines
             about cases begin with `DURING`.
-        rows: Case id → (factors, measurements), for a run that is added with all of its rows.
+        rows: Case id → (factors, measurements), if you add the run together with all of its rows.
         run_id: UUID of the run.
 
     Example:
@@ -159,7 +159,7 @@ class Run:
 
 
 def encode(column: str, value: Any) -> Any:
-    """Return a value as JSON text for a JSON column, and unchanged for another column."""
+    """Return a value as JSON text for a JSON column, or unchanged for another column."""
     return json.dumps(value, default=_plain, allow_nan=False) if column in JSON else value
 
 
@@ -182,4 +182,4 @@ def _plain(value: Any) -> Any:
         return dict(value)
     if hasattr(value, "item"):  # Only numpy's scalars have `item`.
         return value.item()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -23,7 +23,7 @@ class Store(Reader):
 
     Args:
         path: Path of the file, by default in the output folder.
-        create: Whether to make a missing file and its folder.
+        create: Whether to create a missing file and its folder.
 
     Raises:
         BadInput: The file is missing (with `create=False`), is not a database of this version of
@@ -120,7 +120,7 @@ class Store(Reader):
         """Queue power samples. `commit_transaction` waits until the samples are written.
 
         Args:
-            samples: Mappings or objects with a time `t_s` in s of any clock, and with `watts` or
+            samples: Mappings or objects with a time `t_s` on any clock, s, and with `watts` or
                 `joules`. An estimate has `low` and `high` too.
             run_id: ID of the run of the samples, by default of the newest run.
             case_id: ID of the case of the samples.
@@ -129,7 +129,7 @@ class Store(Reader):
         Raises:
             BadInput: The run does not exist, or a sample has no time or no value.
         """
-        # All samples are checked before any of them is queued.
+        # The method checks all samples before it queues the first sample.
         rows = [_power_row(sample) for sample in samples]
         key = (run_id or self.resolve("latest")[-1], case_id)
         if key not in self._traces:
@@ -147,7 +147,7 @@ class Store(Reader):
         if self._writer is not None and (failure := self._writer.flush()):
             raise BadInput(
                 f"traces: some rows of {self.path} could not be written ({failure}); "
-                "free space, or name another"
+                "free space, or name another database"
             )
 
     def mark_dead_runs(self) -> None:
@@ -166,7 +166,7 @@ class Store(Reader):
         run_ids: Collection[str] = (),
         dry_run: bool = False,
     ) -> list[str]:
-        """Delete old runs, and free their disk space. Runs in progress are never deleted.
+        """Delete old runs, and free their disk space. nanolib never deletes runs in progress.
 
         Args:
             max_age_days: Largest age of a run in days, or None for no limit.
@@ -220,5 +220,5 @@ def _power_row(sample: Any) -> tuple[int, float | None, float | None, float | No
         for name in ("t_s", "watts", "joules", "low", "high")
     )
     if t_s is None or powers[:2] == [None, None]:
-        raise BadInput(f"samples: {sample!r} has no t_s, or neither watts nor joules; give them")
+        raise BadInput(f"samples: {sample!r} has no t_s, or no power; give t_s and watts or joules")
     return round(1e6 * t_s), *powers

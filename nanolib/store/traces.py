@@ -1,10 +1,10 @@
-"""Record the traces of cases, whose many rows one thread writes.
+"""Record the traces of cases, and write their rows in one thread.
 
     with recording(lambda: store.new_trace(run_id, case_id)):
         current().put("tokens", rows)
 
-A commit per row would take milliseconds, and one commit of many rows would block other threads. So
-the thread commits twice a second, in chunks.
+A commit per row would take milliseconds, and one commit of many rows would block other threads.
+Therefore, the thread commits twice a second, in chunks.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ _Batch = tuple[str, Iterable[Sequence[Any]]]  # A batch is a statement and its r
 
 
 class TraceWriter:
-    """Writes queued rows in a thread with its own connection.
+    """Write queued rows in a thread with its own connection.
 
     Args:
         path: Path of an existing database.
     """
 
     def __init__(self, path: Path) -> None:
-        # The connection is opened here and not in the thread, so that the caller gets the error.
+        # The caller gets an error only if the connection is opened here, and not in the thread.
         self._db = sqlite3.connect(
             path, timeout=WAIT_S, isolation_level=None, check_same_thread=False
         )
@@ -53,7 +53,7 @@ class TraceWriter:
         self._thread.start()
 
     def put(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows for an INSERT or UPDATE, which takes a microsecond."""
+        """Queue rows for an INSERT or UPDATE statement. Queueing takes a microsecond."""
         self._queue.put((statement, rows))
 
     def flush(self) -> str:
@@ -79,7 +79,7 @@ class TraceWriter:
             while not is_over:
                 self._wake.wait(_COMMIT_S)
                 self._wake.clear()
-                is_over = self._over  # The queue is read after the flag, so no row is lost.
+                is_over = self._over  # The thread reads the queue after the flag, to lose no row.
                 with contextlib.suppress(queue.Empty):
                     while True:
                         self._serve(self._queue.get_nowait())
@@ -90,7 +90,7 @@ class TraceWriter:
             return
         try:
             self._write(*found)
-        except Exception as error:  # `flush` reports the error, and later rows are still written.
+        except Exception as error:  # `flush` reports the error, and the thread writes later rows.
             self._failure = f"{type(error).__name__}: {error}"
 
     def _write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -149,7 +149,7 @@ class Trace:
 
         Args:
             table: Name of the table, a key of `TRACE_TABLES`.
-            rows: Rows of the table. A generator is consumed in the thread of the writer.
+            rows: Rows of the table. If you give a generator, the thread of the writer consumes it.
         """
         number, trace_id = self._numbers[table], self._trace_id
         self._writer.put(_INSERT[table], ((trace_id, next(number), *row) for row in rows))
@@ -165,7 +165,7 @@ _INSERT = {
 }
 
 
-# The function opens the trace of a case at its first use, because most cases have no trace.
+# The function opens a trace at the first call of `current`, because most cases have no trace.
 _OPEN: contextvars.ContextVar[Callable[[], Trace]] = contextvars.ContextVar(
     "open_trace", default=lambda: Trace(_Nowhere(), 0)
 )
@@ -178,10 +178,10 @@ def current() -> Trace:
 
 @contextlib.contextmanager
 def recording(open_trace: Callable[[], Trace]) -> Iterator[None]:
-    """Make `current` return a trace within the block, and commit its rows at the end.
+    """Make `current` return a trace within the context, and commit the rows at the end.
 
     Args:
-        open_trace: Function that opens the trace, and that is called at its first use.
+        open_trace: Function that opens the trace. The first call of `current` calls this function.
     """
     opened = functools.cache(open_trace)
     token = _OPEN.set(opened)

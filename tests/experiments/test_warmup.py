@@ -45,7 +45,7 @@ def test_a_curve_says_how_many_steps_are_enough_or_gives_no_answer(shape, noises
         (
             np.where((STEP < 4) | (STEP // 4 == 8), 1.15, 1.0),
             0.04,
-            "from step 1 on the steps still",
+            "from step 1 on, the steps still",
         ),
     ],
 )

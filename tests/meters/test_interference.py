@@ -161,7 +161,7 @@ SLOWED = "hardware slowdown, heat, heat, in hardware, power brake"
         ({}, []),
         ({"ComputeRunningProcesses": PROCESSES}, ["2 other process(es) compute on the GPU"]),
         ({"UtilizationRates": SimpleNamespace(gpu=11)}, ["the GPU's utilization is 11 %"]),
-        (QUIET | {"EnforcedPowerLimit": 300_700}, ["the GPU's power is capped at 301 of 700 W"]),
+        (QUIET | {"EnforcedPowerLimit": 300_700}, ["the GPU's power is capped at 301 W of 700 W"]),
         ({"CurrentClocksThrottleReasons": 0xEE}, [f"the GPU's clock is lowered by {SLOWED}"]),
     ],
 )

@@ -139,18 +139,18 @@ def test_an_estimates_ends_are_those_of_its_power():
     window = Window("w", 0.0, 4.0)
     joules, *rest = meter.measurements(window, idle=window)
     assert (joules.low, joules.estimate, joules.high) == (40.0, 80.0, 200.0)
-    assert joules.message == "estimated from the use of the cores: a range, not a reading"
+    assert joules.message == "estimated from the utilization of the cores: a range, not a reading"
     assert "net_energy" not in {row.metric for row in rest}
 
 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (lambda: _Source(lambda t_s: 0.0), "test of bench read 0 W, which is not a valid reading"),
+        (lambda: _Source(lambda t_s: 0.0), "test of bench read 0 W, so the readings are not valid"),
         (lambda: _Source(lambda t_s: NAN), "power_w: 0 samples could be read"),
         (
             lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
-            "replay of trace read 0 W, which is not a valid reading; record it again",
+            "replay of trace read 0 W, so the readings are not valid; record it again",
         ),
         (
             lambda: _Source(lambda t_s: 50 * min(t_s, 0.1), "joules"),

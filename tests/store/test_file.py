@@ -65,7 +65,7 @@ def test_a_file_that_another_program_locks_is_one_line_and_nothing_is_half_there
     store, monkeypatch
 ):
     store.connection.execute("PRAGMA busy_timeout = 20")
-    said = r"is locked by another program; close that program and run again"
+    said = r"is locked by another program; close that program"
     with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(BadInput, match=said):

@@ -7,15 +7,15 @@ from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
 _GAP = 2.5  # Shortest gap, in units of the median time between samples.
-MOST_W = 10_000.0  # No device draws more power, so a larger step is a reset.
+MOST_W = 10_000.0  # No device draws more power, so a larger step of a counter is a reset.
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
     """Compute the energy between two moments from samples of power.
 
-    Power is linear between samples. Two samples at one moment are a step. A NaN is a gap, and a
-    much longer time than usual between two samples is a gap too. In a gap, power is between the
-    smallest and the largest sample.
+    nanolib interpolates linearly between samples. Two samples at one moment are a step. A NaN is a
+    gap, and an unusually long time between two samples is a gap too. In a gap, the bounds use the
+    smallest and the largest of all samples.
 
     Args:
         t_s: Moments of the samples in order, s, shape [n].
@@ -76,12 +76,12 @@ def count(
         lag_s: Largest age of a reading, s.
 
     Returns:
-        Energy, J. The counter's smallest step widens the bounds. A reset counts as if the counter
-        had gone on at its usual rate, and widens the bounds too.
+        Energy, J. The counter's smallest step widens the bounds. For a reset, nanolib assumes the
+        counter's usual rate, and widens the bounds too.
 
     Raises:
-        BadInput: The readings are not valid for `integrate`, or do not reach beyond the window by
-            the lag.
+        BadInput: The readings are not valid for `integrate`, or end less than `lag_s` after the
+            window.
     """
     t, counted = _checked(t_s, joules, start_s, end_s)
     read = ~np.isnan(counted)
@@ -96,7 +96,7 @@ def count(
     total = np.concatenate([[0.0], np.cumsum(steps)])
     energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
-    # A reading is at most `lag_s` old, so a reading `lag_s` after an edge is not from before it.
+    # A reading is at most `lag_s` old, so a reading `lag_s` after an edge is newer than the edge.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
     unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
     unsure += float(min(steps[steps > 0], default=0.0))
@@ -113,8 +113,8 @@ def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np
         lag_s: Largest age of a reading, s.
 
     Returns:
-        Steps, J, shape [n − 1]. A step is NaN if it is negative, or larger than any power allows,
-        since the counter was reset.
+        Steps, J, shape [n − 1]. NaN marks a reset of the counter: a negative step, or a step that
+        is larger than any power allows.
     """
     steps = np.diff(joules)
     most = MOST_W * (np.diff(t_s) + lag_s)
@@ -122,7 +122,7 @@ def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np
 
 
 def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:
-    """Return the longest time without a change of the counter, s. NaN is ignored."""
+    """Return the longest time without a change of the counter, s. Ignore NaN."""
     read = ~np.isnan(joules)
     t, counted = t_s[read], joules[read]
     changes = np.flatnonzero(np.diff(counted)) + 1
@@ -136,16 +136,16 @@ def _checked(
     t, x = np.asarray(t_s, dtype=float), np.asarray(values, dtype=float)
     if t.shape != x.shape or t.ndim != 1:
         raise BadInput(
-            f"t_s: shape {list(t.shape)} and {list(x.shape)}; give one moment per sample"
+            f"t_s: {list(t.shape)} moments for {list(x.shape)} samples; give one moment per sample"
         )
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
-        raise BadInput(f"power_w: {len(read)} samples could be read; at least two are needed")
+        raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")
     if (np.diff(t) < 0).any():
-        raise BadInput("t_s: moments are not in order; sort them")
+        raise BadInput("t_s: the moments are not in order; sort the samples by time")
     if not start_s < end_s:
         raise BadInput(
-            f"end_s: {end_s} is not after start_s {start_s}; give a window with some length"
+            f"end_s: {end_s} is not after start_s {start_s}; give an end after the start"
         )
     return t[read[0] :], x[read[0] :]
 
@@ -154,5 +154,5 @@ def _check_reach(t: np.ndarray, start_s: float, end_s: float) -> None:
     if start_s < t[0] or end_s > t[-1]:
         raise BadInput(
             f"start_s, end_s: {start_s} to {end_s} reaches beyond the samples, {t[0]} to {t[-1]}; "
-            "sample before and after the window"
+            "take samples before and after the window"
         )

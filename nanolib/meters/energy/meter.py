@@ -5,7 +5,7 @@
             ...
     meter.measurements(window)
 
-Windows can be nested. An error closes its window, and a later window can have the same name.
+You can nest windows. An exception closes a window. Two windows can have the same name.
 """
 
 import math
@@ -32,14 +32,14 @@ MIN_PERIODS = 10  # Smallest number of updates of a sensor in a window.
 _TRACE_POINTS = 60
 _SETTLE_S = 2.0  # Longest wait for a slow source at the end of a window, s.
 _NO_READING = {
-    Provenance.ESTIMATED: "estimated from the use of the cores: a range, not a reading",
+    Provenance.ESTIMATED: "estimated from the utilization of the cores: a range, not a reading",
     Provenance.REPLAYED: "from a recording, not a reading of this machine",
 }
 
 
 @dataclass
 class Window:
-    """A section of code that is measured.
+    """A section of code whose energy nanolib measures.
 
     Attributes:
         name: Name of the section.
@@ -74,9 +74,9 @@ class Track:
         """Compute the energy of a window, J.
 
         Raises:
-            BadInput: There are too few readings around the window, or they are not valid.
+            BadInput: There are too few readings around the window, or the readings are not valid.
         """
-        # Copy the readings, since the thread adds more.
+        # Copy the readings, because the thread adds readings.
         t, watts, joules, low, high = np.array([*self.readings]).T
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
@@ -96,10 +96,10 @@ class Track:
 
     def _invalid(self, what: str) -> BadInput:
         name = f"{self.source.name} of {self.source.of}"
-        remedy = "record the power by other means, and replay it (power_trace)"
+        remedy = "record the power with another meter, and replay the recording (power_trace)"
         if self.source.provenance is Provenance.REPLAYED:
             remedy = "record it again"
-        return BadInput(f"{name} {what}, which is not a valid reading; {remedy}")
+        return BadInput(f"{name} {what}, so the readings are not valid; {remedy}")
 
     def checked_energy(self, window: Window) -> Interval:
         """Compute the energy of a window, J, and check that the window is long enough.
@@ -128,7 +128,7 @@ class Track:
         inside = (window.start_s <= t) & (t <= window.end_s)
         t, watts, joules = t[inside], watts[inside], joules[inside]
         if not np.isnan(joules).all():
-            # A counter may be read more often than it changes.
+            # nanolib may read a counter more often than the counter changes.
             changed = np.diff(joules, prepend=math.nan) != 0
             t, joules = t[changed], joules[changed]
             watts = counter_steps(t, joules, self.source.period_s) / np.diff(t)
@@ -173,7 +173,7 @@ class Track:
 
 
 class EnergyMeter:
-    """Sample power sources while the meter is entered.
+    """Sample power sources within a `with` statement.
 
     Args:
         sources: Power sources, by default this machine's sensors, or the estimate if the machine
@@ -231,7 +231,7 @@ class EnergyMeter:
 
     @contextmanager
     def window(self, name: str) -> Iterator[Window]:
-        """Open a window over the block, and wait for one more reading of each source at its end."""
+        """Open a window within the context, and wait at the end for one more reading per source."""
         self._synchronize()
         window = Window(name, time.monotonic())
         try:
@@ -243,7 +243,7 @@ class EnergyMeter:
                 start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
                 self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
             give_up = time.monotonic() + _SETTLE_S
-            # The energy needs a reading of each source after the end.
+            # The computation of the energy needs a reading of each source after the end.
             while any(track.known_until_s < window.end_s for track in self.tracks):
                 if time.monotonic() > give_up:
                     break
@@ -262,12 +262,12 @@ class EnergyMeter:
 
         Args:
             window: A closed window.
-            idle: Window of the idle baseline, whose power `net_energy` leaves out.
+            idle: Window of the idle baseline. `net_energy` is the energy above this baseline.
             tokens: Number of tokens generated in the window.
 
         Returns:
             Rows of `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s) and
-            `net_energy` (J). Each row's scope is the window's name. A window that is too short for its
-            sensor has a row with the status `unsupported` instead.
+            `net_energy` (J). Each row's scope is the window's name. If a window is too short for a
+            sensor, the result is a row with the status `unsupported` instead.
         """
         return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

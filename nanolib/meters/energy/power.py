@@ -19,7 +19,7 @@ from nanolib.meters.gpu import instant_watts
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
-_AMPERE = 8  # Compute capability from which `nvml_power` is a mean over a second.
+_AMPERE = 8  # Major compute capability from which `nvml_power` is a mean over a second.
 _APPLE_PARTS = (
     "cpu_total_mj",
     "gpu_mj",
@@ -30,14 +30,14 @@ _APPLE_PARTS = (
 
 @dataclass
 class Sensor:
-    """A source whose readings come from a driver. A reading that the driver refuses is a gap.
+    """A source of readings from a driver. A reading that the driver refuses is a gap.
 
     Attributes:
         of: Device that the sensor covers.
         name: Method of the rows.
         unit: Field of a `Reading`, `joules` or `watts`.
         ask: Function that returns the counter in J, or the power in W.
-        refusals: Types of errors that mean the driver has no reading.
+        refusals: Types of exceptions that mean that the driver has no reading.
         period_s: Time between changes of the reading, s.
         provenance: Provenance of the rows.
     """
@@ -63,9 +63,10 @@ _Way = tuple[str, str, Callable[[], float]]  # Fields `name`, `unit` and `ask` o
 
 
 def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> Sensor:
-    """Return the first of several sensors that works, or raise the error of the last one.
+    """Return the first sensor that works, or raise the error of the last sensor.
 
-    A driver may return 0 for an unsupported reading, so a sensor at 0 does not work.
+    A driver may return 0 for an unsupported reading. Therefore, nanolib skips a sensor that reads 0
+    if there is another sensor.
     """
     *others, last = [Sensor(of, *way, refusals) for way in ways]
     for sensor in others:
@@ -77,7 +78,7 @@ def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> S
 
 
 class _Missing(Exception):
-    """A kind of sensor is missing, for the reason in the message."""
+    """Sensors of one interface are missing, for the reason in the message."""
 
 
 def _imported(name: str, package: str) -> Any:
@@ -85,7 +86,7 @@ def _imported(name: str, package: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:  # amdsmi raises a KeyError without its driver's library.
         why = f"{name} cannot be imported ({type(error).__name__}: {error})"
-        raise _Missing(f"{why}; in the checkout: pip install -e '{package}'") from None
+        raise _Missing(f"{why}; run pip install -e '{package}' in the checkout") from None
 
 
 def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
@@ -94,20 +95,20 @@ def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        raise _Missing(f"no NVIDIA driver answers ({error})") from None
+        raise _Missing(f"no NVIDIA driver responds ({error})") from None
     refused = []
     for index in range(count):
         try:
             yield _nvidia_gpu(nvml, index, under_test)
         except nvml.NVMLError as error:
-            # A GPU may be forbidden, or be a part without its own meter. The other GPUs still work.
+            # The driver may refuse a GPU or a part of a GPU. Other GPUs still have sensors.
             refused.append(f"gpu {index} reports neither energy nor power ({error})")
     if refused:
         raise _Missing("; ".join(refused))
 
 
 def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
-    """Use a GPU's energy counter, or its present power, or its mean power over a second."""
+    """Return the sensor of a GPU: the energy counter, the present power, or a mean power."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     sensor = _answering(
         f"gpu {index}",
@@ -126,7 +127,7 @@ def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
 
 
 def _amd(amdsmi: Any) -> Iterator[Sensor]:
-    """Use each GPU's energy counter, or its power if it has no counter."""
+    """Yield the sensor of each GPU: the energy counter, or the power if there is no counter."""
     if amdsmi is None:
         if not _KFD.exists():
             raise _Missing("no AMD GPU (no /dev/kfd)")
@@ -140,7 +141,7 @@ def _amd(amdsmi: Any) -> Iterator[Sensor]:
         ]
     except refusals as error:
         why = str(error) or "a GPU reports neither energy nor power"
-        raise _Missing(f"the AMD driver does not answer ({why})") from None
+        raise _Missing(f"the AMD driver does not respond ({why})") from None
     yield from sensors
 
 
@@ -160,10 +161,10 @@ def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception],
 
 
 def _first_number(found: Mapping[str, Any], *names: str) -> float:
-    """Return the first field that is a number, because amdsmi has "N/A" or 0 without a value.
+    """Return the first field that is above 0, because amdsmi gives "N/A" or 0 for a missing value.
 
     Raises:
-        StopIteration: No field is a number.
+        StopIteration: No field is above 0.
     """
     values = (found.get(name) for name in names)
     return float(next(x for x in values if isinstance(x, int | float) and x > 0))
@@ -180,7 +181,7 @@ def _apple(apple: Any) -> Iterator[Sensor]:
         metrics = monitor.get_cumulative_energy()
         parts = [getattr(metrics, name, None) for name in _APPLE_PARTS]
         if not any(part is not None for part in parts):
-            raise OSError("none of the chip's counters answers")
+            raise OSError("none of the chip's counters has a value")
         return sum(part or 0 for part in parts) / 1e3
 
     refusals = OSError, RuntimeError
@@ -188,11 +189,11 @@ def _apple(apple: Any) -> Iterator[Sensor]:
         monitor = apple.AppleEnergyMonitor()
         yield _answering("soc", ("ioreport", "joules", joules), refusals=refusals)
     except refusals as error:
-        raise _Missing(f"IOReport does not answer ({error})") from None
+        raise _Missing(f"IOReport does not respond ({error})") from None
 
 
 class _Zone:
-    """A RAPL counter that goes on when its register wraps to zero."""
+    """A RAPL counter that continues when its register wraps to zero."""
 
     def __init__(self, folder: Path) -> None:
         self._counter = folder / "energy_uj"
@@ -200,7 +201,7 @@ class _Zone:
         self._t_s, self._read_j, self._joules = -math.inf, 0.0, 0.0
 
     def joules(self) -> float:
-        """Return the counted energy, J, which decreases after a reset."""
+        """Return the counted energy, J. The energy decreases only after a reset."""
         t_s, read_j = time.monotonic(), int(self._counter.read_text()) / 1e6
         step = (read_j - self._read_j) % self._range_j
         is_reset = step > MOST_W * (t_s - self._t_s + _RAPL_PERIOD_S)
@@ -210,7 +211,7 @@ class _Zone:
 
 
 def _rapl(root: Path) -> Iterator[Sensor]:
-    """Yield a sensor per package, with its DRAM, which the package's own counter does not contain.
+    """Yield a sensor per package. The sensor adds the energy of the DRAM to that of the package.
 
     Cores are part of a package, and a package is part of psys, so nanolib skips cores and psys.
     """
@@ -233,19 +234,19 @@ def _rapl(root: Path) -> Iterator[Sensor]:
             yield sensor
     except PermissionError:
         counter = packages[0] / "energy_uj"
-        remedy = f"as root: chmod a+r {root}/*-rapl:*/energy_uj"
+        remedy = f"run as root: chmod a+r {root}/*-rapl:*/energy_uj"
         raise _Missing(f"only root can read {counter}; {remedy}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise _Missing(f"the counter cannot be read ({why})") from None
+        raise _Missing(f"the RAPL counter cannot be read ({why})") from None
 
 
 class Found(NamedTuple):
     """The power sensors of this machine.
 
     Attributes:
-        sources: Sensors that work, none of which measures energy of another sensor.
-        missing: Kind of sensor → reason why it is missing, and a remedy.
+        sources: Sensors that work. No two sensors measure the same energy.
+        missing: Interface of sensors → reason why the sensors are missing, and a remedy.
     """
 
     sources: list[Source]
@@ -266,8 +267,8 @@ def find_sources(
         nvml: Module for NVIDIA GPUs, `pynvml` by default.
         amdsmi: Module for AMD GPUs, `amdsmi` by default.
         apple: Module for Apple silicon, `zeus_apple_silicon` by default.
-        under_test: UUID of the measured NVIDIA GPU, whose sensor gets a mark. The driver numbers
-            the GPUs in another way than this process.
+        under_test: UUID of the measured NVIDIA GPU, to mark the sensor of this GPU. The driver and
+            this process number the GPUs differently.
     """
     found = Found([], {})
     for kind, sensors in {

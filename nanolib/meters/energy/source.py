@@ -1,7 +1,7 @@
 """Define sources of power readings, and an estimate for machines without a sensor.
 
 A source returns watts, or the joules of a counter that only grows. A failed reading is a gap, never
-zero. A reading of 0 W is a gap too, since a device that is on draws power.
+zero. A reading of 0 W is a gap too, because each device that is on draws power.
 """
 
 import math
@@ -16,7 +16,7 @@ import psutil
 
 from nanolib.measurement import BadInput, Provenance, shown
 
-# Without a sensor the power of idle and busy cores is not known, so the ranges are wide.
+# Without a sensor, the power of idle and busy cores is not known, so the ranges are wide.
 _IDLE_W_PER_CORE, _IDLE_W = (0.1, 3.0), (1.0, 60.0)
 _BUSY_W_PER_CORE = (1.0, 25.0)
 
@@ -46,7 +46,7 @@ class Source(Protocol):
         name: Method of the rows, such as `nvml_counter`, `rapl (package)` or `utilisation`.
         of: Device that the source covers, such as `gpu 0` or `package 0`.
         period_s: Time between changes of the reading, s.
-        provenance: `measured`, `replayed` or `estimated`.
+        provenance: Provenance of the readings: `measured`, `replayed` or `estimated`.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Source(Protocol):
 
 
 class EstimateSource:
-    """Estimate the processor's power from the use of its cores, as a range."""
+    """Estimate the processor's power from the utilization of its cores, as a range."""
 
     name, of, period_s, provenance = "utilisation", "processor", 0.1, Provenance.ESTIMATED
 
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
-        psutil.cpu_percent()  # The next call returns the use since the first call.
+        psutil.cpu_percent()  # The next call returns the utilization since this call.
 
     def read(self) -> Reading:
         """Interpolate between the power of idle and of busy cores, by the share of busy cores."""
@@ -79,7 +79,7 @@ class EstimateSource:
 
 
 class ReplaySource:
-    """Replay a recorded power trace, which starts when the source is made.
+    """Replay a recorded power trace, from the moment at which you create the source.
 
     Args:
         t_s: Moments since the start of the trace, s.
@@ -109,8 +109,8 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         Moments since the first sample, s, and power at each moment, W.
 
     Raises:
-        BadInput: The file cannot be read, lacks a column or has fewer than two samples. A line that
-            is not a time and a power, or is not in order, is an error too.
+        BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a bad
+            line. A bad line is not a time and a power, or is out of order.
     """
     import pandas as pd  # An import of pandas is slow.
 
@@ -121,12 +121,12 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         why = getattr(error, "strerror", None) or error
         raise BadInput(f"power_trace: {name} cannot be read ({why}); give a CSV file") from None
     if missing := {"t_s", "power_w"} - set(table):
-        raise BadInput(f"power_trace: {name} has no column {min(missing)}; give t_s and power_w")
+        raise BadInput(f"power_trace: {name} has no column {min(missing)}; add the column")
     t_s, watts = (pd.to_numeric(table[of], errors="coerce") for of in ("t_s", "power_w"))
     wrong = ~(np.isfinite(t_s) & np.isfinite(watts) & (watts >= 0))
     for is_bad, why in (
         (wrong, "is not a time and a power; give seconds and watts"),
-        (t_s.diff() <= 0, "is not later than the line before; sort by t_s"),
+        (t_s.diff() <= 0, "is not later than the line before; sort the lines by t_s"),
     ):
         if is_bad.any():
             raise BadInput(f"power_trace: line {is_bad.argmax() + 2} of {name} {why}")

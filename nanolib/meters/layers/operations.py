@@ -1,8 +1,8 @@
 """Choose the timed modules, time their operations with torch's profiler, and sample attention.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
-the name of the module's role, such as `q_proj`. An operation that a container calls keeps its own
-name.
+the name of the module's role, such as `q_proj`. An operation that a container calls gets a name
+from `_BY_OPERATION`, such as `residual`, or the name `other`.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ Forward = Callable[..., Any]
 Replacement = tuple[nn.Module, str, Forward]
 
 FUSED = "attention_fused"
-RANGE = "nanolib module "  # Start of a range's name, which ends with a module's name.
+RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
 _QUERIES = 64
-_MASKED = -1e4  # Limit of a bias that masks a pair, in the range of 16-bit dtypes.
+_MASKED = -1e4  # A bias up to this limit, which 16-bit dtypes can represent, masks a pair.
 
 # A module has the first role whose pattern matches the end of its path.
 _ROLES = {
@@ -51,7 +51,7 @@ _BY_OPERATION = {
 
 
 def find_blocks(model: nn.Module) -> list[str]:
-    """List the names of a model's repeated blocks, which are the members of its `ModuleList`s."""
+    """List the names of a model's repeated blocks, the members of the model's `ModuleList`s."""
     return [
         f"{name}.{key}".lstrip(".")
         for name, parts in model.named_modules()
@@ -63,15 +63,17 @@ def find_blocks(model: nn.Module) -> list[str]:
 def choose_modules(
     model: nn.Module, blocks: Sequence[str], every_nth: int
 ) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Choose the modules that are timed in each call, and those timed in detailed calls.
+    """Choose the modules to time in each call, and the modules to time in detailed calls.
 
     Args:
         model: Any module.
         blocks: Names of the model's repeated blocks.
-        every_nth: Choose the modules of each n-th block only, or of no block if n is 0.
+        every_nth: Number n, to choose the modules inside each n-th block. If n is 0, the function
+            chooses no modules inside blocks.
 
     Returns:
-        Name → module: blocks and the leaves outside them, and then the modules inside blocks.
+        Two maps, name → module. The first map has the blocks and the leaves outside blocks. The
+        second map has the modules inside blocks.
     """
     outer, inner = {}, {}
     inside = tuple(f"{block}." for block in blocks)
@@ -96,7 +98,9 @@ def wrap_forwards(
 
 @contextlib.contextmanager
 def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
-    """Replace methods in the block, without `Module.__setattr__`, which is slow.
+    """Replace methods within the `with` statement.
+
+    `Module.__setattr__` is slow, so nanolib does not use it.
 
     Args:
         functions: Module, name of its method, and the function that replaces the method.
@@ -115,7 +119,7 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
 
 
 def role_of(name: str, module: nn.Module) -> str:
-    """Return the name of a module's role, which is the same in all models; empty for a container."""
+    """Return the role of a module, the same in all models, or an empty string for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -145,7 +149,7 @@ def operations_of(
     for event in events:
         caller = event.cpu_parent
         if caller is None or not caller.name.startswith(RANGE) or event.name.startswith(RANGE):
-            continue  # The time of an outer operation includes inner ones.
+            continue  # The time of an outer operation includes its inner operations.
         operation = roles[caller.name.removeprefix(RANGE)]
         while caller is not None:
             if caller.name.startswith(RANGE):
@@ -159,7 +163,7 @@ def operations_of(
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Call `look` after each `scaled_dot_product_attention`, with its arguments by name."""
+    """Call `look` with the arguments of each `scaled_dot_product_attention`, by name."""
 
     def __init__(self, look: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
@@ -177,7 +181,9 @@ _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "s
 
 
 def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the attention weights of 64 evenly spaced queries, which a fused kernel discards.
+    """Compute the attention weights of at most 64 evenly spaced queries.
+
+    Fused kernels do not return these weights.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
@@ -205,7 +211,7 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
-    """Compute the mean entropy of a query's weights (nats), mean largest weight, share near zero.
+    """Compute a query's mean entropy (nats) and mean largest weight, and the share near zero.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
@@ -220,7 +226,7 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
 
 
 _CALLS = 3
-_SILENT = "6"  # A lower level of the tracer prints each beginning and end.
+_SILENT = "6"  # With a lower log level, the tracer prints each start and each end.
 
 
 def torch_profiler(device: str | torch.device, **options: bool) -> profile:
@@ -236,8 +242,8 @@ def write_trace(call: Callable[[], object], path: Path, device: str | torch.devi
     """Write a Chrome trace of a few calls, for chrome://tracing or Perfetto.
 
     Args:
-        call: Function to run. The first call is not traced, since it is cold.
-        path: The `.json` file to write, in an existing folder.
+        call: Function to run. The trace leaves out the first call, because that call is cold.
+        path: Path of the `.json` file to write, in an existing folder.
         device: Device on which the function computes.
     """
     call()
@@ -246,6 +252,6 @@ def write_trace(call: Callable[[], object], path: Path, device: str | torch.devi
             call()
     found.export_chrome_trace(str(path))
     trace = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("host_name", "traceName"):  # A trace must not name machine or folder.
+    for name in ("host_name", "traceName"):  # A trace must not name the machine or a folder.
         trace.pop(name, None)
     path.write_text(json.dumps(trace), encoding="utf-8")

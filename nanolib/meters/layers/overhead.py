@@ -1,4 +1,4 @@
-"""Measure the overhead of a profiling mode, in turns of calls with and without a profiler."""
+"""Measure the overhead of a profiling mode, in alternating blocks with and without a profiler."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from nanolib.meters.time.turns import take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
-_LEAST_BLOCK_S = 0.01  # In use, many calls share the time to read and queue their rows.
+_LEAST_BLOCK_S = 0.01  # In practice, many calls share the time to read and queue their rows.
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
 
@@ -29,10 +29,10 @@ class _Blocks:
     """Blocks of calls in one mode, each between two blocks without a profiler.
 
     Attributes:
-        own: Function that runs a block and returns wall and CPU time of a call, s, shape [2].
+        own: Function that runs a block and returns wall time and CPU time of a call, s, shape [2].
         bare: Function that runs a block without a profiler and returns the same times.
         rounds: Times of the bare block before, the block, and the bare block after, s.
-        stop: Reason of an early stop, which is always empty because all modes end together.
+        stop: Reason for an early stop. The reason is always empty, because all modes end together.
     """
 
     own: Callable[[], np.ndarray]
@@ -41,12 +41,12 @@ class _Blocks:
     stop: str = ""
 
     def take(self) -> np.ndarray:
-        """Run one block and return wall and CPU time of a call, s."""
+        """Run one block and return wall time and CPU time of a call, s."""
         self.rounds.append([self.bare(), self.own(), self.bare()])
         return self.rounds[-1][1]
 
     def ratios(self) -> np.ndarray:
-        """Return the ratio of each block to the mean of its bare blocks, shape [rounds, 2]."""
+        """Return the ratio of each block to the mean of its two bare blocks, shape [rounds, 2]."""
         before, own, after = np.moveaxis(self.rounds, 1, 0)
         return 2 * own / (before + after)
 
@@ -66,33 +66,33 @@ def measure_overhead(
     rel_ci: float = 0.002,
     seed: int = 0,
 ) -> Iterator[Measurement]:
-    """Measure the overhead of each mode, in turns with the bare call.
+    """Measure the overhead of each mode compared with bare calls, which have no profiler.
 
-    Plain and detailed calls are timed separately. Each mode's mean has k - 1 plain calls for each
-    detailed call. The time of a call includes queueing its rows.
+    nanolib times plain and detailed calls separately. The mean of a mode has k - 1 plain calls for
+    each detailed call. The time of a call includes the time to queue its rows.
 
     Args:
-        model: The model that is profiled.
+        model: Model to profile.
         call: Function that calls the model once.
         modes: Name of each mode -> its settings.
         scope: Start of the scope of the rows.
         sink: Receiver of the profilers' rows.
-        budget_s: Time after which measuring stops, but not before six rounds.
-        rel_ci: Largest half-width of the intervals at which measuring stops.
+        budget_s: Time after which measuring stops, s, but not before six rounds.
+        rel_ci: Measuring stops when the half-width of each interval is at most this share.
         seed: Seed of the order of modes.
 
     Yields:
         `overhead` of each mode as a share of the bare call's wall time. The first row, `again`,
-        compares bare calls with bare calls. Details are `cpu` (overhead in CPU time of the thread),
-        `threads` (share of reading power, in another thread), `pass_ms` (time of a detailed call)
-        and `plain_ms` (time of a bare call).
+        compares bare calls with bare calls. The detail `cpu` is the overhead in CPU time of the
+        thread. `threads` is the share of time in which another thread reads power. `pass_ms` is
+        the time of a detailed call, and `plain_ms` is the time of a bare call.
     """
     synchronize = synchronizer(next(model.parameters()).device)
     calls = 1
 
     def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
         call()  # Each block must follow a bare call.
-        # Deep mode alternates two kinds of detailed calls.
+        # In deep mode, torch's profiler records every other detailed call.
         count = calls + calls % 2 if config and config.has_details else calls
         with LayerProfiler(model, config, sink=sink) if config else nullcontext() as profiler:
             synchronize()
@@ -115,7 +115,7 @@ def measure_overhead(
         if config.has_details
     }
     kinds = {_AGAIN: again, _WATCHED: watched} | detailed
-    for kind in kinds.values():  # The first block is slower, since it allocates.
+    for kind in kinds.values():  # The first block is slower, because it allocates memory.
         kind.own()
     block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
     block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))

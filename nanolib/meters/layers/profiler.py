@@ -1,7 +1,8 @@
 """Profile the blocks of a model in each call, and its modules and operations in each k-th call.
 
-While a profiler is entered, `forward` of the timed modules is replaced. Hooks cost four times as
-much, since `Module.__call__` has a fast path without hooks. The model's output does not change.
+Within its `with` statement, a profiler replaces `forward` of the timed modules. Hooks would take
+four times as long, because `Module.__call__` has a fast path without hooks. The output of the model
+does not change.
 """
 
 import contextlib
@@ -42,17 +43,17 @@ from nanolib.meters.layers.recording import (
 
 _ENTRIES = ("forward", "prefill", "decode")  # Methods that count as calls of the model.
 _READ_S = 0.4  # If the process is killed, less than a second of rows is lost.
-_MOST_PASSES = 8  # Reading a pass takes ten times as long as recording.
+_MOST_PASSES = 8  # Reading a recorded call takes ten times as long as recording the call.
 _NOTHING = contextlib.nullcontext()
 
 
 class LayerProfiler:
-    """Time a model's modules while the profiler is entered.
+    """Time a model's modules within a `with` statement.
 
     Args:
-        model: Any module, whose repeated blocks are the members of its `ModuleList`s.
+        model: Any module. The repeated blocks are the members of the module's `ModuleList`s.
         config: Settings of the profiler, `ProfilingConfig.minimal()` by default.
-        sink: Receiver of the rows of `layers`, `statistics` and `ops`, which `results` summarizes.
+        sink: Receiver of the rows of the tables `layers`, `statistics` and `ops`.
         fields: Fields of `ProfilingConfig.custom`, instead of `config`. `preallocate_size` is an
             alias of `preallocate_metrics`.
 
@@ -147,7 +148,10 @@ class LayerProfiler:
 
     @contextlib.contextmanager
     def _look_closely(self, call: Call) -> Iterator[None]:
-        """Record a call in detail, in deep mode every other time by torch's profiler."""
+        """Record a call in detail.
+
+        In deep mode, torch's profiler records every other detailed call, up to a limit.
+        """
         around = _NOTHING
         if self.config.deep_profiling:
             turn = call.number // self.config.every_kth_token
@@ -159,11 +163,11 @@ class LayerProfiler:
             yield
 
     def _time(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for all calls, with the only overhead of calls without details."""
+        """Wrap a module for all calls. Calls without details have no other overhead."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if len(running) != 1:  # No call runs, or a block includes this module.
+            if len(running) != 1:  # No call of the model is running, or a block calls this module.
                 return forward(*args, **kwargs)
             running.append(name)
             begin = now()
@@ -175,7 +179,7 @@ class LayerProfiler:
         return timed
 
     def _time_in_detail(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for detailed calls, whose times exclude computing statistics."""
+        """Wrap a module for detailed calls, with times that exclude the computing of statistics."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -222,7 +226,7 @@ class LayerProfiler:
         self._call.pauses.append((begin, self._watch.now()))
 
     def _note(self, name: str, statistic: str, value: torch.Tensor) -> None:
-        """Note a number of the outermost running module, or of `name` if no module is running."""
+        """Add a value to the outermost running module, or to `name` if no module is running."""
         layer = self._open[1] if len(self._open) > 1 else name
         self._call.values.append((layer, statistic, value))
 
@@ -264,7 +268,7 @@ class LayerProfiler:
 
     def results(self) -> list[ModuleTime]:
         """Return the recorded data of each module, outer modules first."""
-        self.flush()  # Reading torch's profiler takes longer than the calls.
+        self.flush()  # Queue the rows first, because reading torch's profiler is slow.
         for call in self._profiled:
             spent = Counter()
             events = call.profile.events()

@@ -1,4 +1,4 @@
-"""Settings and data of a profiler: calls, times of modules, statistics of their outputs."""
+"""Define a profiler's settings and data: calls, times of modules, and statistics of outputs."""
 
 import time
 from collections import defaultdict
@@ -13,18 +13,18 @@ from nanolib.meters.time.clock import synchronizer
 from nanolib.params import StrictModel
 
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
-_SAMPLE = 2048  # Number of elements of an output.
+_SAMPLE = 2048  # Largest number of elements in the sample of an output.
 
-# A large output has three tensors: a sample, its smallest and its largest element. A small output
-# has only a copy. The tensors stay on the device.
+# A large output has three tensors: a sample, the smallest element and the largest element of the
+# output. A small output has only a copy. The tensors stay on the device.
 OutputSample = tuple[torch.Tensor, ...]
 
-# A mark has a module, its caller, its start and end, and the number of pauses before each of them.
+# A mark is a module, its caller, its start, its end, and the numbers of pauses before both moments.
 Mark = tuple[str, str | None, Any, Any, int, int]
 
 
 class DeepPass(NamedTuple):
-    """A module that the model calls directly, in one call that torch's profiler records.
+    """Times of a module that the model calls directly, in one call that torch's profiler records.
 
     Attributes:
         ms: Time of the module, ms, with the overhead of the profiler.
@@ -41,13 +41,13 @@ class ModuleTime:
 
     Attributes:
         name: Name in `named_modules`, which is empty for the model itself.
-        kind: `model`, `block`, or the class of the module.
-        inside: Name of the timed module that called this module first, or "" for the model. The
+        kind: Label of the module: `model`, `block`, or the name of its class.
+        inside: Name of the timed module that first called this module, or "" for the model. The
             times of the modules that the model calls add up to the model's time.
         calls_ms: Time of each call that torch's profiler did not record, ms.
         passes: Calls that torch's profiler recorded.
-        values: Name -> a value per detailed call, for `STATISTICS` of the output. A block also has
-            `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
+        values: Name of a statistic -> a value per detailed call. Each output has `STATISTICS`. A
+            block also has `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
             `mlp_kill_ratio` and `norm_variance_ratio`.
     """
 
@@ -61,15 +61,15 @@ class ModuleTime:
 
 @dataclass(slots=True)
 class Call:
-    """One call of the model, with numbers that stay on the device until they are read.
+    """One call of the model, with numbers that stay on the device until the profiler reads them.
 
     Attributes:
         number: Number of the call, from 0.
-        profile: The profiler of torch, if this call is recorded.
+        profile: torch's profiler, if it records this call.
         marks: Times of the modules.
-        pauses: Moments between which statistics were computed, which no module's time includes.
-        outputs: Module -> a sample of its output.
-        values: Module, statistic and value.
+        pauses: Start and end of each computation of statistics. No module's time includes a pause.
+        outputs: Name of a module -> a sample of its output.
+        values: Name of a module, name of a statistic, and value.
     """
 
     number: int
@@ -86,7 +86,7 @@ class Stopwatch:
     Attributes:
         is_cuda: Whether moments are CUDA events.
         synchronize: Function that waits for the device.
-        now: Function that returns the present moment, which `nanoseconds` compares with another.
+        now: Function that returns the present moment, for `nanoseconds`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -121,7 +121,7 @@ def sample_of(out: torch.Tensor) -> OutputSample:
 def summarize(
     outputs: Mapping[Any, OutputSample], near_zero: float
 ) -> Iterator[tuple[Any, str, float]]:
-    """Compute the statistics of outputs. Samples of equal size are stacked, which is much faster.
+    """Compute the statistics of outputs. To save time, nanolib stacks samples of equal size.
 
     Args:
         outputs: Key of an output -> result of `sample_of`.
@@ -151,18 +151,19 @@ def summarize(
 class ProfilingConfig(StrictModel):
     """Settings of a profiler: which data it records, and how often.
 
-    Assignment is validated. A profiler copies its settings when it is made.
+    nanolib validates each assignment. A new profiler copies its settings.
 
     Attributes:
-        modules: Time all modules in each k-th call. Every call times the blocks, and the leaves
-            outside them.
-        capture_activations: Summarize the outputs of the timed modules in each k-th call.
-        deep_profiling: Profile either the operations or the attention weights in each k-th call.
-        every_nth_layer: Time the modules of each n-th block only.
+        modules: Whether to time all modules in each k-th call. Every call times the blocks, and
+            the leaf modules outside blocks.
+        capture_activations: Whether to summarize the outputs of timed modules in each k-th call.
+        deep_profiling: Whether to profile operations or attention weights, alternately, in each
+            k-th call.
+        every_nth_layer: Number n. The profiler times the modules of each n-th block only.
         every_kth_token: Number k of model calls from one detailed call to the next.
         near_zero: Magnitude below which activations and attention weights count as near zero.
-        power_sample_interval_ms: Time between power samples.
-        batch_db_commits: Commit the rows of a trace in batches, and not after each call.
+        power_sample_interval_ms: Time between power samples, ms.
+        batch_db_commits: Whether to commit the rows of a trace in batches, and not after each call.
         preallocate_metrics: Largest number of detailed calls whose statistics stay on the device
             before the host copies the statistics.
 
@@ -191,7 +192,7 @@ class ProfilingConfig(StrictModel):
 
     @classmethod
     def minimal(cls, **changes: Any) -> Self:
-        """Return settings that time the blocks only."""
+        """Return settings that time only the blocks, and the leaf modules outside blocks."""
         return cls(**changes)
 
     @classmethod
@@ -203,7 +204,7 @@ class ProfilingConfig(StrictModel):
 
     @classmethod
     def deep(cls, **changes: Any) -> Self:
-        """Return the settings of `standard` that also profile operations, in each k-th call."""
+        """Return the settings of `standard`, and also profile operations in each k-th call."""
         return cls.standard(**{"deep_profiling": True} | changes)
 
 

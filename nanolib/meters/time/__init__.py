@@ -1,1 +1,1 @@
-"""Measure durations: `clock` times blocks, `latency` times calls, and `ranks` times ranks."""
+"""Measure durations with `clock` (blocks), `latency` (calls) and `ranks` (calls on all ranks)."""

@@ -1,7 +1,7 @@
-"""Check by its first two calls whether the time of a function can be measured.
+"""Check whether the time of a function is meaningful, from the results of its first two calls.
 
-The time of a call that only starts its work, or that returns a cached result, is meaningless. A
-function that torch stopped compiling must not be timed as a compiled one.
+The time of a call that only starts its work, or that returns a cached result, is meaningless. If
+torch stops compiling a function, nanolib must not time it as a compiled function.
 
 This module imports nothing from nanolib, since `nano ab` loads it into processes of other versions.
 """
@@ -17,7 +17,7 @@ from typing import Any
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
-_CACHED_RATIO = 100  # Factor above the slow-down of a cold first call.
+_CACHED_RATIO = 100  # A cold first call is slower by a smaller factor.
 # Methods of futures, collectives, processes and threads.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
@@ -28,7 +28,7 @@ class CallCheck:
     Args:
         call: The timed function.
         what: Name of the function in errors.
-        error: Type of the error if a call only starts its work, or if torch stops compiling it.
+        error: Type of the error if a call only starts its work, or torch stops compiling the call.
 
     Attributes:
         call: The function, for direct calls after the first two.
@@ -48,7 +48,7 @@ class CallCheck:
         self._writes = 0
 
     def __call__(self) -> Any:
-        """Call the function, check the call if it is one of the first two, and return its result."""
+        """Call the function, check the first two calls, and return the result of the call."""
         self._calls += 1
         if self._calls > 2:
             return self.call()
@@ -102,7 +102,7 @@ def _kept(result: object) -> Callable[[], object]:
 
 
 def _writes(result: object) -> int:
-    """Count the writes to a tensor, since an output in place is the same object in each call."""
+    """Count the writes to a tensor, because an in-place output is the same object in each call."""
     with contextlib.suppress(RuntimeError):  # A tensor of inference mode has no version.
         return getattr(result, "_version", 0)
     return 0

@@ -17,7 +17,7 @@ Device = str | torch.device
 
 
 class HostClock:
-    """Read `perf_counter_ns` around each call, after the device is synchronized.
+    """Read `perf_counter_ns` around each call, and synchronize the device before each reading.
 
     Args:
         synchronize: Function that waits for the device, or None if calls never return early.
@@ -54,7 +54,7 @@ class HostClock:
         return rows
 
     def warm_up(self, phases: Sequence[Call]) -> None:
-        """Do nothing, since the steady state is found in the samples."""
+        """Do nothing, because nanolib finds the steady state in the samples."""
 
     def resolution_ms(self) -> float:
         """Return the smallest step between successive readings, ms."""
@@ -67,17 +67,17 @@ def _perf_counter_step_ns() -> int:
     return min(b - a for a, b in itertools.pairwise(readings) if b > a)
 
 
-_UNKNOWN = 64 * 2**20  # A last-level cache of unknown size is taken to have 64 MiB.
+_UNKNOWN = 64 * 2**20  # If the size of a last-level cache is not known, nanolib assumes 64 MiB.
 _CPUS = Path("/sys/devices/system/cpu")
 _WARM_UP_S = 0.5  # The GPU clock ramps up in less time.
 _SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
-_LONGEST_LAUNCH_MS = 100.0  # Three rounds take as long as the longest sleep, 2**29 cycles.
+_LONGEST_LAUNCH_MS = 100.0  # Three such rounds take as long as the longest sleep, 2**29 cycles.
 
 
 class CudaClock:
     """Record CUDA events around each phase and synchronize once, at the end of the block.
 
-    The GPU's sensors are read in each block, while the GPU computes.
+    The clock reads the GPU's sensors in each block, while the GPU computes.
 
     Args:
         device: GPU that computes.
@@ -91,7 +91,7 @@ class CudaClock:
         self.state = GpuState(str(self.device), nvml)
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """Run the phases as `HostClock.time_block` does, and return ms, [calls][phases]."""
+        """Run the phases as `HostClock.time_block` does, and return ms, shape [calls][phases]."""
         with torch.cuda.device(self.device):
             rows = [_events(phases) for _ in range(calls)]
             torch.cuda.synchronize()
@@ -120,8 +120,8 @@ class CudaClock:
         The device sleeps until all calls are queued, so that it never waits for the host.
 
         Returns:
-            `host_ms` and `device_ms` of each phase. The times are missing if a phase waits for the
-            device, fills its queue or takes the host too long.
+            `host_ms` and `device_ms` of each phase. Both are missing if a phase waits for the
+            device, fills the device's queue, or takes the host too long.
         """
         for doublings in range(_DOUBLINGS):
             with torch.cuda.device(self.device):
@@ -186,7 +186,7 @@ class ColdClock:
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Time calls with a cold cache and return ms, shape [calls][phases].
 
-        A GPU's call is launched while the cache is overwritten.
+        The host launches a GPU's call while the GPU overwrites the cache.
         """
         between = [call for phase in phases for call in (self._overwrite, phase)]
         rows = np.asarray(self._clock.time_block(between, calls * inner, 1))[:, 1::2]

@@ -42,24 +42,25 @@ def measure(
 
     Args:
         fn: Function to call without arguments.
-        rel_ci: Largest half-width of the interval, as a share of the estimate, that is enough.
-        budget_s: Time after which sampling stops, but not before six blocks. The first call and a
-            GPU's warm-up do not count.
-        device: Device on which `fn` computes, which selects the clock.
+        rel_ci: Sampling stops when the half-width of the interval is at most this share of the
+            estimate.
+        budget_s: Time after which sampling stops, s, but not before six blocks. The first call and
+            a GPU's warm-up do not count.
+        device: Device on which `fn` computes. nanolib uses the clock of this device.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
-        outliers: `keep` labels outliers. `remove` drops outliers, to reproduce figures made that way,
-            and adds a flag to the row.
+        outliers: How to treat outliers. `keep` flags outliers. `remove` drops outliers, as some
+            other tools do, and flags the row.
         cold: Whether to overwrite the last-level cache before each call.
-        collect: Function that takes the blocks instead of the stopping rule, as `nano ab` does.
+        collect: Function that takes all blocks, or None to use nanolib's stopping rule.
 
     Returns:
-        A `latency` row, ms, whose estimate is the median of block medians. The detail `stop`
-        is the reason why sampling stopped.
+        A `latency` row, ms. The estimate is the median of block medians. The detail `stop` is the
+        reason why sampling stopped.
 
     Raises:
-        BadInput: `rel_ci` or `budget_s` is not positive, a call only starts its work (it returns an
-            iterator or a future), or torch stops compiling it.
+        BadInput: `rel_ci` or `budget_s` is not positive, torch stops compiling `fn`, or a call only
+            starts its work (for example, the call returns a future).
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -85,12 +86,13 @@ def measure_phases(
 
     Args:
         phases: Scope of each phase → its call, in order.
-        rel_ci: Largest half-width of the interval of the phases' sum, as a share of the estimate.
-        budget_s: Time after which sampling stops, but not before six blocks.
+        rel_ci: Sampling stops when the half-width of the interval of the phases' sum is at most
+            this share of the estimate.
+        budget_s: Time after which sampling stops, s, but not before six blocks.
         options: Other fields of `Timing`.
 
     Returns:
-        Scope → `latency` row. Several phases have a row for their sum too.
+        Scope → `latency` row. If there are several phases, their sum has a row too.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -112,16 +114,16 @@ def measure_in_turns(
     seed: int,
     within: Callable[[str], AbstractContextManager[object]] = lambda name: nullcontext(),
 ) -> tuple[dict[str, dict[str, Measurement]], list[Round]]:
-    """Measure several calls in rounds: a block of each per round, in random order.
+    """Measure several calls in rounds. A round has one block of each call, in random order.
 
     Args:
         timings: Name → phases to time.
         seed: Seed of the random order.
         within: Function from a name to the context of its calls. If the context suppresses an
-            error, the other calls go on.
+            error, the other calls continue.
 
     Returns:
-        Name → scope → row, without names that failed. The rounds, for `speed_up_row`.
+        Name → scope → row, without the names of failed calls, and the rounds for `speed_up_row`.
 
     Raises:
         BadInput: A field of a `Timing` is not valid, or a call cannot be timed.
@@ -202,10 +204,10 @@ def summarize(
     Args:
         samples: Time of each call, ms, in order, shape [blocks · calls_per_block].
         calls_per_block: Number of calls in a block.
-        steady: Steady state of the samples, by default from a search in `samples`.
+        steady: Steady state of the samples. By default, `find_steady_state` finds the state.
         scope: Scope of the row.
         method: Method of the clock.
-        outliers: `keep`, or `remove` to drop outliers.
+        outliers: How to treat outliers, `keep` or `remove`.
         details: More details of the row.
     """
     x = np.asarray(samples, dtype=float)

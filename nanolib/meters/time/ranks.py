@@ -1,4 +1,4 @@
-"""Time named blocks of code on a rank, and calls that all ranks make together."""
+"""Time named sections of code on a rank, and calls that all ranks make together."""
 
 import itertools
 import math
@@ -28,18 +28,18 @@ KINDS = {"comp": "compute", "wait": "wait", "comm": "communication"}
 
 
 class Timer:
-    """Time named blocks of code and print a table of their times.
+    """Time named sections of code and print a table of their times.
 
-    A block's time excludes the blocks inside it, so all times add up to the elapsed time. With
-    several ranks, a block whose name starts with `comm_` has a barrier first. The barrier's time
-    counts as `wait`, since waiting for a slow rank is not communication.
+    A section's time excludes inner sections, so all times add up to the elapsed time. With several
+    ranks, a section whose name starts with `comm_` has a barrier first. The barrier's time counts
+    as `wait`, because waiting for a slow rank is not communication.
 
     Args:
         device: Device to synchronize before each reading.
-        use_cuda: Whether to use CUDA, an alternative to `device` for code of other suites.
+        use_cuda: Whether to use CUDA. Code of other suites gives `use_cuda` instead of `device`.
 
     Attributes:
-        seconds: Name of a block → time of each of its runs, s.
+        seconds: Name of a section → time of each of its runs, s.
 
     Raises:
         BadInput: There is no CUDA device.
@@ -51,13 +51,13 @@ class Timer:
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             remedy = "give use_cuda=torch.cuda.is_available()"
             raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
-        self.seconds = {}  # name of a block → its times, s
+        self.seconds = {}  # name of a section → its times, s
         self._synchronize = synchronizer(device)
-        self._open = threading.local()  # Threads do not share open blocks.
+        self._open = threading.local()  # Threads do not share open sections.
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block to `name`, without the time of blocks inside it."""
+        """Add the wall time of the context to `name`, without the time of inner sections."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
                 dist.barrier()
@@ -67,7 +67,7 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        # Each open block has an entry with the seconds of the blocks inside it.
+        # Each open section has an entry with the seconds of its inner sections.
         within = self._open.__dict__.setdefault("within", [])
         within.append(0.0)
         start = time.perf_counter()
@@ -81,18 +81,18 @@ class Timer:
                 within[-1] += took
 
     def totals(self) -> dict[str, float]:
-        """Return the total time of each block, s."""
+        """Return the total time of each section, s."""
         return {name: sum(times) for name, times in self.seconds.items()}
 
     def shares(self) -> dict[str, float]:
-        """Return the total time of compute, wait, communication and other blocks, s."""
+        """Return the total time of compute, wait, communication and other sections, s."""
         found = dict.fromkeys((*KINDS.values(), "other"), 0.0)
         for name, seconds in self.totals().items():
             found[KINDS.get(name.split("_")[0], "other")] += seconds
         return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
 
     def print_stats(self, write: Callable[[str], object] = print) -> None:
-        """Print calls, total, mean and standard deviation of each block, and shares by kind."""
+        """Print calls, total, mean and standard deviation of each section, and the shares."""
         width = max([len(name) for name in self.seconds] + [13])
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
@@ -107,7 +107,7 @@ class Timer:
             share = seconds / total if total else 0.0
             lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
         lines.append(f"{'total':<{width}}         {total:8.3f}")
-        write("\n".join(lines))  # One call keeps the lines of ranks apart.
+        write("\n".join(lines))  # One call does not mix the lines of several ranks.
 
 
 def _ranks() -> int:
@@ -115,7 +115,7 @@ def _ranks() -> int:
 
 
 class RankTimes(NamedTuple):
-    """Times of calls on one rank. A call's time is the largest over ranks.
+    """Times of calls on one rank. The time of the whole call is the largest over all ranks.
 
     Attributes:
         ms: Name → time of a call in each round, ms.
@@ -159,7 +159,7 @@ def time_across_ranks(
     has one block, in a random order that is the same on all ranks.
 
     Args:
-        calls: Name → call, the same on all ranks.
+        calls: Name → call. All ranks must pass the same calls.
         budget_s: Time after which measuring stops, s, with at least 6 and at most 100 rounds.
         seed: Seed of the random order.
         device: Device on which this rank computes.

@@ -21,8 +21,8 @@ CONFIDENCE = 0.95
 BLOCK_MS = 5.0  # A block must be long compared with the clock's resolution.
 _BLOCK_RESOLUTIONS = 1000
 
-# A collector takes clock, phases, rel_ci and budget. The function returns times in ms, shape
-# [blocks, calls per block, phases], and details.
+# A collector is a function of clock, phases, rel_ci and budget. The function returns times in ms,
+# shape [blocks, calls per block, phases], and details.
 Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
 
 
@@ -32,14 +32,15 @@ class Timing:
 
     Attributes:
         phases: Scope of each phase → its call, in order.
-        rel_ci: Largest half-width of the interval, as a share of the estimate, that is enough.
-        budget_s: Time after which sampling stops, but not before six blocks.
+        rel_ci: Sampling stops when the half-width of the interval is at most this share of the
+            estimate.
+        budget_s: Time after which sampling stops, s, but not before six blocks.
         device: Device on which the phases compute.
-        total: Scope of the row of the phases' sum, if there are several.
-        outliers: `keep`, or `remove` to drop outliers.
+        total: Scope of the row of the phases' sum, if there are several phases.
+        outliers: How to treat outliers, `keep` or `remove`.
         cold: Whether to overwrite the last-level cache before each call.
-        collect: Function that takes the blocks instead of the stopping rule. `nano ab` sets a
-            function that interleaves blocks.
+        collect: Function that takes all blocks, or None to use nanolib's stopping rule. `nano ab`
+            sets a function that interleaves the blocks of two versions.
     """
 
     phases: Mapping[str, Call]
@@ -55,15 +56,15 @@ class Timing:
 class BlockSampler:
     """Take blocks of one sequence of phases until the stopping rule is met.
 
-    Time between blocks does not count, so that several samplers can take turns.
+    The budget does not include the time between blocks, so that several samplers can take turns.
 
     Args:
         clock: Clock that times a block.
         timing: Phases and stopping rule.
 
     Attributes:
-        stop: Reason why sampling stopped, which is `precision`, `budget`, `max_blocks` or
-            `collected`, or an empty string before the end.
+        stop: Reason why sampling stopped: `precision`, `budget`, `max_blocks` or `collected`.
+            Before the end, the reason is an empty string.
     """
 
     def __init__(self, clock: Clock, timing: Timing) -> None:
@@ -103,7 +104,7 @@ class BlockSampler:
         start = time.perf_counter()
         block = self.clock.time_block(self._calls, *self._shape)
         self._blocks.append(block)
-        gc.collect()  # Collecting is cheap, since older objects are frozen.
+        gc.collect()  # A collection is fast, because older objects are frozen.
         self._spent_s += time.perf_counter() - start
         self.stop = self._why_enough()
         return np.median(block, axis=0)
@@ -142,11 +143,11 @@ class BlockSampler:
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:
-    """Return whether the steady state of `totals`, [blocks, calls], has a narrow interval."""
+    """Return whether the interval of the steady state of `totals`, [blocks, calls], is narrow."""
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
-        return False  # The search for a steady state is slower.
+        return False  # The search for a steady state is slow, and is not needed.
     steady = find_steady_state(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
@@ -154,7 +155,7 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
 
 
 def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
-    """Find the steady state from change points, and cold first calls, which medians of 5 hide."""
+    """Find the steady state from change points, and from cold calls that medians of 5 hide."""
     found = steady_state(series, group=max(GROUP, calls_per_block))
     cold = leading_slow_samples(series) if len(series) >= 8 else 0
     if cold <= found.cut or cold >= len(series) / 2:
@@ -163,7 +164,10 @@ def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
 
 
 def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None, float | None]:
-    """Return the median with its 95 % interval and confidence, or the range of too few blocks."""
+    """Return the median with its 95 % interval and confidence.
+
+    If there are too few blocks, return the range of the blocks instead of the interval.
+    """
     if (coverage := range_confidence(len(medians))) >= CONFIDENCE:
         return *median_interval(medians, CONFIDENCE), CONFIDENCE
     estimate = float(np.median(medians))
@@ -174,10 +178,11 @@ def interval_of(medians: np.ndarray) -> tuple[float | None, float, float | None,
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Switch the garbage collector off and freeze all objects, so that `gc.collect()` is cheap.
+    """Switch the garbage collector off and freeze all objects, so that `gc.collect()` is fast.
 
-    The collector's state is restored afterwards, and objects that other code froze stay frozen.
-    Within `settled_heap`, newer objects are frozen only if there are many, as after compiling.
+    At the end, nanolib restores the collector's state. Objects that other code froze stay frozen.
+    Within `settled_heap`, nanolib freezes newer objects only if there are many of these objects,
+    for example after compilation.
     """
     was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
     with _freezing() as freezes:
@@ -199,10 +204,11 @@ def pause_collector() -> Iterator[None]:
 def settled_heap() -> Iterator[Callable[[], None]]:
     """Freeze all objects between cases, so that a collection within a case is short.
 
-    A collection of all objects of torch and a notebook takes 0.1 s, a hundred times per sweep.
+    A collection of all objects of torch and a notebook takes 0.1 s. A sweep has a hundred
+    collections.
 
     Yields:
-        A function to call between cases, which does nothing if other code has frozen objects.
+        A function to call between cases. The function does nothing if other code froze objects.
     """
     within = _frozen_here
 
@@ -224,7 +230,7 @@ _SLOW_S = 0.01  # A collection that takes as long as two blocks is slow.
 
 @contextmanager
 def _freezing() -> Iterator[bool]:
-    """Yield whether the block may freeze objects, and unfreeze the objects at its end."""
+    """Yield whether the caller may freeze objects, and unfreeze all objects at the end."""
     global _frozen_here
     # Counting torch's 500,000 objects takes 20 ms, so a variable remembers nanolib's own freeze.
     if _frozen_here or gc.get_freeze_count() > _AT_START:

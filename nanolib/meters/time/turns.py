@@ -16,7 +16,7 @@ from nanolib.stats.signed_ranks import hodges_lehmann
 
 ROUNDS = "rounds"  # Method of a `speed_up` row.
 _LABEL_S = 0.3  # Reading the load takes milliseconds, so several rounds share a reading.
-_FEW_BUSY = 0.25  # Largest share of busy rounds that can be left out.
+_FEW_BUSY = 0.25  # Largest share of busy rounds that nanolib leaves out.
 
 
 @dataclass
@@ -42,13 +42,13 @@ def take_turns(
     """Take blocks in rounds, in random order, until every sampler stops.
 
     Args:
-        samplers: Name → sampler that has begun. A sampler whose block fails is removed.
+        samplers: Name → sampler that has begun. If a block fails, the function deletes its sampler.
         seed: Seed of the random order.
         within: Function from a name to the context of its block.
         enough: Function from the number of rounds to whether all samplers stop.
 
     Returns:
-        The rounds, in order, with a label on busy ones.
+        The rounds, in order. `is_busy` marks the busy rounds.
     """
     order, rounds = random.Random(seed), []
     labels = _BusyLabels() if len(samplers) > 1 else None
@@ -100,7 +100,7 @@ def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
         own_ms: Times of the other call in the same rounds, ms, shape [n].
 
     Returns:
-        The ratio with its 95 % interval, from the Hodges–Lehmann estimate on logarithms.
+        The ratio with its 95 % interval, from the Hodges–Lehmann estimate of logarithms.
 
     Raises:
         TooFewSamples: There are fewer than six rounds.
@@ -114,8 +114,9 @@ def speed_up_row(
 ) -> Measurement | None:
     """Make the `speed_up` row of one call over another, from the rounds that have both.
 
-    Busy rounds are left out if 20 clean rounds remain, or if at least six clean rounds remain that
-    are three quarters of all rounds. Otherwise all rounds count, and the row has a flag.
+    nanolib leaves out busy rounds if at least 20 rounds are clean. Six or more clean rounds are
+    enough if they are three quarters of all rounds. Otherwise, all rounds count, and the row has a
+    flag.
 
     Args:
         rounds: Rounds from `take_turns`.
