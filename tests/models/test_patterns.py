@@ -104,8 +104,11 @@ def test_no_kept_pair_is_missed_at_the_corners_of_tiles(pattern, q_len, more, si
         ),
         ({"pattern": "document", "document_starts": [5, 4]}, "document_starts: .* do not rise"),
         ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
-        ({"pattern": "own"}, "mask_mod: '' names no function; write package.module:function"),
-        ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' names no function"),
+        (
+            {"pattern": "own"},
+            "mask_mod: '' does not name a function; write package.module:function",
+        ),
+        ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' does not name a function"),
     ],
 )
 def test_a_missing_option_of_a_pattern_is_one_line(wrong, message):

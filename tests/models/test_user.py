@@ -86,8 +86,8 @@ def test_a_model_of_ones_own_is_built_with_its_options(module):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("justaname", "names no function"),
-        (":build", "names no function"),
+        ("justaname", "does not name a function"),
+        (":build", "does not name a function"),
         ("there_is_no_such_module:build", "no module 'there_is_no_such_module'"),
         ("{}:missing", "has no function 'missing'"),
         ("{}:number", "has no function 'number'"),
