@@ -50,9 +50,9 @@ def resolve(name: str) -> Callable[..., nn.Module]:
             the environment. `hf:` with the name of a class selects a model of transformers.
 
     Returns:
-        Function that takes the options and returns a module. The module maps int64 ids [batch, length] to
-        logits [batch, length, vocab], to an object with `.logits`, or to a tuple that begins with
-        logits.
+        Function that takes the options and returns a module. The module maps int64 ids [batch,
+        length] to logits [batch, length, vocab], to an object with `.logits`, or to a tuple that
+        begins with logits.
 
     Raises:
         BadInput: The module, function or class does not exist.

@@ -128,7 +128,9 @@ def test_queries_before_the_first_key_are_refused_or_right(pattern):
     inputs = qkv(1, 2, 2, 90, 40)
     if pattern in ("random", "bigbird", "document"):
         for kind in ("sparse", "flex"):
-            message = "q: more queries than keys; for a pattern of tiles or documents give at most"
+            message = (
+                "q: has more queries than keys; for a pattern of tiles or documents give fewer"
+            )
             with torch.no_grad(), pytest.raises(BadInput, match=message):
                 attention.attend(kind, *inputs, causal=False, options=options.model_dump())
         return

@@ -168,7 +168,7 @@ def test_ours_and_torchaos_conversion_choose_the_same_layers():
         (
             {"d_ff": 100},
             {"recipe": "rowwise"},
-            r"excluded_modules: blocks.0.mlp.gate is 100 x 64, no multiple of 16",
+            r"excluded_modules: blocks.0.mlp.gate is 100 x 64, not a multiple of 16",
         ),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_single_rank_refuses_bad_input_too():
     for layout in (Sharding.contiguous(4, 2), Sharding.contiguous(3, 1)):
         with pytest.raises(
             BadInput,
-            match=r"layout: \d ranks, \d positions here; there are 1 ranks and 2 positions",
+            match=r"layout: has \d ranks, \d positions here; give 1 ranks, 2 positions",
         ):
             ring_attention(q, k, k, layout=layout)
     with pytest.raises(
@@ -161,7 +161,7 @@ def test_a_single_rank_refuses_bad_input_too():
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
     ranks = SimpleNamespace(world=3)
     monkeypatch.setattr(ulysses, "Ranks", lambda *_: ranks)
-    with pytest.raises(BadInput, match=r"4 and 2 heads do not divide among 3 ranks"):
+    with pytest.raises(BadInput, match=r"4 and 2 heads cannot be shared by 3 ranks"):
         ulysses_attention(torch.randn(1, 4, 2, 8), *torch.randn(2, 1, 2, 2, 8).unbind())
 
 
