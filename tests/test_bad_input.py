@@ -88,7 +88,7 @@ WITHOUT_DATABASE = {
     "ab . . --call json:dumps --metric speed": "--metric: 'speed' cannot be compared",
     "ab . . --call a:b --total soon": "--total: 'soon' is not valid",
     "run --on mars": "'mars' is not one of 'here', 'ray'",
-    "run --on ray --resume": "--resume: a Ray task brings all of its results back or none",
+    "run --on ray --resume": "--resume: a Ray task returns all of its results or none",
     "run --dry-run attention -p seq_lens=[0]": "attention.seq_lens[0]: Input should be greater than 0, got 0",
     "runs": "does not exist; run `nano run quick` first",
     "report": "does not exist",

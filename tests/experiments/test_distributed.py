@@ -56,7 +56,10 @@ def test_more_ranks_than_cores_are_flagged(monkeypatch):
 def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert ranks.lacking("cuda", 1) == ""
-    assert ranks.lacking("cuda", 2) == "2 ranks need as many GPUs, and 1 are here; give fewer ranks"
+    assert (
+        ranks.lacking("cuda", 2)
+        == "2 ranks need as many GPUs, and this machine has 1; give fewer ranks"
+    )
     assert "no backend for mps" in ranks.lacking("mps", 1)
     with pytest.raises(Unsupported, match="2 ranks need as many GPUs"):
         ranks.run_ranks(print, {}, world_size=2, device="cuda", timeout_s=1)

@@ -201,7 +201,7 @@ def test_of_a_compiled_model_the_whole_is_told_and_why_no_parts_are(monkeypatch)
     assert peaks["inference"].status is Status.UNSUPPORTED
     (part,) = parts
     assert part.scope == f"inference: {MemoryKind.UNATTRIBUTED}"
-    assert "its parts are not known" in part.message
+    assert "the parts are not known" in part.message
 
 
 def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_a_part_of_its_own(monkeypatch):
