@@ -135,7 +135,7 @@ def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """Capture a call in a CUDA graph. Return the graph and the tensor to which a replay writes."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # In the first calls, libraries allocate memory.
+    with torch.cuda.stream(stream):  # Libraries allocate memory here, outside the graph.
         for _ in range(_WARM_CALLS):
             call()
     torch.cuda.current_stream().wait_stream(stream)

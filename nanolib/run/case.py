@@ -70,7 +70,9 @@ class Case:
         return Plan()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the predictions of formulas, and the planned `peak_memory` in MiB after `bytes`.
+        """Return the predictions of formulas, and the planned `peak_memory` if they have `bytes`.
+
+        `peak_memory` is in MiB, like a measured peak.
 
         Args:
             ceilings: Peak rates, as for `roofline_ms`. Without peak rates no time is predicted.
@@ -183,7 +185,7 @@ class RanksCase(Case):
 
     @property
     def sharing(self) -> int:
-        """The number of ranks that share one memory: one on a GPU, all ranks here on a CPU."""
+        """The number of ranks that share one memory: one on a GPU, all local ranks on a CPU."""
         return 1 if self.device.startswith("cuda") else self.ranks_here
 
     @property

@@ -90,7 +90,7 @@ def expected_s(
 
     The estimate of a case is the median of its earlier durations with the same timing parameters,
     and the interval covers all of these durations. For a case that was never measured, the estimate
-    is the median duration of the notebook's earlier cases, and the interval is their quartiles.
+    is the median duration of the notebook's earlier cases, and the interval ends at the quartiles.
 
     Args:
         params: Parameters of the notebook.

@@ -116,7 +116,7 @@ class StackMemory:
 
         Args:
             shared: Function that returns one rank's part of a breakdown, if ranks share the model.
-            resized: Function that maps a tensor's bytes in the planned shapes to another shape.
+            resized: Function that computes a tensor's bytes from its bytes in the planned shapes.
         """
         found = {}
         for scope in self._stacks[0][0]:

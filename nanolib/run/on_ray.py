@@ -123,7 +123,9 @@ def _connected() -> Iterator[Any]:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise BadInput(f"--on ray: Ray does not answer ({reason}); check RAY_ADDRESS") from None
+        raise BadInput(
+            f"--on ray: nanolib cannot connect to Ray ({reason}); check RAY_ADDRESS"
+        ) from None
     try:
         yield ray
     finally:

@@ -167,7 +167,7 @@ def fitting_config(
     Args:
         preset: Key of `PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        longest: Name of the parameter for the longest sequence, and the sequence's tokens.
+        longest: Name of the parameter that sets the longest sequence, and that length in tokens.
         reads_text: Whether the model reads bytes of text instead of random token ids.
 
     Raises:

@@ -16,7 +16,7 @@ from nanolib.run.case import Case, Plan
 from nanolib.store import Store
 
 METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
-# nanolib times peak rates longer than latencies, because every prediction depends on peak rates.
+# nanolib times a peak rate for longer than a latency, because every prediction depends on it.
 _LONGER = 4
 
 

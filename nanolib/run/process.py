@@ -76,7 +76,7 @@ def call_in_process(
     process = context.Process(target=_serve, args=(os.getpid(), theirs))
     process.start()
     theirs.close()
-    # Unpickling the function imports torch, so the process first learns who its parent is.
+    # Unpickling the function imports torch. Before that, the process calls `exit_with_parent`.
     ours.send((function, arguments))
     deadline, returned = time.monotonic() + _START_S + limit_s, False
     try:

@@ -284,11 +284,7 @@ def failure(
     if code < 0 and rank not in waited:
         return RankFailed(f"rank {rank} of {len(results)} was killed by {signal_name(-code)}", rank)
     late = "" if late_s is None else f" within {late_s:g} s"
-    how = (
-        f"did not end{late}"
-        if late
-        else "did not join a collective call before the other ranks timed out"
-    )
+    how = f"did not end{late}" if late else "did not join a collective before the others timed out"
     for rank, result in enumerate(results):
         stack = folder / f"{rank}.stack"
         if not result and rank not in waited and stack.is_file():

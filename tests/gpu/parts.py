@@ -257,7 +257,7 @@ def ranks(gpu: Hardware) -> Iterator[Check]:
             gpu.hang()
             found, holds = "it did not hang", False
         except RankFailed as failed:
-            found, holds = str(failed), "rank 1 of 2 did not join a collective call" in str(failed)
+            found, holds = str(failed), "rank 1 of 2 did not join a collective" in str(failed)
     yield Check("a rank that hangs is named", found, holds)
 
 

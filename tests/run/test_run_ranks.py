@@ -42,7 +42,7 @@ def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own(
         (
             "hang",
             1,
-            r"rank 1 of 2 did not join a collective call before the other ranks timed out: it was in misbehave \(",
+            r"rank 1 of 2 did not join a collective before the others timed out: it was in misbehave \(",
             "in misbehave",
         ),
     ],

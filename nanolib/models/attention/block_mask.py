@@ -189,7 +189,9 @@ def static_mask(
 
 @functools.lru_cache(maxsize=64)
 def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
-    """Replace a requested sparsity by the largest window with that sparsity, or by a window of 1.
+    """Replace a requested sparsity by the largest window with at least this sparsity.
+
+    If no window has this sparsity, the function sets a window of 1.
 
     Raises:
         BadInput: There are more queries than keys, and the pattern has a table of positions.

@@ -191,7 +191,7 @@ def threshold(
     estimated = estimated.masked_fill(cells.own, float("-inf")) if causal else estimated
     # The first row has no earlier tile, so its weights are 0 / 0.
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
-    before = weights.cumsum(dim=-1) - weights  # The mass of all better tiles.
+    before = weights.cumsum(dim=-1) - weights  # mass of the better tiles
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
     return Choice((kept | cells.own) & cells.allowed, cells, q.shape[1])
 

@@ -1,6 +1,6 @@
 """Compute dense attention with flash-attn 2, 3 or 4.
 
-Version 4 is the pure Python package `flash-attn-4`. The first call of each kernel compiles it.
+Version 4 is the pure Python package `flash-attn-4`. The first call of a kernel compiles the kernel.
 Versions 2 and 3 are built from source.
 """
 

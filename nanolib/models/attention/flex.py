@@ -64,7 +64,7 @@ def computes_sparse(
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Return why FlexAttention cannot run on a device, or an empty string. Compile nothing."""
+    """Return why FlexAttention cannot run on a device, or an empty string. Do not compile."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"

@@ -182,8 +182,7 @@ def strided(inputs: PatternInputs) -> MaskMod:
 def block(inputs: PatternInputs) -> MaskMod:
     """Keep the keys in the chunk of a query.
 
-    A chunk has (1 − `sparsity`) · kv_len tokens, in whole tiles. Without `sparsity`, a chunk has
-    `window` tokens.
+    A chunk has (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` without `sparsity`.
 
     Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
     """
@@ -194,7 +193,9 @@ def block(inputs: PatternInputs) -> MaskMod:
 
 
 def random(inputs: PatternInputs) -> MaskMod:
-    """Keep the tile of a query and random tiles, a share of 1 − `sparsity` or `random_tokens` more.
+    """Keep the tile of a query, and random tiles.
+
+    The kept share is 1 − `sparsity`. Without `sparsity`, the random tiles have `random_tokens`.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """

@@ -28,7 +28,7 @@ class Cast:
     Attributes:
         format: Format of the cast: `e4m3` for values up to 448, `e5m2` for values up to 57,344,
             `bf16` without a scale, or empty for no cast.
-        granularity: Range of a scale: `tensor` for one scale, or `row` for one scale per row.
+        granularity: What shares one scale: `tensor` for all values, or `row` for each row.
         power_of_2: Whether to round scales down to a power of two, so that scaling does not
             round.
         scaled: Whether to scale the operand.
