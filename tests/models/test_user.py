@@ -88,7 +88,7 @@ def test_a_model_of_ones_own_is_built_with_its_options(module):
     [
         ("justaname", "does not name a function"),
         (":build", "does not name a function"),
-        ("there_is_no_such_module:build", "no module 'there_is_no_such_module'"),
+        ("there_is_no_such_module:build", "needs the module 'there_is_no_such_module'"),
         ("{}:missing", "has no function 'missing'"),
         ("{}:number", "has no function 'number'"),
         ("{}:instance", "has no function 'instance'"),
