@@ -1,4 +1,4 @@
-"""Build the transformers that nanolib measures, and random token ids for them.
+"""Build the transformers that nanolib measures, and draw random token ids.
 
 Modules in `nanolib.models` never import `nanolib.meters`.
 """
@@ -21,14 +21,14 @@ def create_model(
 
     Args:
         config: Sizes, attention and dtype of the model.
-        device: Device of the weights. The device `meta` gives shapes without data.
-        seed: Seed of the weights. With a seed, torch's global generator is not used.
+        device: Device of the weights. On the device `meta`, weights have shapes but no data.
+        seed: Seed of the weights, or None to use torch's global generator.
 
     Returns:
         The model, in training mode.
 
     Raises:
-        BadInput: The attention options are not valid for the attention kind.
+        BadInput: An attention option is unknown, or its value is not valid.
 
     Example:
         >>> model = create_model(NanoConfig(num_layers=2, vocab_size=256, context_length=64), seed=0)
@@ -51,9 +51,9 @@ def generate_random_batch(
     Args:
         batch_size: Number of sequences.
         context_length: Tokens per sequence.
-        vocab_size: Upper limit of the ids, which are in [0, vocab_size).
+        vocab_size: Number of different ids. All ids are in [0, vocab_size).
         device: Device of the ids.
-        seed: Seed of the ids. With a seed, torch's global generator is not used.
+        seed: Seed of the ids, or None to use torch's global generator.
 
     Returns:
         Token ids, int64, shape [batch_size, context_length].

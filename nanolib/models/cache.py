@@ -1,4 +1,4 @@
-"""Keep the keys and values of the tokens that a model has read."""
+"""Store the keys and values of the tokens that a model has read."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ class KVCache:
     Attributes:
         keys: Keys of each layer, shape [batch, kv_heads, max_len, head_dim].
         values: Values of each layer, with the shape of the keys.
-        scores: Scores of each layer by which `dca` chooses its globals, shape [batch, 1, max_len].
-            The list is empty for other patterns.
+        scores: Scores of each layer, shape [batch, 1, max_len]. The pattern `dca` chooses global
+            tokens by these scores. The list is empty for other patterns.
         length: Number of filled positions.
     """
 
@@ -45,29 +45,29 @@ class KVCache:
         return self.length
 
     def append(self, buffer: Tensor, x: Tensor) -> Tensor:
-        """Write new positions to one of the buffers, and return a view of all filled positions."""
+        """Write `x` after the filled positions of a buffer, and return all filled positions."""
         stop = self.length + x.shape[2]
         buffer[:, :, self.length : stop] = x
         return buffer[:, :, :stop]
 
 
 class StaticCache:
-    """The buffers of a `KVCache` with fixed shapes and addresses, which a CUDA graph can replay.
+    """The buffers of a `KVCache`, with the fixed shapes and addresses that a CUDA graph needs.
 
-    A token writes its key and value at a position that it reads from a tensor, and attends to the
+    `attend` writes the key and value of a token at the position `start`. The token attends to the
     whole buffers under a mask.
 
     Args:
-        cache: Cache whose buffers are used, and whose `length` stays the same.
+        cache: Cache that provides the buffers. The `length` of this cache does not change.
 
     Attributes:
-        start: Position of the next token, int64 [1], which the caller sets.
+        start: Position of the next token, int64 [1]. The caller sets this position.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self._keys, self._values, self.length = cache.keys, cache.values, cache.length
         for buffer in cache.tensors:
-            buffer[:, :, cache.length :] = 0  # The mask multiplies by 0, and NaN · 0 is NaN.
+            buffer[:, :, cache.length :] = 0  # Masked values get weight 0, but NaN · 0 is NaN.
         device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
         self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
         self._positions = torch.arange(max_len, device=device)

@@ -1,4 +1,4 @@
-"""Import a user's model, attention or mask, named as `package.module:function`."""
+"""Import a user's model, attention or mask by its name, `package.module:function`."""
 
 import importlib
 import sys
@@ -15,9 +15,9 @@ def check_function(field: str, name: str, other: str = "") -> None:
     """Check the form of a function's name without importing the function.
 
     Args:
-        field: Parameter or option with the name, for the message.
-        name: `package.module:function`.
-        other: Another valid form of the name, for the message.
+        field: Parameter or option that contains the name, for the error message.
+        name: Name of the function, such as `package.module:function`.
+        other: Text about another valid form of the name, for the end of the error message.
 
     Raises:
         BadInput: The name does not have the form `package.module:function`.
@@ -25,17 +25,17 @@ def check_function(field: str, name: str, other: str = "") -> None:
     module, _, function = name.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise BadInput(
-            f"{field}: {shown(name)} names no function; write package.module:function{other}"
+            f"{field}: {shown(name)} does not name a function; write package.module:function{other}"
         )
 
 
 def imported(field: str, name: str) -> Callable[..., Any]:
-    """Import a function that a parameter names, from the working directory or the environment.
+    """Import the function that a parameter names, from the working directory or the environment.
 
     The import runs the code of the function's module.
 
     Raises:
-        BadInput: The name is malformed, or the import fails.
+        BadInput: The name is not valid, the import fails, or the module has no such function.
     """
     check_function(field, name)
     module_name, _, function = name.partition(":")
@@ -45,12 +45,14 @@ def imported(field: str, name: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), function, None)
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"{field}: {name!r}: there is no module {error.name!r}; install it or start in its folder"
+            f"{field}: {name!r} needs the module {error.name!r}, which is missing; install it or start in its folder"
         ) from None
-    except (Exception, SystemExit) as error:  # A user's code may raise anything.
-        raise BadInput(f"{field}: {name!r} cannot be imported: {cause(error)}") from error
+    except (Exception, SystemExit) as error:  # A user's code may raise any exception.
+        raise BadInput(
+            f"{field}: {name!r} cannot be imported ({cause(error)}); correct its module"
+        ) from error
     if not callable(found) or isinstance(found, nn.Module):
         raise BadInput(
-            f"{field}: {name!r}: {module_name} has no function {function!r}; name one that it has"
+            f"{field}: {module_name} has no function {function!r}; name one of its functions"
         )
     return found

@@ -1,4 +1,4 @@
-"""Generate token by token over a KV cache, for models of any source."""
+"""Generate tokens one by one with a KV cache, for models of any source."""
 
 import copy
 import inspect
@@ -15,17 +15,17 @@ from nanolib.models.transformer import Transformer
 from nanolib.torch_internals import tree_leaves
 
 WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
-# Names under which models of transformers take and return their cache.
+# Models of transformers take and return their cache under one of these names.
 _CACHES = ("past_key_values", "cache_params")
 
 
 class Generation:
-    """Generate tokens after a prompt, over a cache.
+    """Generate tokens after a prompt, with a cache.
 
     Args:
         model: Model with the methods `new_cache`, `prefill` and `decode` of `Transformer`.
-        prompt: Token ids, int64, shape [batch, length].
-        new_tokens: Number of tokens after which the cache goes back to the end of the prompt.
+        prompt: Token ids of the prompt, int64, shape [batch, length].
+        new_tokens: Number of tokens after which generation starts again at the end of the prompt.
     """
 
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
@@ -43,7 +43,7 @@ class Generation:
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
-        """Read the last token, and return the logits of the next, shape [batch, vocab_size]."""
+        """Read the last token, and return the next token's logits, shape [batch, vocab_size]."""
         if self.cache.length == self._start + self.new_tokens:
             self.cache.length = self._start
         return self.model.decode(self.token, self.cache)
@@ -56,8 +56,8 @@ class Generation:
     def all_tokens(self) -> None:
         """Read the prompt, and choose all tokens after the prompt.
 
-        A library may plan a kernel for each new length of the cache. On an H200, a token at a new
-        length took 83 ms, with the GPU at idle power.
+        A library may prepare a kernel for each new length of the cache. On an H200, the first token
+        at a new length took 83 ms, and the GPU was at idle power during this time.
         """
         self.prefill()
         for _ in range(self.new_tokens):
@@ -79,9 +79,10 @@ class Generation:
 
 
 class CapturedGeneration(Generation):
-    """Generate tokens with dense attention by one CUDA graph, captured at the first token.
+    """Generate tokens with dense attention by replaying a CUDA graph.
 
-    The graph reads the whole cache under a mask, which depends on the position in a tensor.
+    The first call of `decode` captures the graph. The graph reads the whole cache under a mask that
+    depends on the position of the token.
     """
 
     def __init__(self, model: Any, prompt: Tensor, new_tokens: int) -> None:
@@ -106,7 +107,7 @@ class CapturedGeneration(Generation):
         if self._graph is None:
             token = self.token.clone()
             self._graph, _ = optimize.captured(self._step)
-            self.token.copy_(token)  # Warm-up calls have replaced the token.
+            self.token.copy_(token)  # The warm-up calls have changed the token.
         self._graph.replay()
         self.cache.length += 1
 
@@ -115,7 +116,7 @@ class CapturedGeneration(Generation):
 
 
 class HuggingFaceGeneration(Generation):
-    """Generate tokens with a model of transformers, whose cache grows, slides or has states."""
+    """Generate tokens with a model of transformers and its cache of keys, windows or states."""
 
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
@@ -123,7 +124,7 @@ class HuggingFaceGeneration(Generation):
         self.forget()
 
     def forget(self) -> None:
-        """Drop the cache, so that two caches never exist at once."""
+        """Delete the cache, so that two caches never exist at the same time."""
         self.cache = self._prompt_cache = None
         self._tokens = 0
 
@@ -137,7 +138,7 @@ class HuggingFaceGeneration(Generation):
 
     @torch.inference_mode()
     def next_logits(self) -> Tensor:
-        """Read the last token, and return the logits of the next, shape [batch, vocab_size]."""
+        """Read the last token, and return the next token's logits, shape [batch, vocab_size]."""
         if self._tokens == self.new_tokens:
             self._restart()
         self._tokens += 1
@@ -145,7 +146,7 @@ class HuggingFaceGeneration(Generation):
         return self.model(self.token[:, None], use_cache=True, **cache).logits[:, -1]
 
     def _restart(self) -> None:
-        """Restart from a copy of the prompt's cache. Windows and states cannot be cut back."""
+        """Restart from the prompt's cache, because windows and states cannot drop single tokens."""
         if self._prompt_cache is None:
             self.prefill()
             self._prompt_cache = self.cache
@@ -155,7 +156,7 @@ class HuggingFaceGeneration(Generation):
 
     @property
     def keys_and_values(self) -> list[Tensor]:
-        """Keys and values of the layers that attend."""
+        """The keys and values of all attention layers."""
         found = [getattr(x, name, None) for x in self.cache.layers for name in ("keys", "values")]
         return [x for x in found if x is not None]
 
@@ -163,12 +164,12 @@ class HuggingFaceGeneration(Generation):
     def tensors(self) -> list[Tensor]:
         """The cache, the prompt and the last token."""
         found = () if self.cache is None else _tensors_of(self.cache)
-        # Whole numbers, like the size of a window, are left out.
+        # Integer tensors, such as the size of a window, are not part of the state.
         return [*(x for x in found if x.is_floating_point()), self.prompt, self.token]
 
 
 def _tensors_of(holder: Any) -> Iterator[Tensor]:
-    """Find the tensors in the attributes of an object and of the objects in its attributes."""
+    """Yield the tensors in the attributes of an object, also those of nested objects."""
     for leaf in tree_leaves(vars(holder)):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -177,7 +178,7 @@ def _tensors_of(holder: Any) -> Iterator[Tensor]:
 
 
 def _cache_name(model: Any) -> str:
-    """Return how a generating model of transformers names its cache, or an empty string."""
+    """Return the name of a transformers model's cache argument, or "" if it cannot generate."""
     takes = inspect.signature(model.forward).parameters
     generates = hasattr(model, "can_generate") and model.can_generate()
     if not generates or not {"use_cache", "logits_to_keep"} <= set(takes):
@@ -188,10 +189,11 @@ def _cache_name(model: Any) -> str:
 def generation_of(
     model: nn.Module, prompt: Tensor, new_tokens: int, captured: bool = False
 ) -> Generation:
-    """Return the generation that fits a model, by a CUDA graph if `captured`.
+    """Return the `Generation` for a model, with a CUDA graph if `captured` is true.
 
     Raises:
-        Unsupported: The model has no known cache, or a CUDA graph cannot read the cache.
+        Unsupported: The model has no known cache, or a CUDA graph was requested and cannot read the
+            cache.
     """
     static = (
         isinstance(model, Transformer)
@@ -200,14 +202,14 @@ def generation_of(
     )
     if captured and not static:
         raise Unsupported(
-            f"a CUDA graph decodes presets with dense attention and backend auto; {type(model).__name__} is another model, "
-            "or has another attention"
+            f"{type(model).__name__} cannot decode in a CUDA graph; use a preset with dense attention and backend auto, "
+            "or leave cuda_graph out"
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)
     if _cache_name(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
-        f"{type(model).__name__} has neither new_cache, prefill and decode nor the cache of transformers; "
-        f"leave decoding out: {WITHOUT_DECODING}"
+        f"{type(model).__name__} has neither new_cache, prefill and decode nor a cache of transformers; "
+        f"to leave decoding out, set {WITHOUT_DECODING}"
     )

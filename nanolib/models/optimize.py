@@ -1,4 +1,4 @@
-"""Optimize a model's forward pass by compiling, a CUDA graph, checkpoints or autocast."""
+"""Optimize a model's forward pass by compilation, a CUDA graph, checkpointing or autocast."""
 
 import itertools
 import types
@@ -41,18 +41,18 @@ def unsupported(name: str, device: str) -> str:
     """Return why a device does not support an optimization, or an empty string."""
     kind = torch.device(device).type
     if name == "cuda_graph" and kind != "cuda":
-        return f"CUDA graphs need a CUDA device, and the device is {kind}"
+        return f"CUDA graphs need a CUDA device, and the device is {kind}; use eager"
     if name == "compile_reduce_overhead" and kind != "cuda":
-        return f"reduce-overhead is compile with CUDA graphs, and the device is {kind}; use compile"
+        return f"compile_reduce_overhead needs a CUDA device, and the device is {kind}; use compile"
     return ""
 
 
 def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
-    """Return a model's forward function under an optimization.
+    """Return the optimized forward function of a model.
 
     Args:
-        name: One of `OPTIMIZATIONS`.
-        model: Model that has the weights.
+        name: Name of the optimization, a key of `OPTIMIZATIONS`.
+        model: Model whose weights `forward` uses.
         forward: Function from ids to logits.
         ids: Example ids, with the shape and the device of all calls.
 
@@ -80,14 +80,14 @@ def optimize(name: str, model: nn.Module, forward: Forward, ids: Tensor) -> Forw
 
 
 def _compile(forward: Forward, mode: str) -> Forward:
-    """Compile a forward function that raises if dynamo would run a part of it uncompiled."""
-    # Dynamo never compiles a function that was once called under a counter of FLOPs.
+    """Compile a forward function, and raise an error if dynamo stops compiling new inputs."""
+    # Dynamo never compiles a function that has once run under a FLOP counter.
     own = torch.compile(with_own_code(lambda ids: forward(ids)), mode=mode, dynamic=False)
-    known = set()  # shape and gradient mode of each input that is compiled
+    known = set()  # Shape and gradient mode of each compiled input.
 
     def compiled(ids: Tensor) -> Tensor:
         key = ids.shape, torch.is_grad_enabled()
-        if key in known:  # Changing the setting would take 0.1 ms.
+        if key in known:  # Changing dynamo's setting would take 0.1 ms.
             return own(ids)
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             out = own(ids)
@@ -98,10 +98,11 @@ def _compile(forward: Forward, mode: str) -> Forward:
 
 
 def with_own_code(function: types.FunctionType) -> types.FunctionType:
-    """Copy a function, so that torch.compile keeps the graphs of the copy apart.
+    """Copy a function, so that torch.compile caches the graphs of the copy separately.
 
     Dynamo caches graphs by the code of a function. Each call searches all graphs of the code, and
-    after eight graphs dynamo gives up. Calls that are timed in turns must not share a cache.
+    after eight graphs dynamo stops compiling. Calls that nanolib times in turns must not share a
+    cache.
 
     Args:
         function: A Python function that is not a method.
@@ -134,7 +135,7 @@ def captured(call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """Capture a call in a CUDA graph. Return the graph and the tensor to which a replay writes."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # First calls let libraries allocate outside the graph.
+    with torch.cuda.stream(stream):  # Libraries allocate memory here, outside the graph.
         for _ in range(_WARM_CALLS):
             call()
     torch.cuda.current_stream().wait_stream(stream)
@@ -155,10 +156,12 @@ class _Module(nn.Module):
 
 
 def _checkpoint(model: nn.Module) -> None:
-    """Let the backward pass compute the activations of blocks again."""
+    """Make the backward pass compute the activations of blocks again."""
     if hasattr(model, "checkpointing"):
         model.checkpointing = True
     elif hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable({"use_reentrant": False})
     else:
-        raise Unsupported(f"{type(model).__name__} has no way to checkpoint its blocks")
+        raise Unsupported(
+            f"{type(model).__name__} has no activation_checkpointing_enable; leave checkpoint out"
+        )

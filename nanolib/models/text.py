@@ -1,4 +1,4 @@
-"""Read real text that every machine has: the sources of Python's standard library, as bytes."""
+"""Read text as bytes, by default the sources of Python's standard library."""
 
 import functools
 import os
@@ -21,7 +21,7 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
 
     Args:
         corpus: Path of a text file, or of a folder whose files are read in the order of their
-            names. If empty, Python's standard library is read.
+            names. If empty, nanolib reads Python's standard library.
         max_bytes: Largest number of bytes to read.
 
     Returns:
@@ -48,15 +48,16 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
         ) from None
     if len(data) < 2:
         raise BadInput(
-            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text of at least two"
+            f"corpus: {shown(corpus)} has {len(data)} bytes; give a text of at least two bytes"
         )
     return torch.frombuffer(data, dtype=torch.uint8)
 
 
 def _files_below(folder: str, library: bool) -> Iterator[str]:
-    """List regular files in the order of their names, lazily, since a folder may be a whole disk.
+    """Yield the regular files of a folder in the order of their names.
 
-    The standard library has only its Python files, without site-packages, which differ between
+    A folder may be a whole disk, so nanolib never lists all files first. From the standard library,
+    nanolib reads only Python files outside site-packages, because other files differ between
     machines.
     """
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
@@ -70,13 +71,13 @@ def _files_below(folder: str, library: bool) -> Iterator[str]:
 def batches(
     data: Tensor, count: int, batch_size: int, length: int, generator: torch.Generator, device: str
 ) -> Iterator[Tensor]:
-    """Draw batches of random windows of a text, one at a time.
+    """Draw batches of random sequences from a text, one batch at a time.
 
     Args:
         data: Bytes of a text, from `load`.
         count: Number of batches.
         batch_size: Number of sequences per batch.
-        length: Bytes per sequence. A loss over n predictions needs n + 1.
+        length: Bytes per sequence. A loss over n predictions needs n + 1 bytes.
         generator: Generator of the random positions.
         device: Device of the batches.
 
@@ -88,7 +89,7 @@ def batches(
     """
     if len(data) < length:
         raise BadInput(
-            f"corpus: {len(data)} bytes are shorter than a sequence of {length}; give a longer text"
+            f"corpus: the text has {len(data)} bytes, and a sequence needs {length}; give a longer text"
         )
     for _ in range(count):
         starts = torch.randint(len(data) - length + 1, (batch_size,), generator=generator)

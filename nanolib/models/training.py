@@ -1,4 +1,4 @@
-"""Train a model to measure its loss. `experiments.model.steps` has the timed steps."""
+"""Train a model to measure its loss. The timed steps are in `experiments.model.steps`."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,15 +19,15 @@ def train(
     autocast: torch.dtype | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """Train a model by AdamW on the loss of the next token.
+    """Train a model with AdamW to predict the next token.
 
     Args:
-        model: Model that maps ids to logits, and whose weights the training changes.
+        model: Model that maps ids to logits. The training changes the model's weights.
         batches: A batch of ids for each step, int64 [batch, length + 1], on the model's device.
-        rate: Learning rate, or a function that maps a step to it.
-        autocast: Dtype of the products, or None for the dtype of the weights. In float16 the loss
-            is scaled.
-        clip: Largest norm of all gradients, or None for no limit.
+        rate: Learning rate, or a function that maps the number of a step to a learning rate.
+        autocast: Dtype of the matrix products, or None for the dtype of the weights. With float16,
+            nanolib scales the loss.
+        clip: Largest norm of all gradients together, or None for no limit.
 
     Returns:
         Loss before each step, in nats per token, float32, shape [steps].

@@ -16,7 +16,7 @@ Cache = KVCache | StaticCache
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotate pairs (i, i + head_dim / 2) by position · 10,000^(−2i/head_dim).
+    """Rotate elements (i, i + head_dim / 2) by the angle position · 10,000^(−2i/head_dim).
 
     Source: Su et al. (2021), arXiv 2104.09864.
     """
@@ -31,7 +31,7 @@ class RotaryEmbedding(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
-        """Rotate x, shape [batch, heads, length, head_dim], whose first position is `start`."""
+        """Rotate x, shape [batch, heads, length, head_dim]. The first position is `start`."""
 
         def rows(table: Tensor) -> Tensor:
             if isinstance(start, Tensor):
@@ -43,7 +43,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Project, rotate, attend by the configured kind, and project back."""
+    """Project, rotate, compute the configured attention, and project back."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rope: RotaryEmbedding | None, cache: Cache | None, layer: int
     ) -> Tensor:
-        """Attend within x, shape [batch, length, d_model], and return the same shape."""
+        """Map x, shape [batch, length, d_model], to the same shape."""
         batch, length, _ = x.shape
         q, k, v = (
             proj(x).view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -76,7 +76,7 @@ class Attention(nn.Module):
             scores = None
             if self.token_score is not None:
                 scores = self.token_score(x)[..., 0]
-                # A choice has no gradient, so a factor of one gives the score a gradient.
+                # A choice has no gradient, so a factor of 1 on v passes a gradient to the score.
                 v = v * (1 + (scores - scores.detach()))[:, None, :, None]
                 scores = scores.detach()
                 if cache:
@@ -105,7 +105,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Add attention(norm(x)) to x, and then mlp(norm(x))."""
+    """Add attention(norm(x)) to x, and then add mlp(norm(x)) to the sum."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-# Each notebook on a user's model has parameters that leave the loss out.
+# In the notebooks on a user's model, these parameters leave the loss out.
 WITHOUT_LOSS = (
     "train: false and loss_steps: 0 in model, directions: [forward] in warmup, "
     "phases: [prefill] in energy, modes: [forward] in fp8"
@@ -130,7 +130,7 @@ WITHOUT_LOSS = (
 
 
 def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-    """Compute the mean cross-entropy of predicting each token from the tokens before, in nats.
+    """Compute the mean cross-entropy of predicting each token from the earlier tokens, in nats.
 
     Args:
         model: Function from ids to the logits of all positions.
@@ -144,17 +144,18 @@ def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     if len(shape) != 3 or shape[:2] != wanted:
         returned = f"logits of shape {shape}" if shape else type(logits).__name__
         raise Unsupported(
-            f"the model returns {returned}, and a loss takes logits of shape {[*wanted, 'vocab']}; return them, "
-            f"or an object with .logits, or leave the loss out: {WITHOUT_LOSS}"
+            f"the model returns {returned}, and a loss needs logits of shape {[*wanted, 'vocab']}; return them, "
+            f"or an object with .logits, or leave the loss out with {WITHOUT_LOSS}"
         )
     return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 @torch.no_grad()
 def _initialize(model: nn.Module, num_layers: int) -> None:
-    """Draw weights as in GPT-2, N(0, 0.02), scaled by 1/√(2·layers) before the residual stream.
+    """Draw the weights as in GPT-2, with a standard deviation of 0.02.
 
-    Weights of any dtype are drawn in float32.
+    The deviation is multiplied by 1/√(2·layers) for layers that write to the residual stream.
+    nanolib draws weights of any dtype in float32.
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:
@@ -175,7 +176,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
-        # A later change of the caller's config must not reach the model.
+        # A later change of the caller's config must not change the model.
         self.config = config.model_copy(deep=True)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         rope = config.positional == "rope"
@@ -193,23 +194,23 @@ class Transformer(nn.Module):
 
         Args:
             ids: Token ids, int64, shape [batch, length].
-            cache: Cache with the tokens before `ids`, to which `ids` are appended.
+            cache: Cache with the tokens before `ids`. The model writes `ids` to this cache too.
 
         Returns:
             Logits, shape [batch, length, vocab_size].
 
         Raises:
-            BadInput: There are more tokens than `context_length`.
+            BadInput: The cache and `ids` together have more tokens than `context_length`.
         """
         return self.head(self.hidden(ids, cache))
 
     def hidden(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """Compute the final, normed residual stream, shape [batch, length, d_model]."""
+        """Compute the residual stream after the last norm, shape [batch, length, d_model]."""
         length = ids.shape[1] + (cache.length if cache else 0)
         if length > self.config.context_length:
             raise BadInput(
                 f"ids: {length} tokens exceed context_length {self.config.context_length}; "
-                "raise it in the config or shorten the sequence"
+                "raise context_length or shorten the sequence"
             )
         x = self.embedding(ids)
         for layer, block in enumerate(self.blocks):
@@ -226,13 +227,13 @@ class Transformer(nn.Module):
         return next_token_loss(self, ids)
 
     def new_cache(self, batch_size: int, prompt_len: int, new_tokens: int) -> KVCache:
-        """Make an empty cache for a prompt and the tokens after the prompt."""
+        """Create an empty cache for a prompt and the tokens after the prompt."""
         return KVCache(
             self.config, batch_size, prompt_len + new_tokens, self.embedding.weight.device
         )
 
     def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Read a prompt into `cache`. Return the last position's logits, [batch, vocab_size]."""
+        """Read a prompt into `cache`. Return the last logits, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids, cache)[:, -1])
 
     def decode(self, ids: Tensor, cache: Cache) -> Tensor:

@@ -1,4 +1,4 @@
-"""Build a model from a name, `package.module:build` or `hf:LlamaForCausalLM`."""
+"""Build a model from its name, such as `package.module:build` or `hf:LlamaForCausalLM`."""
 
 import contextlib
 import copy
@@ -18,23 +18,23 @@ from nanolib.models.functions import check_function, imported
 from nanolib.torch_internals import FakeTensor
 
 _HF = "hf:"
-# Names of the number of blocks in configurations of transformers.
+# Configurations of transformers have the number of blocks in one of these fields.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-# Forms in which code of transformers reads an option from a configuration or from its keywords.
+# Code of transformers reads an option from a configuration or from keyword arguments.
 _READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
 _ONE_SEQUENCE = "nanolib_one_sequence"  # Name of nanolib's SDPA in transformers.
 
 
 def runs_code(name: str) -> bool:
-    """Return whether building the named model runs code of the user, not of transformers."""
+    """Return whether the user's own code builds the named model."""
     return bool(name) and not name.startswith(_HF)
 
 
 def check_name(name: str) -> None:
-    """Check the form of a model's name, without running its code.
+    """Check the form of a model's name, without running the model's code.
 
     Raises:
-        BadInput: The name has another form.
+        BadInput: The name has no valid form.
     """
     if runs_code(name):
         check_function("model", name, ", or hf:LlamaForCausalLM")
@@ -43,16 +43,16 @@ def check_name(name: str) -> None:
 def resolve(name: str) -> Callable[..., nn.Module]:
     """Return the function that builds a named model.
 
-    The import of a user's function runs its module.
+    The import of a user's function runs the code of the function's module.
 
     Args:
-        name: `package.module:build`, imported from the working directory or the environment, or
-            `hf:` and a class of transformers.
+        name: Name of the model. `package.module:build` names a function in the working directory or
+            the environment. `hf:` with the name of a class selects a model of transformers.
 
     Returns:
-        Function of the options that returns a module. The module maps int64 ids [batch, length] to
-        logits [batch, length, vocab], to an object with `.logits`, or to a tuple that begins with
-        logits.
+        Function that takes the options and returns a module. The module maps int64 ids [batch,
+        length] to logits [batch, length, vocab], to an object with `.logits`, or to a tuple that
+        begins with logits.
 
     Raises:
         BadInput: The module, function or class does not exist.
@@ -76,7 +76,7 @@ def build_model(
         name: Name of the model, as in `resolve`.
         options: Arguments of the named function, or of the configuration of the named class.
         device: Device of the weights.
-        dtype: torch's default dtype during the build. Weights of another dtype are converted.
+        dtype: Dtype of the weights, and torch's default dtype while the function runs.
         seed: Seed of the weights, or None to use torch's global generator.
 
     Returns:
@@ -85,7 +85,7 @@ def build_model(
     Raises:
         BadInput: The module, function or class does not exist.
         Unsupported: transformers is not installed.
-        TypeError: The function returns no module.
+        TypeError: The function does not return a module.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
     with fresh_weights(device, wanted, seed):
@@ -105,7 +105,7 @@ def build_model(
 def fresh_weights(
     device: str | torch.device, dtype: torch.dtype, seed: int | None
 ) -> Iterator[None]:
-    """Set the default device and dtype of new tensors, and with a seed their random values."""
+    """Set the default device and dtype of new tensors, and the seed if there is one."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -138,10 +138,12 @@ def _hugging_face_class(name: str) -> Any:
         found = getattr(transformers, class_name, None)
         config_class = getattr(found, "config_class", None)
     except (ImportError, RuntimeError) as error:  # A dependency of the class is not installed.
-        raise BadInput(f"model: {shown(name)} cannot be imported: {error}") from None
+        raise BadInput(
+            f"model: {shown(name)} cannot be imported ({error}); install what it needs"
+        ) from None
     if config_class is None:
         raise BadInput(
-            f"model: transformers has no model class {shown(class_name)}; use one such as LlamaForCausalLM"
+            f"model: transformers has no model class {shown(class_name)}; use a class such as LlamaForCausalLM"
         )
     return found
 
@@ -156,10 +158,10 @@ def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
 
 
 def _attend_to_one_sequence(model: Any) -> None:
-    """Let a model without data make the masks of a run.
+    """Make a model without data use the same masks as a run.
 
-    Without data, transformers assumes that a row packs several sequences, and makes a mask of n × n
-    that no run has.
+    Without data, transformers assumes that a row packs several sequences, and makes an n × n mask.
+    No run has this mask.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -168,7 +170,7 @@ def _attend_to_one_sequence(model: Any) -> None:
     def mask(
         *args: Any, allow_is_causal_skip: bool = True, use_vmap: bool = False, **more: Any
     ) -> Any:
-        # A model's mask function sets `use_vmap`, and a guess at packed sequences does not.
+        # `use_vmap` is set by a model's own mask function, but not for guessed packed sequences.
         skip = allow_is_causal_skip or not use_vmap
         return sdpa_mask(*args, allow_is_causal_skip=skip, use_vmap=use_vmap, **more)
 
@@ -179,7 +181,7 @@ def _attend_to_one_sequence(model: Any) -> None:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Turn all logging off in the context."""
+    """Turn off all logging within the context."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -192,8 +194,8 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
     """Build the configuration of a model of transformers.
 
     Args:
-        name: `hf:` and a class of transformers.
-        options: Fields of the configuration, and options that the model's code reads from it.
+        name: Name of the model, `hf:` with the name of a class of transformers.
+        options: Fields of the configuration, and other options that the model's code reads.
 
     Raises:
         BadInput: The class does not exist, or does not take the options.
@@ -207,7 +209,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             raise BadInput(
                 f"model_options: {shown(option)} is not a field of {config_class.__name__}; {hint}"
             )
-        # A name with a slash is a download, and flex_attention crashes on tensors without data.
+        # A name with a slash starts a download, and flex_attention crashes without data.
         refused = "/" in str(value) or value == "flex_attention"
         if option == "attn_implementation" and refused:
             raise BadInput(
@@ -219,7 +221,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             config.get_text_config()
     except Exception as error:
         raise BadInput(
-            f"model_options: {name} does not take {shown(dict(options))}: {cause(error)}"
+            f"model_options: {name} does not take {shown(dict(options))} ({cause(error)}); change an option"
         ) from None
     return config
 
@@ -227,7 +229,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
 def _known_options(model_class: Any) -> list[str]:
     """List the options that a configuration declares, or that the code of the class reads.
 
-    A configuration silently keeps a name that it does not declare.
+    A configuration silently accepts a name that it does not declare.
     """
     config_class = model_class.config_class
     names = {"attn_implementation", *getattr(config_class, "attribute_map", {})}
@@ -239,25 +241,25 @@ def _known_options(model_class: Any) -> list[str]:
 
 
 def layers_field(config: Any) -> str:
-    """Return the field of a configuration with the number of blocks, or an empty string."""
+    """Return the name of the field with the number of blocks, or an empty string."""
     known = config.to_dict()
     return next((name for name in _LAYERS if isinstance(known.get(name), int)), "")
 
 
 def context_length(config: Any) -> int | None:
-    """Return the longest sequence of a model of transformers, in tokens, or None."""
+    """Return a transformers model's longest sequence in tokens, or None if it is unknown."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
 def predicts_tokens(model: nn.Module) -> bool:
-    """Return whether a model returns logits of tokens, which nanolib assumes of unknown models."""
+    """Return whether a model returns logits of tokens, or True if the model is unknown."""
     head = getattr(model, "get_output_embeddings", None)
     return head is None or head() is not None
 
 
 def logits_of(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return a function from ids to logits, for a model of any source and without its cache."""
+    """Return a function from ids to logits that does not use the model's cache."""
     cacheless = {}
     if hasattr(getattr(model, "config", None), "use_cache"):
         taken = inspect.signature(model.forward).parameters.values()

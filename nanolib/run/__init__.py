@@ -1,6 +1,7 @@
 """Turn the parameters of a notebook into rows of the database: params → cases → `sweep` → rows.
 
-- `params` and `case` define the cases. `dry_run`, `memory_plan` and `peaks_case` predict the cases.
+- `params` and `case` define the cases. `dry_run`, `memory_plan` and `peaks_case` predict
+  the results of the cases.
 - `sweep` locks the devices and skips the finished cases. For each other case `sweep` stores a
   `started` row, measures the case, and stores its rows with their `provenance`.
 - `group` measures the cases of a group in turns, in this process or in a fresh one. `timeout`

@@ -1,4 +1,4 @@
-"""Define the base classes of all cases, and the rows that several kinds of cases make.
+"""Define the base classes of all cases, and the rows that several cases have in common.
 
 A case is one combination of factors. Each case predicts its results, plans its memory, and measures
 itself.
@@ -70,7 +70,9 @@ class Case:
         return Plan()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the predictions of formulas, and after `bytes` the planned `peak_memory`, in MiB.
+        """Return the predictions of formulas, and the planned `peak_memory` if they have `bytes`.
+
+        `peak_memory` is in MiB, like a measured peak.
 
         Args:
             ceilings: Peak rates, as for `roofline_ms`. Without peak rates no time is predicted.
@@ -87,10 +89,9 @@ class Case:
         return {}
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Yield the rows of the case, and a `Timing` for each latency that is ranked.
+        """Yield the rows of the case, and a `Timing` for each latency to compare in the group.
 
-        The latencies of a group of cases are ranked. After a `Timing` the generator receives the
-        rows of the timing by scope.
+        After each `Timing`, the generator receives the rows of the timing by scope.
 
         Args:
             params: Parameters of the notebook.
@@ -120,7 +121,7 @@ class Case:
 
     @property
     def runs_code(self) -> bool:
-        """Whether the model is a user's own code, which only a run may execute."""
+        """Whether the model is a user's own code. Only a run may execute such code."""
         return False
 
     @property
@@ -148,7 +149,7 @@ def _brief(value: Any) -> str:
 
 @dataclass(frozen=True)
 class RanksCase(Case):
-    """A case on a number of ranks.
+    """A case that runs on one or more ranks.
 
     Attributes:
         nodes: Number of machines. The factors omit `nodes` on a single machine.
@@ -184,7 +185,7 @@ class RanksCase(Case):
 
     @property
     def sharing(self) -> int:
-        """The number of ranks that share one memory: one on a GPU, all of a machine on a CPU."""
+        """The number of ranks that share one memory: one on a GPU, all local ranks on a CPU."""
         return 1 if self.device.startswith("cuda") else self.ranks_here
 
     @property
@@ -210,7 +211,7 @@ def measure_on_ranks(
             case with `asked_case`.
         case: Case to measure.
         params: Parameters of the distributed notebook.
-        more: More values for the request, of JSON types. The function removes `more` before it
+        more: More values for the request, of JSON types. `body` must remove these values before it
             reads the case.
     """
     answers = run_ranks(
@@ -240,7 +241,7 @@ def asked_case(
 
 
 def timed_call_ms(call: Callable[[], object]) -> float:
-    """Return the time of one call, in ms, with the time of compiling if it is the first call.
+    """Return the time of one call, in ms. The time of a first call includes compilation.
 
     Raises:
         Unsupported: The call returns before its work ends, or torch cannot compile it.
@@ -251,8 +252,8 @@ def timed_call_ms(call: Callable[[], object]) -> float:
 
 
 def compile_row(first_ms: float, later_ms: float) -> Measurement:
-    """Return the row of the compile time: the first call's time minus a later call's."""
-    compile_ms, method = max(0.0, first_ms - later_ms), "first call less a later one"
+    """Return the row of the compile time: the first call's time minus a later call's time."""
+    compile_ms, method = max(0.0, first_ms - later_ms), "first call minus a later call"
     return Measurement("latency", compile_ms, n=1, method=method, scope="compile")
 
 
@@ -263,7 +264,7 @@ def over_seeds(
 
     Args:
         metric: Metric of the row, a key of `METRICS`.
-        values: A value per seed, shape [seeds], at least two.
+        values: One value per seed, shape [seeds], for at least two seeds.
         scope: Scope of the row.
         paired: Whether each value is the difference between two runs of one seed.
         rest: More fields of the row.

@@ -27,7 +27,7 @@ _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duratio
 def prediction_table(
     experiment: Any, params: Params, ceilings: dict[str, float] | None = None
 ) -> pd.DataFrame:
-    """Predict each case to which a formula applies, with units.
+    """Return the predictions, with units, of each case to which a formula applies.
 
     Args:
         experiment: Module of `nanolib.experiments`.
@@ -36,7 +36,7 @@ def prediction_table(
             is the same on every machine.
 
     Returns:
-        A table with a line per case.
+        A table with one line per case.
     """
     cases = experiment.cases(params)
     params.look(cases)
@@ -58,7 +58,7 @@ class CasePrediction(NamedTuple):
         case: Name of the case.
         ms: Predicted latency, in ms.
         mib: Planned peak memory, in MiB.
-        here: Whether the case can run on this machine, and if not, why.
+        here: Whether the case can run on this machine, or the reason why it cannot.
     """
 
     case: str
@@ -89,8 +89,8 @@ def expected_s(
     """Estimate how long the cases take, from earlier runs of this notebook on this machine.
 
     The estimate of a case is the median of its earlier durations with the same timing parameters,
-    and the interval covers all of these durations. The estimate of a case that was never measured
-    is the median of all earlier cases of the notebook, with their quartiles as the interval.
+    and the interval covers all of these durations. For a case that was never measured, the estimate
+    is the median duration of the notebook's earlier cases, and the interval ends at the quartiles.
 
     Args:
         params: Parameters of the notebook.
@@ -99,7 +99,7 @@ def expected_s(
         machine_id: ID of this machine.
 
     Returns:
-        Sum over the cases, in s, or None without an earlier run.
+        Total duration of the cases, in s, or None without an earlier run.
     """
     timing = _timing(params.model_dump(mode="json"))
     runs = store.runs("experiment = ? AND machine_id = ?", (params.NAME, machine_id))

@@ -35,7 +35,7 @@ class Canceled(BaseException):
 
 
 def grouped(cases: Sequence[Case]) -> list[list[Case]]:
-    """Divide cases into their groups. A group takes the place of its first case."""
+    """Divide cases into their groups. The groups are in the order of their first cases."""
     groups = {}
     for case in cases:
         groups.setdefault(f"group {case.group}" if case.group else case.case_id, []).append(case)
@@ -43,7 +43,7 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def fit_together(cases: Sequence[Case]) -> bool:
-    """Return whether all supported cases fit into the free memory together, by their plans."""
+    """Return whether the memory plans of all supported cases fit into the free memory together."""
     device, plans = cases[0].device, [case.plan() for case in cases if not case.unsupported()]
     try:
         needed = sum(plan.most or 0 for plan in plans if not shortage(plan, device))
@@ -83,12 +83,12 @@ def measure_group(
         cases: Cases to measure.
         params: Parameters of the notebook. The time limit applies to each case.
         ceilings: Peak rates, as for `roofline_ms`.
-        report: Function that is called with the id of a case before code of the case runs, and with
-            the id and each row. The last id shows which case has ended the process.
+        report: Function that receives the id of a case before code of the case runs, and the id
+            with each row. If the process dies, the last id shows the case at fault.
 
     Returns:
-        Case id → outcome of the case, with a `speed_up` over each baseline of the same rounds. If a
-        case has lost the device, the result contains only the outcome of that case.
+        Case id → outcome of the case, with a `speed_up` over each baseline of the same rounds. If
+        the device was lost during a case, the result contains only the outcome of that case.
     """
     by_id = {case.case_id: case for case in cases}
     steps = {case_id: start_case(case, params, ceilings) for case_id, case in by_id.items()}
@@ -128,7 +128,7 @@ def measure_group(
                 with within(chosen[0]):
                     rows[chosen[0]] = measure_alone(timings[chosen[0]])
             for case_id, timing in timings.items():
-                if case_id not in rows:  # The case has failed in a block of its own.
+                if case_id not in rows:  # The case has failed in one of its blocks.
                     steps[case_id].close()
                     continue
                 others = [by_id[other] for other in rows]
@@ -163,8 +163,8 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
     """Measure the cases of a group one after another, if they do not fit into memory together.
 
     The latencies get the flag `sequential`. The machine may change its speed between two cases, so
-    the interval of a speed-up is the widest that both latencies allow. A matrix product is timed
-    between the cases, and its drift widens the interval further.
+    the interval of a speed-up is the widest that both latencies allow. nanolib also times a matrix
+    product between the cases, and the drift of that time widens the interval further.
 
     Args:
         cases: Cases of one group.
@@ -194,7 +194,7 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
 
 
 def _pace_ms(device: str) -> list[float]:
-    """Return the current time of a fixed product, in ms, or nothing if the device is lost."""
+    """Return the time of a fixed matrix product in ms, or an empty list if the device is lost."""
     try:
         a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
         return [measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate]
@@ -235,18 +235,18 @@ def run_here(
 def run_in_process(
     params: Params, cases: Sequence[Case], store: Store, run_id: str, stop: threading.Event
 ) -> dict[str, Outcome]:
-    """Measure one case or a group in a fresh process, which ends at the time limit of a case.
+    """Measure one case or a group in a fresh process, under the time limit of each case.
 
     Args:
         params: Parameters of the experiment.
         cases: Cases to measure.
-        store: Database with the peak rates of the run, which also receives the traces.
+        store: Database with the peak rates of the run. The process also stores traces in it.
         run_id: ID of the run.
         stop: Event that ends the process.
 
     Returns:
-        Case id → outcome of the case. If the process died or was late, the case whose code ran has
-        failed, and the other unfinished cases have no outcome.
+        Case id → outcome of the case. If the process died or exceeded the limit, the case that ran
+        has failed, and the other unfinished cases have no outcome.
 
     Raises:
         Canceled: `stop` was set.
@@ -277,9 +277,9 @@ def run_in_process(
 def _serve(
     send: Callable[[Any], None], params: Params, cases: Sequence[Case], database: str, run_id: str
 ) -> None:
-    """Measure cases in the fresh process, and send pairs of a case id and one of three values.
+    """Measure cases in the fresh process, and send pairs of a case id and a value.
 
-    The value is None before code of the case runs, then each row, and at last the outcome.
+    The value is None before code of the case runs, then each row, and finally the outcome.
     """
 
     def report(case_id: str, what: Any = None) -> None:

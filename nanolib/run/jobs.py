@@ -22,7 +22,7 @@ class Job:
     Attributes:
         name: Name of the notebook and of its experiment.
         load: Function that returns the module of the experiment.
-        values: Parameters to inject into the notebook, as the user gave them.
+        values: Parameters to inject into the notebook, before parsing.
         params: All parameters of the notebook, with their types checked.
     """
 
@@ -39,7 +39,7 @@ class Job:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The given parameters after parsing, so that the text `[1, 2]` has become a list."""
+        """The given parameters after parsing, for example a list instead of the text `[1, 2]`."""
         read = self.params.model_dump(mode="json")
         return {name: read[name] for name in self.values}
 
@@ -56,7 +56,7 @@ def suites() -> list[str]:
 
 
 def scenarios() -> list[str]:
-    """List the names of the scenarios, each of which begins with the name of its notebook."""
+    """List the names of the scenarios. Each name begins with the name of its notebook."""
     return sorted(file.stem for file in (checkout() / "params" / SCENARIOS).glob("*.yml"))
 
 
@@ -76,8 +76,8 @@ def plan(
 
     Args:
         experiments: Name of a notebook → function that loads its experiment.
-        targets: A suite and some of its notebooks, notebooks of the suite `quick`, or scenarios. A
-            suite without notebooks means all of its notebooks.
+        targets: Names of a suite and some of its notebooks, of notebooks of the suite `quick`, or
+            of scenarios. A suite without notebooks means all of its notebooks.
         overrides: Parameters that replace the values in the params files.
         scheduling: Values of `label` and `resume`.
 
@@ -159,7 +159,8 @@ def read_job(
         experiments: Name of a notebook → function that loads its experiment.
         a: Params file of version A.
         b: Params file of version B.
-        names: Names of notebooks from the command line. By default, the file names decide.
+        names: Names of notebooks from the command line. By default, the name of a params file is
+            the name of its notebook.
         overrides: Parameters that replace the values in both files.
 
     Returns:
@@ -172,7 +173,7 @@ def read_job(
     named = {name for name in names or (a.stem, b.stem) if name in known}
     if len(named) != 1:
         raise BadInput(
-            f"params: which notebook do {a} and {b} belong to? add its name: {', '.join(known)}"
+            f"params: {a} and {b} do not name the same notebook; add one of {', '.join(known)}"
         )
     name = named.pop()
     flat = experiments[name]().Params.flat

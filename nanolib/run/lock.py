@@ -1,4 +1,4 @@
-"""Lock a device for one run. A second run waits, and the lock ends with the process that has it."""
+"""Lock a device for one run, so that a second run waits. The lock ends with its process."""
 
 import contextlib
 import os
@@ -16,11 +16,11 @@ from filelock import FileLock, Timeout
 from nanolib.measurement import BadInput, printable
 
 _POLL_S = 0.2
-_LONGEST = 400  # Maximum number of characters that are read from a lock file.
+_LONGEST = 400  # Maximum number of characters to read from a lock file.
 
 
 def lock_path(device: str) -> Path:
-    """Return the path of a device's lock file, which all users of the machine share."""
+    """Return the path of a device's lock file. All users of the machine share this file."""
     name = device.replace(":", "-")
     if device.startswith("cuda"):
         from nanolib.meters.machine import gpu_uuid  # Only a GPU's lock imports torch.
@@ -41,7 +41,7 @@ def device_lock(
     log: Callable[[str], object] = say,
     pause: Callable[[float], object] = time.sleep,
 ) -> Iterator[None]:
-    """Lock a device for the block, and wait while another process uses the device.
+    """Lock a device within the context. First wait until no other process uses the device.
 
     Args:
         device: Device, such as `cpu` or `cuda:0`.
@@ -51,7 +51,7 @@ def device_lock(
             ends the wait.
 
     Raises:
-        BadInput: The path of the lock file is in use by another kind of file.
+        BadInput: The file at the path of the lock is not nanolib's lock file.
     """
     lock, waits = FileLock(lock_path(device), mode=0o666), False
     while not _acquire(lock):
@@ -62,7 +62,7 @@ def device_lock(
     try:
         if waits:
             log(f"{device} is free; starting")
-        # If the file belongs to another user, this process cannot write its name into it, and
+        # If the file belongs to another user, this process cannot write a name to the file, and
         # other runs show "another process".
         with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
             file.write(f"{os.getpid()} {printable(what)[:300]}")

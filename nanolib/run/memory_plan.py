@@ -1,4 +1,4 @@
-"""Plan the memory of a case on tensors without data, measure it, and write a profiler trace."""
+"""Plan the memory of a case on tensors without data, measure the memory, and write a trace."""
 
 import contextlib
 import gc
@@ -29,9 +29,9 @@ from nanolib.run.params import Params
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
 _HEADROOM = 0.9  # Share of the free memory for a case, because the system needs the rest.
 _PLANS: dict[str, Plan] = {}
-_LOW = 2  # The lowest stack of blocks has a first and a last block.
-# A plan follows calls on a prime number of sequences, which divides only the bytes of tensors that
-# grow with the batch. The plan scales these bytes to any other batch.
+_LOW = 2  # The smallest stack of blocks has a first and a last block.
+# nanolib plans calls at this batch size. A large prime divides only the bytes of tensors that grow
+# with the batch, and nanolib scales these bytes to any other batch size.
 FOLLOWED_BATCH = 10_007
 
 
@@ -42,12 +42,11 @@ class Workload:
     Attributes:
         scope: Scope of the rows.
         call: Function whose memory is planned and measured.
-        existing: Function that returns the tensors that exist before the call, such as weights,
-            inputs and optimizer states, by default the tensors of `kinds`.
-        first: Function that makes the tensors that a first call leaves for later calls, such as
-            optimizer states or a cache.
+        existing: Function that returns the tensors that exist before the call, such as weights and
+            inputs. By default, these are the tensors of `kinds`.
+        first: Function that creates what a first call leaves for later calls, such as a cache.
         kinds: Function that returns a mapping `MemoryKind` → existing tensors.
-        phases: Mapping name → function of the parts of the call, in order, or an empty mapping.
+        phases: Parts of the call in order, as a mapping name → function, or an empty mapping.
         owners: Function that returns a mapping `id` of an optimizer state → its weight.
     """
 
@@ -65,11 +64,9 @@ class Workload:
 
 
 def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
-    """Plan the peak memory of a case on tensors without data, once per process.
+    """Plan the peak memory of a case on tensors without data, once per process and `case_id`.
 
-    Args:
-        case: Case to plan. Later calls with the same `case_id` return the same plan.
-        workloads: Function that builds the models, inputs and workloads of the case.
+    `workloads` is a function that builds the models, inputs and workloads of the case.
     """
     if case.case_id not in _PLANS:
         try:
@@ -93,15 +90,15 @@ def _peak(work: Workload) -> int:
 
 
 class StackMemory:
-    """The memory breakdowns of the calls of a model with equal blocks, planned without data.
+    """Planned memory breakdowns of the calls of a model with equal blocks.
 
     The sections of a call are each block's forward pass, the time after it, and its backward pass.
-    Each further block adds the same amount to the peak of a section. The peaks in stacks of two and
-    three blocks therefore give the peaks in a stack of any depth. The largest is the call's peak.
+    Each further block adds the same amount to the peak of a section. The peaks of stacks of two and
+    three blocks therefore give the peaks at any depth. The largest peak is the call's peak.
 
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
-        ats: Functions of the number of blocks that return a `Step`, one per planned shape.
+        ats: One function per planned shape, which maps a number of blocks to a `Step`.
     """
 
     def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
@@ -119,7 +116,7 @@ class StackMemory:
 
         Args:
             shared: Function that returns one rank's part of a breakdown, if ranks share the model.
-            resized: Function from a tensor's bytes in the planned shapes to those in another shape.
+            resized: Function that computes a tensor's bytes from its bytes in the planned shapes.
         """
         found = {}
         for scope in self._stacks[0][0]:
@@ -134,7 +131,7 @@ class StackMemory:
 
 
 def bytes_at(batch: int, size: int) -> int:
-    """Return the bytes at a batch of a tensor that has `size` bytes at `FOLLOWED_BATCH`."""
+    """Scale a tensor's bytes from the batch size `FOLLOWED_BATCH` to another batch size."""
     return size if size % FOLLOWED_BATCH else size // FOLLOWED_BATCH * batch
 
 
@@ -147,7 +144,7 @@ def _by_section(
 
 
 def _followed_calls(at: Callable[[int], Any], depth: int) -> dict[str, MemoryTracker]:
-    """Follow the calls of a stack of `depth` blocks, by scope."""
+    """Track the memory of each call of a stack of `depth` blocks, by scope."""
     step = at(depth)
     lists = (part for part in step.model.modules() if isinstance(part, nn.ModuleList))
     stacks = [part for part in lists if len(part) == depth]
@@ -166,8 +163,7 @@ def followed(
     Args:
         work: Call to track.
         model: Model whose modules own the memory.
-        stacks: Stacks of blocks that divide the call into sections, or None if the phases divide
-            the call.
+        stacks: Stacks of blocks that divide the call, or None if the phases divide the call.
     """
     phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
     with MemoryTracker(model) as counter, counter.follow_modules(), contextlib.ExitStack() as hooks:
@@ -216,13 +212,9 @@ def shortage(plan: Plan, device: str) -> str:
 
 
 def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -> list[Measurement]:
-    """Measure the peak memory of a call, with the planned peak as the prediction.
+    """Measure the peak memory of a call on its device, with the planned peak as the prediction.
 
-    Args:
-        work: Call to measure.
-        device: Device on which the call computes.
-        plan: Plan of the case.
-        counted: Whether the counter can track the tensors. Compiled kernels bypass the counter.
+    `counted` is false for calls of compiled kernels, because these kernels bypass the counter.
     """
     if not counted:
         message = f"{UNCOUNTED}; see resident_memory"
@@ -239,20 +231,20 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
 def breakdown_rows(
     work: Workload, model: nn.Module, device: str, plan: Plan, planned: MemoryBreakdown | None
 ) -> list[Measurement]:
-    """Measure the peak memory of a call and its parts by kind, which add up to the peak.
+    """Measure the peak memory of a call, and how much of the peak each kind of memory uses.
 
-    On a GPU the allocator reports the peak. Its memory beyond live tensors is `unattributed`.
+    On a GPU, the allocator reports the peak. Its memory beyond live tensors is `unattributed`.
 
     Args:
         work: Call to measure, with its `kinds`.
         model: Model whose modules own the memory.
         device: Device on which the call computes.
         plan: Plan of the case.
-        planned: Planned breakdown, or None if it is unknown.
+        planned: Planned breakdown, or None if there is no plan.
 
     Returns:
-        A row `peak_memory`, whose details contain the parts and the peak of each phase in bytes. A
-        row `reserved_memory` or `resident_memory`. A row `memory_part` for each kind, in MiB.
+        Rows of `peak_memory`, of `reserved_memory` or `resident_memory`, and of `memory_part` for
+        each kind, in MiB. The details of `peak_memory` have bytes per part and per phase.
     """
     work.first()  # The plan starts from the same state.
     gc.collect()
@@ -292,7 +284,7 @@ def unattributed_rows(work: Workload, device: str, plan: Plan) -> list[Measureme
     """Measure the memory of a call whose kernels bypass the counter, as one part."""
     refused, resident = memory_rows(work, device, plan, counted=False)
     scope = f"{work.scope}: {MemoryKind.UNATTRIBUTED}"
-    message = f"{UNCOUNTED}, so its parts are not known"
+    message = f"{UNCOUNTED}, so the parts are not known"
     part = replace(resident, metric="memory_part", scope=scope, message=message)
     return [refused, resident, part]
 

@@ -1,7 +1,7 @@
 """Run jobs one after another, each with papermill in its own process, and report the results.
 
-If a kernel was killed, papermill still saves a notebook with completed cells. So a job is done only
-if its run in the database has the status `done`, which the last cell of the notebook sets.
+If a kernel was killed, papermill still saves a notebook with completed cells. A job is therefore
+done only if its run has the status `done`. The last cell of the notebook sets this status.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ class NotebookResult:
     Attributes:
         name: Name of the executed notebook.
         cases: Number of cases.
-        status: `done`, `failed`, `interrupted` or `not started`.
+        status: Status of the job: `done`, `failed`, `interrupted` or `not started`.
         message: Reason of a failure or an interruption, in one line.
         seconds: Wall time of the job, s.
         measured_s: Wall time inside cases, s.
         finished: Number of cases that have ended.
         statuses: Number of cases by status.
-        run_id: ID of the run, or an empty string if the notebook has not made a run.
+        run_id: ID of the run, or an empty string if the notebook has not created a run.
         interference: Lines about other load on the machine during the run.
     """
 
@@ -77,7 +77,7 @@ class Command:
 
     Attributes:
         output: Output folder of all jobs.
-        token: Identifier of the command, which all of its runs have in common.
+        token: Identifier that all runs of the command share.
     """
 
     output: Path
@@ -85,7 +85,7 @@ class Command:
 
     @functools.cached_property
     def logs(self) -> Path:
-        """The folder with a log per job, which is made at its first use."""
+        """The folder with one log per job. The first use creates the folder."""
         moment = time.strftime("%Y%m%d-%H%M%S")
         return make_folder(self.output / "logs" / f"{moment}-{self.token}")
 
@@ -146,7 +146,7 @@ def run_job(
 
     Args:
         job: Job to run.
-        result: Result of the job, which is changed during the job too.
+        result: Result of the job. The function updates this result while the job runs.
         command: Command of the job.
         show: Function that shows `result` and the name of the current case.
     """
@@ -183,7 +183,7 @@ def run_job(
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int:
     """Execute the notebook in a temporary folder, move it, and return papermill's exit code.
 
-    Without the temporary folder, two suites at once could write into the same file.
+    Without a temporary folder, two commands at the same time could write to the same file.
     """
     with (
         TemporaryDirectory(prefix=".nanolib-run-", dir=command.output) as folder,
@@ -233,9 +233,9 @@ def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
     elif code < 0:
         result.message = f"papermill was killed by {signal_name(-code)}"
     elif code == _KERNEL_DIED or "died" in last.lower():
-        result.message = f"the kernel died (exit {code}); out of memory? see {log}"
+        result.message = f"the kernel died (exit {code}), perhaps because memory ran out; see {log}"
     elif code == 0:
-        result.message = "the notebook ended before its last cell, which marks the run as done"
+        result.message = "the notebook ended before its last cell marked the run as done"
 
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:

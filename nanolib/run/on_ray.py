@@ -1,4 +1,4 @@
-"""Run jobs as Ray tasks, on a local Ray or on the cluster in `RAY_ADDRESS`.
+"""Run jobs as Ray tasks, on a local Ray instance or on the cluster in `RAY_ADDRESS`.
 
 Each task runs its notebook as `nano run` does, with a new folder and a new database. The task
 returns its files, and nanolib merges the database into yours. If a node is lost, Ray runs its task
@@ -35,19 +35,19 @@ def run_on_ray(
 
     Args:
         jobs: Jobs to run. A job without cases runs on this machine, after all tasks.
-        command: Command of the jobs, whose output folder receives the results.
+        command: Command of the jobs. Its output folder receives the results.
         log: Function that prints a line on the terminal.
 
     Returns:
-        The result of each job, jobs without cases last.
+        The result of each job. Jobs without cases are last.
 
     Raises:
         BadInput: Ray is not installed, or no node has the devices of a job.
     """
     if any(job.values.get("resume") for job in jobs):
         raise BadInput(
-            "--resume: a Ray task brings all of its results back or none, so nothing can be "
-            "continued; leave it out"
+            "--resume: a Ray task returns all of its results or none, so no run can be "
+            "continued; leave --resume out"
         )
     measuring = [job for job in jobs if job.cases()]
     results = [NotebookResult(job.title, len(job.cases())) for job in measuring]
@@ -71,7 +71,7 @@ def run_on_ray(
         except KeyboardInterrupt:
             for result in pending.values():  # Ray ends these tasks together with this process.
                 result.status = RunStatus.INTERRUPTED
-                result.message = "stopped by Ctrl-C before its results came back"
+                result.message = "stopped by Ctrl-C before the results arrived"
             return results
     return [*results, *run_jobs([job for job in jobs if not job.cases()], command, log)]
 
@@ -97,17 +97,17 @@ def resources(job: Job, nodes: Sequence[Mapping[str, float]]) -> dict[str, float
         if gpus < ranks:
             raise BadInput(
                 f"--on ray: {job.title} needs {ranks} GPU(s) on one node, "
-                f"and the largest node has {gpus:g}"
+                f"and the largest node has {gpus:g}; add a larger node"
             )
         return {"num_gpus": ranks, "num_cpus": 1}
     if not cpus:
-        raise BadInput(f"--on ray: {job.title} needs a node with CPUs, and the cluster has none")
+        raise BadInput(f"--on ray: {job.title} needs a node with CPUs; add one")
     return {"num_cpus": cpus}
 
 
 @contextmanager
 def _connected() -> Iterator[Any]:
-    """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or else start a local Ray."""
+    """Connect to Ray at `RAY_ADDRESS` or to a running local Ray, or start a local Ray."""
     try:
         import ray  # An optional dependency.
     except ImportError:
@@ -123,7 +123,9 @@ def _connected() -> Iterator[Any]:
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise BadInput(f"--on ray: no connection: {reason}; check RAY_ADDRESS") from None
+        raise BadInput(
+            f"--on ray: nanolib cannot connect to Ray ({reason}); check RAY_ADDRESS"
+        ) from None
     try:
         yield ray
     finally:
@@ -157,7 +159,7 @@ def _measure(
     if source_digest() != sources:
         raise BadInput(
             f"ray: a node has another nanolib ({nanolib.__version__}, other sources); "
-            "install the same there"
+            "install the same version there"
         )
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
         command = Command(Path(folder), token)

@@ -35,11 +35,11 @@ class Params(StrictModel):
     """Parameters of every measuring notebook.
 
     Attributes:
-        device: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
-        rel_ci: Stop timing when the interval's half-width is this share of the estimate.
+        device: Device to measure: `auto`, `cpu`, `cuda`, `cuda:1`, `mps` or `xpu`.
+        rel_ci: Stop timing when the interval's half-width is at most this share of the estimate.
         budget_s: Longest time of one timing, s.
         case_timeout_s: Longest time of one case, s.
-        isolation: `none`, or `process` to run each case in a fresh process.
+        isolation: Use `process` to run each case in a fresh process, otherwise `none`.
         seed: Seed of the random inputs.
         trace: Whether to write a Chrome trace of each case into the folder `traces`.
         suite: Name of the parameter set.
@@ -80,7 +80,7 @@ class Params(StrictModel):
                 longest = max(grid, key=lambda name: len(getattr(self, name)))
                 raise ValueError(
                     f"{longest}: {' × '.join(grid)} are {count} combinations; "
-                    f"give fewer values, for at most {MAX_CASES}"
+                    f"give values for at most {MAX_CASES} combinations"
                 )
         return self
 
@@ -167,7 +167,7 @@ def fitting_config(
     Args:
         preset: Key of `PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        longest: Name of the parameter that sets the longest sequence, and its length in tokens.
+        longest: Name of the parameter that sets the longest sequence, and that length in tokens.
         reads_text: Whether the model reads bytes of text instead of random token ids.
 
     Raises:

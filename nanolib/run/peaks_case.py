@@ -16,7 +16,7 @@ from nanolib.run.case import Case, Plan
 from nanolib.store import Store
 
 METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
-# A peak rate gets more time than another timing, because every prediction and share depends on it.
+# nanolib times a peak rate for longer than a latency, because every prediction depends on it.
 _LONGER = 4
 
 
@@ -46,7 +46,7 @@ class Ceiling(float):
 
 @dataclass(frozen=True)
 class CeilingCase(Case):
-    """The peak rate of one device: a matrix product in a dtype, `tf32` or `fp8`, or a `copy`."""
+    """The peak rate of one device for products in a dtype, `tf32` or `fp8`, or for `copy`."""
 
     supports_ab: ClassVar[bool] = False  # A peak rate belongs to the machine, not to the code.
     sustained: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class CeilingCase(Case):
 
 @dataclass(frozen=True)
 class SustainedCase(CeilingCase):
-    """The peak rate of a product that has already run for half of `budget_s`."""
+    """The peak rate of a matrix product that has already run for half of `budget_s`."""
 
     sustained: ClassVar[bool] = True
 

@@ -28,7 +28,7 @@ _GRACE_S = 5.0  # Time for a process that has closed its pipe to end, s.
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start a process in a new session, so that Ctrl-C does not reach it.
+    """Start a process in a new session, so that Ctrl-C does not reach that process.
 
     Args:
         command: Command line, for example the result of `python`.
@@ -43,7 +43,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 class Late(Exception):
-    """A process has exceeded its time limit between two values."""
+    """A process has exceeded the time limit between two values."""
 
 
 class Died(Exception):
@@ -56,16 +56,16 @@ def call_in_process(
     limit_s: float,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Any]:
-    """Call a function in a fresh interpreter, and yield the values that it sends.
+    """Call a function in a fresh interpreter, and yield the values that the function sends.
 
     When the generator or this process ends, the new process ends too, with all of its children.
 
     Args:
         function: Function of a module. The first argument of the function is a function that
             sends a value to this process. Printed output goes to standard error.
-        arguments: Other arguments of the function, which pickle can send.
-        limit_s: Longest time between two values, s. The import may take a minute more.
-        stopped: Function that is called every 0.2 s, and that ends the process by returning true.
+        arguments: Other arguments of the function. Pickle must be able to send the arguments.
+        limit_s: Longest time between two values, s. Imports may take 60 s more.
+        stopped: Function to call every 0.2 s. The process ends when the function returns true.
 
     Raises:
         Died: The process ended before the function returned.
@@ -76,7 +76,7 @@ def call_in_process(
     process = context.Process(target=_serve, args=(os.getpid(), theirs))
     process.start()
     theirs.close()
-    # Unpickling the function imports torch, so the process first arranges its own end.
+    # Unpickling the function imports torch. Before that, the process calls `exit_with_parent`.
     ours.send((function, arguments))
     deadline, returned = time.monotonic() + _START_S + limit_s, False
     try:
@@ -108,7 +108,7 @@ def _serve(parent: int, connection: Connection) -> None:
     exit_with_parent(parent)
     os.setsid()
     os.dup2(2, 1)
-    gc.disable()  # Collecting frees nothing here, and takes a fifth of the time of importing torch.
+    gc.disable()  # Collection frees nothing here, and takes a fifth of the import time of torch.
     function, arguments = connection.recv()
     gc.enable()
     connection.send([])
@@ -117,7 +117,7 @@ def _serve(parent: int, connection: Connection) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all of its descendants. The caller then waits for the process."""
+    """Kill a process and all of its descendants. The caller must then wait for the process."""
     import psutil  # The interpreters of `nano ab` may not have psutil.
 
     try:
@@ -145,7 +145,10 @@ def exit_with_parent(parent: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Poll until the parent has ended, because only Linux sends a signal at its end."""
+    """Wait until the parent process ends, and then kill this process.
+
+    Only Linux can send a signal when a parent ends.
+    """
     while os.getppid() == parent:
         time.sleep(_WATCH_S)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -156,7 +159,8 @@ def describe_exit(code: int, errors: str = "") -> str:
 
     Args:
         code: Exit code, or the negative number of a signal.
-        errors: Text that the process wrote to standard error. The last line of the text is added.
+        errors: Text that the process wrote to standard error. The last line of this text ends the
+            description.
     """
     if code < 0:
         return f"the process was killed by {signal_name(-code)}"

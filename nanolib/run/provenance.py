@@ -29,7 +29,7 @@ _NOT_TIMED_NOW = (Provenance.MODELLED, Provenance.REPLAYED)
 
 @functools.cache
 def source_digest() -> str:
-    """Return a hash of nanolib's source files, which changes with every edit of the code."""
+    """Return a hash of nanolib's source files. Every edit of the code changes the hash."""
     root = Path(nanolib.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
@@ -85,7 +85,7 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
 def take_over(store: Store, run: Run) -> str:
     """Find the last run with the same parameters, version and machine, and mark it as running.
 
-    Runs of another living process are skipped.
+    The function skips runs of other living processes.
 
     Args:
         store: Database of the runs.
@@ -136,7 +136,7 @@ def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
     flags of the timing.
 
     Args:
-        outcome: Outcome of the case, which is changed.
+        outcome: Outcome of the case. The function changes the rows, details and flags.
         load: Load of the CPUs during the case.
     """
     own = {

@@ -32,7 +32,7 @@ from nanolib.measurement import Unsupported, cause
 from nanolib.meters.links import enter_private_network
 from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, signal_name
 
-HANG_S = 60.0  # Time after which a rank that others wait for has hung, s.
+HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
 _GRACE_S = 2.0  # Time for a terminated rank to write its stack, s.
 # Messages of the backends if another rank is late or has ended.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
@@ -86,7 +86,7 @@ def lacking(device: str, world_size: int) -> str:
             )
     here, gpus = math.ceil(world_size / nodes_of(world_size)), torch.cuda.device_count()
     if kind == "cuda" and here > gpus:
-        return f"{here} ranks need as many GPUs, and {gpus} are here; give fewer ranks"
+        return f"{here} ranks need as many GPUs, and this machine has {gpus}; give fewer ranks"
     return ""
 
 
@@ -107,7 +107,7 @@ def run_ranks(
         body: Function of the request, in a module that each rank can import.
         request: Argument of the function, of JSON types.
         world_size: Number of ranks.
-        device: `cpu` for gloo, or `cuda` for NCCL with a GPU for each rank.
+        device: Device of the ranks: `cpu` for gloo, or `cuda` for NCCL with a GPU for each rank.
         timeout_s: Time limit of the call, s.
         threads: Number of threads of each rank on a CPU.
         rank_timeout_s: Longest time that a rank waits for another rank, s.
@@ -163,7 +163,7 @@ def _launch(
     if private_network:
         with contextlib.suppress(OSError):
             enter_private_network()
-    with contextlib.suppress(Exception):  # The ranks share one import, and report errors.
+    with contextlib.suppress(Exception):  # The ranks share this import, and report errors.
         importlib.import_module(request["module"])
     # Neither CUDA nor the system libraries of macOS work after a fork.
     forks = sys.platform == "linux" and request["device"] == "cpu"
@@ -216,7 +216,7 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
     The caller ends the process group.
 
     Args:
-        request: Request, as `run_ranks` makes it.
+        request: Request from `run_ranks`.
         store: Store that all ranks share.
         rank: Number of this rank.
 
@@ -252,7 +252,7 @@ def results_in(store: dist.Store, world_size: int) -> list[dict[str, Any]]:
 
 
 def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, bool]:
-    """Return the error of the rank that raised first, and whether all errors are mere timeouts."""
+    """Return the error of the rank that raised first, and whether all errors are timeouts."""
     errors = [result["error"] for result in results if "error" in result]
     waits, _, failed = min(errors, default=(True, 0.0, None))
     return failed and RankFailed(*failed), waits
@@ -271,7 +271,7 @@ def failure(
 
     Args:
         results: Results of the ranks, from `results_in`.
-        folder: Folder of the launch, with its log and its stacks.
+        folder: Folder with the log and the stacks of the ranks.
         late_s: Time limit that the ranks have reached, s, or None if they have ended.
         first: Number and exit code of the rank that ended first, or None.
     """
@@ -284,7 +284,7 @@ def failure(
     if code < 0 and rank not in waited:
         return RankFailed(f"rank {rank} of {len(results)} was killed by {signal_name(-code)}", rank)
     late = "" if late_s is None else f" within {late_s:g} s"
-    how = f"did not end{late}" if late else "let the others wait until they gave up"
+    how = f"did not end{late}" if late else "did not join a collective before the others timed out"
     for rank, result in enumerate(results):
         stack = folder / f"{rank}.stack"
         if not result and rank not in waited and stack.is_file():
@@ -294,4 +294,4 @@ def failure(
             at = frame and f"it was in {frame[3]} ({Path(frame[1]).name}:{frame[2]})"
             message = f"rank {rank} of {len(results)} {how}: {at or 'its stack is not known'}"
             return RankFailed(message, rank, text)
-    return raised or RankFailed(f"no rank started{late}; see its traceback", -1, log)
+    return raised or RankFailed(f"no rank started{late}; see the traceback", -1, log)

@@ -70,7 +70,7 @@ class SweepRun:
         self._start = time.perf_counter() - float(before or 0)
 
     def measurements(self, *, samples: bool = False) -> pd.DataFrame:
-        """Read the rows of the run with `Store.measurements`, also those of an earlier start."""
+        """Read the rows of the run, including the rows from before a `--resume`."""
         return self.store.measurements([self.run_id], samples=samples)
 
     def __repr__(self) -> str:
@@ -111,14 +111,14 @@ def measure(
         params: Parameters of the experiment.
         store: Database of the rows, by default the database in the output folder.
         progress: Whether to show a progress bar with the current case.
-        stop: Event that ends the current case and interrupts the run. A case in this process is not
-            interrupted, so the run then ends before the next case.
-        on_progress: Function that is called before each case with the number of finished cases, the
+        stop: Event that ends the current case and interrupts the run. nanolib cannot interrupt a
+            case in this process, so the run then ends before the next case.
+        on_progress: Function that receives, before each case, the number of finished cases, the
             number of all cases, and the name of the case. While the run waits, the name is a line
             about the wait.
 
     Returns:
-        The run, whose status is `running` until `finish`.
+        The run. The status of the run is `running` until you call `finish`.
 
     Raises:
         BadInput: The parameters give no case.
@@ -176,7 +176,7 @@ class _Sweep:
         self._store, self._run_id = run.store, run.run_id
         # Case id → how often the run was killed during the case.
         self._attempts = self._store.started_attempts(run.run_id)
-        # On other threads a time limit cannot interrupt Python.
+        # A time limit can interrupt Python only on the main thread.
         is_main = threading.current_thread() is threading.main_thread()
         self._isolated = params.isolation == "process" or not is_main
 
@@ -216,7 +216,7 @@ class _Sweep:
             say(f"not a quiet machine: {line}")
 
     def _measure_group(self, group: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure a group together, and cases that do not fit into memory together one by one."""
+        """Measure the cases of a group in turns, or one by one if they do not fit into memory."""
         if rows := measured_before(group[0], self._store, self._run_id):
             return {group[0].case_id: Outcome(rows)}
         if len(group) == 1:
@@ -234,10 +234,8 @@ class _Sweep:
         return outcomes
 
     def _measure_together(self, cases: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure cases until each has an outcome, even if one of them ends its process."""
-        message = (
-            f"the run was killed {MAX_ATTEMPTS} times during this case, which is not tried again"
-        )
+        """Measure cases until each has an outcome, even if a case ends its process."""
+        message = f"the run was killed {MAX_ATTEMPTS} times during this case; nanolib does not try it again"
         outcomes = {
             case.case_id: Outcome(status=Status.ERROR, message=message)
             for case in cases
@@ -250,7 +248,7 @@ class _Sweep:
     def _run(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """Measure cases in this process or in a fresh one."""
         for case in cases:
-            # After a kill of the whole run, the cause among several cases is unknown.
+            # If the whole run is killed, nobody knows which of several cases was the cause.
             attempts = self._attempts.get(case.case_id, 0) + (len(cases) == 1)
             details = {"attempts": attempts}
             row = Measurement("case_duration", status=Status.STARTED, details=details)
@@ -273,7 +271,7 @@ def is_interactive() -> bool:
 
 
 def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
-    """Make a widget in JupyterLab, a line in a terminal, and no bar in a batch notebook."""
+    """Create a widget in JupyterLab, a line in a terminal, and no bar in a batch notebook."""
     if wanted and is_interactive():
         from tqdm.auto import tqdm as widget_bar
 

@@ -38,7 +38,7 @@ class PredictedOutOfMemory(Exception):
 
 
 class DeviceLost(BaseException):
-    """The case has failed so that this process cannot use the device again."""
+    """The case failed, and this process cannot use the device again."""
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Outcome:
         status: Status of the case at its end.
         message: Reason of the status, in one line.
         seconds: Duration of the case, in s.
-        details: `rank`, `traceback` and `device_lost` of a failure, and the share of the CPUs that
-            other processes used.
+        details: More about the end of the case: `rank`, `traceback` and `device_lost` of a failure,
+            and the share of the CPUs that other processes used.
         flags: Flags of the duration.
     """
 
@@ -126,10 +126,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def planning_time_limit() -> Iterator[None]:
-    """Limit the time of a block to a minute, for a user's code on tensors without data.
+    """Limit the time within the context to 60 s, for a user's code on tensors without data.
 
     Raises:
-        TimeoutError: The block took longer than a minute.
+        TimeoutError: The code within the context took more than 60 s.
     """
     late = CaseTimeout()
     try:
@@ -166,7 +166,7 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGALRM, before)
-        # The timer is the only one of the process, so an outer limit goes on with the rest of it.
+        # A process has only one timer, so the timer now continues with the outer limit.
         left_s = max(outer_s - (time.monotonic() - start), _IMPORT_RETRY_S)
         signal.setitimer(signal.ITIMER_REAL, left_s if outer_s else 0)
 
@@ -174,7 +174,7 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
 def answers_of(
     function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
 ) -> tuple[list[Any], str]:
-    """Run a user's function in a fresh process, and discard its output.
+    """Call a user's function in a fresh process, and discard what it prints.
 
     Ending the process enforces the time limit in compiled code too.
 

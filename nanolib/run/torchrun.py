@@ -90,7 +90,7 @@ class Ranks:
                 self._take_part(number, request)
 
     def _take_part(self, number: int, request: dict[str, Any]) -> dist.Store:
-        """Call the function of a request in a new process group, and return the results' store."""
+        """Call the function of a request in a new process group, and return the result store."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
         has_answered = answer(request, store, self.rank)
         with contextlib.suppress(RuntimeError):  # Another rank may have ended with its result.
@@ -104,7 +104,13 @@ class Ranks:
 
 @click.command(help=__doc__)
 @click.argument("notebook", type=click.Choice(["distributed"]))
-@click.option("-f", "file", required=True, type=click.Path(path_type=Path), help="Read this file.")
+@click.option(
+    "-f",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Read parameters from this file.",
+)
 @click.option(
     "-p", "pairs", multiple=True, metavar="NAME=VALUE", help="Replace a parameter of the file."
 )
@@ -114,7 +120,7 @@ class Ranks:
     help="Continue the last run with the same parameters, version and machine.",
 )
 def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> None:
-    """Parse the command line of this rank, then measure on rank 0 and serve on other ranks."""
+    """Parse the command line of this rank, then measure on rank 0 or take part on other ranks."""
     experiment = import_module("nanolib.experiments").ALL[notebook]()
     rank = os.environ.get("RANK", "0")
     try:

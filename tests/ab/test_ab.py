@@ -142,7 +142,7 @@ BAD = [
     ("base . --call work", "--call: 'work' is not a function; write package.module:function"),
     ("base . attention --call work:run", "--call: cannot be combined with a notebook"),
     ("base . --setup work:run", "--setup: 'work:run' needs --call"),
-    ("a.yml b.yml", "params: which notebook do a.yml and b.yml belong to?"),
+    ("a.yml b.yml", "params: a.yml and b.yml do not name the same notebook"),
 ]
 
 

@@ -51,7 +51,7 @@ def test_more_ranks_than_cores_are_flagged(monkeypatch):
 def test_more_ranks_than_gpus_are_unsupported(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert ranks.lacking("cuda", 1) == "" and "no backend for mps" in ranks.lacking("mps", 1)
-    why = "2 ranks need as many GPUs, and 1 are here; give fewer ranks"
+    why = "2 ranks need as many GPUs, and this machine has 1; give fewer ranks"
     with pytest.raises(Unsupported, match=why):
         ranks.run_ranks(print, {}, world_size=2, device="cuda", timeout_s=1)
 

@@ -38,10 +38,16 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
             {"pattern": "document", "document_lengths": [3], "document_starts": [3]},
             "document_lengths: pattern document needs either",
         ),
-        ({"pattern": "document", "document_starts": [5, 4]}, "document_starts: .* do not rise"),
+        (
+            {"pattern": "document", "document_starts": [5, 4]},
+            "document_starts: .* are not in rising order",
+        ),
         ({"pattern": "document", "document_lengths": [0]}, r"document_lengths\[0\]"),
-        ({"pattern": "own"}, "mask_mod: '' names no function; write package.module:function"),
-        ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' names no function"),
+        (
+            {"pattern": "own"},
+            "mask_mod: '' does not name a function; write package.module:function",
+        ),
+        ({"mask_mod": "a b:c"}, "mask_mod: 'a b:c' does not name a function"),
     ],
 )
 def test_what_a_pattern_lacks_or_does_not_take_is_one_line(wrong, message):

@@ -115,7 +115,7 @@ def test_ulysses_attends_in_the_wide_type_on_a_cpu(monkeypatch):
 
 def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
     monkeypatch.setattr(ulysses, "Ranks", lambda *_: SimpleNamespace(world=3))
-    with pytest.raises(BadInput, match=r"4 and 2 heads do not divide among 3 ranks"):
+    with pytest.raises(BadInput, match=r"4 and 2 heads cannot be shared by 3 ranks"):
         ulysses_attention(*qkv(1, 4, 2, 2, 2))
 
 

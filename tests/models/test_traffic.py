@@ -67,5 +67,7 @@ def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
 
 
 def test_a_sequence_of_another_length_is_refused():
-    with pytest.raises(BadInput, match="x: 5 positions in dimension 2; this layout has 8"):
+    with pytest.raises(
+        BadInput, match="x: has 5 positions in dimension 2; give 8, as in this layout"
+    ):
         Sharding.contiguous(8, 2).take(torch.zeros(1, 1, 5, 1), 0)

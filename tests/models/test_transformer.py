@@ -87,5 +87,5 @@ def test_a_users_corpus_is_read_and_a_missing_one_refused(tmp_path):
     assert bytes(data.numpy()) == b"abcdef"
     with pytest.raises(BadInput, match=r"corpus: .*missing.* does not exist"):
         text.load(str(tmp_path / "missing"))
-    with pytest.raises(BadInput, match="6 bytes are shorter than a sequence of 9"):
+    with pytest.raises(BadInput, match="the text has 6 bytes, and a sequence needs 9"):
         next(text.batches(data, 1, 1, 9, torch.Generator(), "cpu"))

@@ -84,8 +84,8 @@ def test_a_model_of_ones_own_is_built_with_its_options_which_stay_whole(module):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("justaname", "names no function"),
-        ("there_is_no_such_module:build", "no module 'there_is_no_such_module'"),
+        ("justaname", "does not name a function"),
+        ("there_is_no_such_module:build", "needs the module 'there_is_no_such_module'"),
         ("{}:kept", "has no function 'kept'"),
         ("{}:instance", "has no function 'instance'"),
     ],

@@ -132,7 +132,7 @@ def test_of_a_compiled_model_the_whole_is_measured_and_why_no_parts_are_is_said(
     peaks, (part,) = _memory(_case("inference", "compile"))
     assert peaks["inference"].status is Status.UNSUPPORTED
     assert part.scope == f"inference: {MemoryKind.UNATTRIBUTED}"
-    assert "its parts are not known" in part.message
+    assert "the parts are not known" in part.message
 
 
 def test_what_a_gpus_allocator_holds_beyond_the_tensors_is_its_own_part(monkeypatch):

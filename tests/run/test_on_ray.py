@@ -34,7 +34,7 @@ def job():
         ({"device": "auto", "world_sizes": [1, 2]}, NODES, {"num_gpus": 2, "num_cpus": 1}),
         ({"device": "cuda"}, NODES[:1], "needs 1 GPU(s) on one node, and the largest"),
         ({"device": "auto", "world_sizes": [4]}, NODES, "the largest node has 2"),
-        ({"device": "cpu"}, NODES[2:], "needs a node with CPUs, and the cluster has none"),
+        ({"device": "cpu"}, NODES[2:], "needs a node with CPUs; add one"),
     ],
 )
 def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(job, values, nodes, wanted):

@@ -38,7 +38,12 @@ def test_ranks_answer_in_order_with_their_threads_and_draw_numbers_of_their_own(
     [
         ("raise", 1, "raised ValueError: two lines", 'raise ValueError("two'),
         ("die", 0, "was killed by SIGKILL", ""),
-        ("hang", 1, r"let the others wait until they gave up: it was in spin \(", "in misbehave"),
+        (
+            "hang",
+            1,
+            r"did not join a collective before the others timed out: it was in spin \(",
+            "in misbehave",
+        ),
     ],
 )
 def test_the_rank_whose_fault_it_is_is_named_with_its_traceback(run, how, rank, words, traceback):

@@ -151,7 +151,7 @@ KNOWN = (
     r"impl FA4 has no cpu kernel",
     r"FlexAttention has no backward pass on CPU",
     r"CUDA graphs need a CUDA device",
-    r"reduce-overhead is compile with CUDA graphs, and the device is cpu; use compile",
+    r"compile_reduce_overhead needs a CUDA device, and the device is cpu; use compile",
     r"cpu has no (FP8 tensor cores|tf32)",
     r"the memory counter cannot track a compiled kernel",
     r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",

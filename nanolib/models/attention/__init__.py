@@ -1,11 +1,16 @@
-"""Compute attention of every kind through one function, `attend`.
+"""Compute any attention that nanolib knows through one function, `attend`.
 
-The module of a kind defines `Options` (a `StrictModel`), `attend(q, k, v, *, causal, scale,
-options)` and `work(q_len, kv_len, *, causal, options)`. The name of a kind is a key
-of `nanolib.config.ATTENTION_KINDS`. A pattern of the kind `sparse` is a function in `patterns`.
+The module of each attention defines:
+
+- `Options`, a `StrictModel`
+- `attend(q, k, v, *, causal, scale, options)`
+- `work(q_len, kv_len, *, causal, options)`
+
+The name of each attention is a key of `nanolib.config.ATTENTION_KINDS`. Each pattern of the
+attention `sparse` is a function in `patterns` or `dynamic`.
 
 Causality is aligned at the end of the keys. Query i of q_len has position kv_len - q_len + i, as in
-decoding over a cache.
+decoding with a cache.
 """
 
 from collections.abc import Mapping
@@ -31,7 +36,7 @@ __all__ = [
 
 
 def kinds() -> tuple[str, ...]:
-    """Return the names of all attention kinds.
+    """Return the names that `attend` accepts as `kind`.
 
     Example:
         >>> kinds()
@@ -41,12 +46,12 @@ def kinds() -> tuple[str, ...]:
 
 
 def _module(kind: str) -> Any:
-    """Import the module of an attention kind at its first use."""
+    """Import the module of an attention when it is first used."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(
             f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
         )
-    match kind:  # `importlib` would end dynamo's graph of a model that is compiled
+    match kind:  # `importlib` would break dynamo's graph of a compiled model.
         case "dense":
             from nanolib.models.attention import dense as module
         case "flash_attn":
@@ -61,10 +66,10 @@ def _module(kind: str) -> Any:
 
 
 def parse_options(kind: str, options: Any = None) -> Any:
-    """Parse the options of an attention kind.
+    """Parse the options of an attention.
 
     Raises:
-        BadInput: The kind or an option is unknown, or a value is not valid.
+        BadInput: The attention or an option is unknown, or a value is not valid.
 
     Example:
         >>> parse_options("sparse", {"pattern": "window", "windw": 32})
@@ -76,10 +81,10 @@ def parse_options(kind: str, options: Any = None) -> Any:
 
 
 def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
-    """Select one kind's options from a mapping for several kinds, like that of `NanoConfig`.
+    """Select the options of one attention from a mapping that may have options of others.
 
     Raises:
-        BadInput: No attention kind has an option of this name, or a value is not valid.
+        BadInput: No attention has an option of this name, or a value is not valid.
 
     Example:
         >>> shared_options("sparse", {"pattern": "window", "window": 32}).window
@@ -115,24 +120,24 @@ def attend(
     options: Any = None,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention of one kind.
+    """Compute attention.
 
     Args:
-        kind: One of `kinds()`.
+        kind: Name of the attention, one of `kinds()`.
         q: Queries, shape [batch, heads, q_len, head_dim].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads.
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim]. kv_heads must divide heads.
         v: Values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
         scale: Factor on the scores, or None for head_dim ** -0.5.
-        options: Options of the kind, parsed or as a mapping.
+        options: Options of the attention, parsed or as a mapping.
         scores: Learned score per token, shape [batch, kv_len], for the pattern `dca`.
 
     Returns:
         Output, with the shape and dtype of `q`.
 
     Raises:
-        BadInput: The shapes, the kind or the options are not valid.
-        Unsupported: This machine cannot run the attention kind.
+        BadInput: The shapes, the name or the options are not valid.
+        Unsupported: This machine cannot run the attention.
 
     Example:
         >>> q, k, v = torch.rand(3, 1, 2, 128, 16)
@@ -152,15 +157,15 @@ def work(
     """Count the query-key pairs and tiles that an attention mask keeps.
 
     Args:
-        kind: One of `kinds()`.
+        kind: Name of the attention, one of `kinds()`.
         q_len: Number of queries.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
-        options: Options of the kind, parsed or as a mapping.
-        heads: Number of query heads, over which masks with `per_head: true` are averaged.
+        options: Options of the attention, parsed or as a mapping.
+        heads: Number of query heads. With `per_head: true`, each head has its own mask.
 
     Returns:
-        Counts per head, or None if they depend on the input.
+        Counts per head on average, or None if the counts depend on the input.
 
     Example:
         >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})

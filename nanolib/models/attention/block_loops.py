@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 class Block(NamedTuple):
-    """A `QueryBlock` in types that TorchScript takes.
+    """A `QueryBlock` in types that TorchScript accepts.
 
     Attributes:
-        first: First query of the block.
-        last: Query after the last query of the block.
+        first: Index of the first query of the block.
+        last: Index after the last query of the block.
         keys: Number of keys that the block attends to.
-        start: First key if the keys are one range, otherwise −1.
-        unit: Length of the equal pieces that the keys consist of.
+        start: Index of the first key if the keys are one range, otherwise −1.
+        unit: Number of keys in each piece. The keys of the block consist of such pieces.
         pieces: Indices of the pieces, int64, head after head for all heads of a product. Gathering
             along the first dimension is fastest, so the heads share this dimension.
-        hidden_from: Index of the first key that some query of the block does not see.
+        hidden_from: Index of the first key that at least one query of the block does not see.
         hidden: Whether a query does not see a key, bool [queries, keys from `hidden_from` on].
-        blind: Whether some query sees no key.
+        blind: Whether at least one query sees no key.
     """
 
     first: int
@@ -40,9 +40,9 @@ class Schedule(NamedTuple):
     """The blocks of a loop, and the buffers that all blocks share.
 
     Attributes:
-        blocks: All blocks that see some key.
+        blocks: All blocks that see at least one key.
         heads: Number of heads in one product.
-        scores: Buffer for scores, which all blocks share, since the kernel clears new memory.
+        scores: Buffer for the scores of a block. New memory for each block would take longer.
         keys: Buffer for gathered keys.
         scale: Factor on the scores.
     """
@@ -59,7 +59,7 @@ def forward(q: Tensor, out: Tensor, k: Tensor, v: Tensor, schedule: Schedule) ->
 
     Args:
         q: Queries, shape [kv_heads, group, q_len, head_dim].
-        out: Output to fill in, with the shape of `q`.
+        out: Tensor to fill with the output, with the shape of `q`.
         k: Keys, shape [kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
     """
@@ -84,17 +84,17 @@ def backward(
     dv: Tensor,
     schedule: Schedule,
 ) -> None:
-    """Compute the gradients of `forward`, from scores that are computed again.
+    """Compute the gradients of `forward`, and compute its scores again.
 
     Args:
         q: Queries, shape [kv_heads, group, q_len, head_dim].
         out: Output of `forward`, with the shape of `q`.
         d_out: Gradient of the output.
-        dq: Gradient of `q` to fill in.
+        dq: Tensor to fill with the gradient of `q`.
         k: Keys, shape [kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
-        dk: Gradient of `k`, to which the gradients of the blocks are added.
-        dv: Gradient of `v`, to which the gradients of the blocks are added.
+        dk: Gradient of `k`. The loop adds the gradient of each block to this tensor.
+        dv: Gradient of `v`. The loop adds the gradient of each block to this tensor.
     """
     for start in range(0, q.size(0), schedule.heads):
         stop = min(start + schedule.heads, q.size(0))
@@ -120,12 +120,12 @@ def get_rows(x: Tensor, block: Block) -> Tensor:
 
 
 def set_rows(into: Tensor, x: Tensor, block: Block) -> None:
-    """Write the rows that `get_rows` reads."""
+    """Write `x` to the rows that `get_rows` reads."""
     into[:, :, block.first : block.last] = x.view(into.size(0), into.size(1), -1, into.size(3))
 
 
 def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> Tensor:
-    """Compute attention weights, shape [heads, group · rows, keys], zero for a blind query."""
+    """Compute attention weights, shape [heads, group · rows, keys]. Hidden keys get zero."""
     heads, height = queries.size(0), queries.size(1)
     scores = schedule.scores[: heads * height * block.keys].view(heads, height, block.keys)
     torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=schedule.scale, out=scores)
@@ -139,7 +139,7 @@ def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> 
 
 
 def get_keys(x: Tensor, block: Block, buffer: Tensor) -> Tensor:
-    """Return a block's keys, shape [heads, keys, head_dim], copied if the keys have gaps."""
+    """Return a block's keys, shape [heads, keys, head_dim], as a copy if they have gaps."""
     if block.start >= 0:
         return x[:, block.start : block.start + block.keys]
     width = block.unit * x.size(2)
@@ -151,7 +151,7 @@ def get_keys(x: Tensor, block: Block, buffer: Tensor) -> Tensor:
 
 
 def add_keys(into: Tensor, x: Tensor, block: Block) -> None:
-    """Add to the keys that `get_keys` reads."""
+    """Add `x` to the keys that `get_keys` reads."""
     if block.start >= 0:
         into[:, block.start : block.start + block.keys] += x
     else:
@@ -160,5 +160,5 @@ def add_keys(into: Tensor, x: Tensor, block: Block) -> None:
 
 
 def pieces_of(heads: int, block: Block) -> Tensor:
-    """Return the pieces of the first heads, since a loop's last product may have fewer heads."""
+    """Return the pieces of the first heads. The last product of a loop may have fewer heads."""
     return block.pieces[: heads * (block.keys // block.unit)]

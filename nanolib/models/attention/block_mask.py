@@ -1,6 +1,6 @@
-"""Plan the keys that each block of queries attends to, and count the kept pairs.
+"""Find the keys that each block of queries attends to, and count the kept pairs.
 
-Plans consist of numpy arrays, so a plan of memory has the same blocks as a run.
+Masks consist of numpy arrays, so a memory plan has the same blocks as a run.
 """
 
 import functools
@@ -37,10 +37,10 @@ class QueryBlock:
     Attributes:
         rows: Range [start, stop) of the queries.
         runs: Ranges [start, stop) of the keys, in order, with gaps between them.
-        unit: Length of the equal pieces that the keys consist of. The length divides the sequence's
-            length and the start of each piece.
+        unit: Number of keys in each piece. The keys of the block consist of such pieces. `unit`
+            divides the length of the sequence and the start of each piece.
         pieces: Indices of the pieces, int64.
-        hidden_from: Index of the first key that some query of the block does not see.
+        hidden_from: Index of the first key that at least one query of the block does not see.
         hidden: Whether a query does not see a key, bool [rows, keys from `hidden_from` on].
     """
 
@@ -53,7 +53,7 @@ class QueryBlock:
 
     @classmethod
     def of(cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0) -> Self:
-        """Make a block from its keys.
+        """Create a block from its keys.
 
         Args:
             rows: Range [start, stop) of the queries.
@@ -87,7 +87,7 @@ class QueryBlock:
 
     @functools.cached_property
     def blind(self) -> bool:
-        """Whether some query sees no key."""
+        """Whether at least one query sees no key."""
         return self.hidden.shape[1] == self.keys and bool(self.hidden.all(axis=1).any())
 
     @property
@@ -106,11 +106,11 @@ Plan = tuple[QueryBlock, ...]
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """A mask as plans of blocks.
+    """A mask, as the keys that each block of queries attends to.
 
     Attributes:
-        plans: One plan for all heads, one per head, or one per head of each sequence, sequence by
-            sequence.
+        plans: Blocks of the mask: one tuple for all heads, one tuple per head, or one tuple per
+            head of each sequence.
         q_len: Number of queries.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
@@ -129,7 +129,7 @@ class BlockMask:
         return len(self.plans) == 1
 
     def plan(self, head: int) -> Plan:
-        """Return the plan of a head, whose number counts the heads of all sequences."""
+        """Return the blocks of a head. `head` counts the heads of all sequences."""
         return self.plans[head % len(self.plans)]
 
     @functools.cached_property
@@ -143,7 +143,7 @@ class BlockMask:
         return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
     def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> Tensor:
-        """Return the mask as one tensor, bool [rows, kv_len], by default with all queries."""
+        """Return the mask as one tensor, bool [rows, kv_len], by default for all queries."""
         wanted = range(self.q_len) if rows is None else rows
         mask = np.zeros((len(wanted), self.kv_len), dtype=bool)
         for at, row in enumerate(wanted):
@@ -164,15 +164,15 @@ def work(q_len: int, kv_len: int, *, causal: bool, options: Options, heads: int 
 def static_mask(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, size: int | None = None
 ) -> BlockMask:
-    """Make the mask of a pattern that depends only on the shape, once for all layers and calls.
+    """Create the mask of a pattern that depends only on the shape, once for all layers and calls.
 
     Args:
-        options: Name of the pattern, with its sizes.
-        q_len: Number of queries, which have the last positions of the keys.
+        options: Options of the pattern.
+        q_len: Number of queries. The queries have the last positions of the sequence.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
         heads: Number of query heads.
-        size: Side of a tile of the plan, in tokens, or None for `block_size`.
+        size: Side of each tile, in tokens, or None for `block_size`.
 
     Raises:
         BadInput: There are more queries than keys, and the pattern has a table of positions.
@@ -189,14 +189,16 @@ def static_mask(
 
 @functools.lru_cache(maxsize=64)
 def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Options:
-    """Replace a requested sparsity by the largest window that reaches it, or by a window of 1.
+    """Replace a requested sparsity by the largest window with at least this sparsity.
+
+    If no window has this sparsity, the function sets a window of 1.
 
     Raises:
         BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
     if q_len > kv_len and options.pattern in TABLED:
         raise BadInput(
-            "q: more queries than keys; for a pattern of tiles or documents give at most as many, or use pattern window"
+            "q: has more queries than keys; for a pattern of tiles or documents give fewer queries, or use pattern window"
         )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
@@ -214,7 +216,7 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
     """Return the lengths, the causality and the number of masks, for `static_mask`.
 
     Raises:
-        BadInput: Heads or sequences that share a plan have different masks in your own `mask_mod`.
+        BadInput: Your own `mask_mod` differs between heads or sequences that share a mask.
     """
     if options.pattern == "own":
         check_shared(options, *q.shape[:3], k.shape[2], causal)
@@ -225,9 +227,9 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
 def check_shared(
     options: Options, batch: int, heads: int, q_len: int, kv_len: int, causal: bool
 ) -> None:
-    """Check that your own mask is the same for all heads and sequences that share a plan.
+    """Check that your own mask is the same for all heads and sequences that share a mask.
 
-    Only a mask that uses `h` or `b` is compared, since a comparison evaluates every pair.
+    nanolib compares only a mask that uses `h` or `b`, because a comparison evaluates every pair.
     """
     name = f"attention_options.mask_mod: {options.mask_mod}"
     mask_mod = PATTERNS["own"](PatternInputs(options, kv_len, heads, torch.device("cpu")))
@@ -247,14 +249,14 @@ def check_shared(
     for b in range(1, batch) if b_used else ():
         if any(differs(b, h, h) for h in range(heads if h_used else 1)):
             raise BadInput(
-                f"{name} differs between sequences of a batch; leave b out of it, or give one sequence"
+                f"{name} differs between sequences of a batch; remove b from the mask, or give one sequence"
             )
 
 
 def _plan(
     keeps: MaskMod, options: Options, head: int, q_len: int, kv_len: int, causal: bool, size: int
 ) -> Plan:
-    """Find the kept tiles of each block of queries, from the corners of tiles if possible."""
+    """Find the kept tiles of each block of queries. Evaluate only tile corners if possible."""
     blocks, offset = [], kv_len - q_len
     sides = (size, options.block_size) if options.pattern in BY_CORNERS else (1,)
     for start in range(0, q_len, size):
@@ -273,7 +275,7 @@ def _plan(
 
 
 def _corners(start: int, stop: int, sides: Sequence[int]) -> np.ndarray:
-    """List both ends of [start, stop), and positions where tiles of these sides begin or end."""
+    """List both ends of [start, stop), and positions at which tiles of these sides begin or end."""
     inner = [np.arange(-(-start // side) * side, stop, side) for side in sides]
     begins = np.unique(np.concatenate([[start], *inner]))
     return np.unique(np.concatenate([begins, begins[1:] - 1, [stop - 1]]))

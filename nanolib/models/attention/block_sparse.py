@@ -1,9 +1,9 @@
 """Compute block-sparse attention on CPU, forward and backward, over the kept tiles only.
 
-Each block of queries gathers the keys of its kept tiles and attends to them by two matrix products
-in float32. Heads are spread over threads, since a single block is too small to be divided. The
-backward pass computes the scores again, block by block, so that memory stays linear in the
-sequence. On other devices each block calls torch's SDPA.
+For each block of queries, nanolib gathers the keys of the kept tiles, and computes two matrix
+products in float32. Each thread computes some of the heads, because a single block is too small to
+divide. The backward pass computes the scores again, block by block, so that memory use grows only
+linearly with the sequence length. On other devices, nanolib calls torch's SDPA for each block.
 """
 
 import functools
@@ -25,7 +25,7 @@ from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
 from nanolib.torch_internals import FakeTensor, detect_fake_mode, dispatch_modes
 
-_SCORES = 2**18  # Number of scores of a product, of which 1 MiB of float32 stays in a core's cache.
+_SCORES = 2**18  # Number of scores of a product. In float32 they take 1 MiB of a core's cache.
 _Heads = list[tuple[int, int]]  # Each key head is a pair of batch and kv_head.
 
 
@@ -36,11 +36,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
-        mask: Mask in blocks for the lengths of `q` and `k`.
+        mask: Block mask for the lengths of `q` and `k`.
         scale: Factor on the scores, or None for head_dim ** -0.5.
 
     Returns:
-        Output with the shape and dtype of `q`, zero for a query without any key.
+        Output with the shape and dtype of `q`. The output of a query without any key is zero.
     """
     kernel = _BlockSparse.apply if q.device.type == "cpu" else attend_by_blocks
     return kernel(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
@@ -49,7 +49,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
 class _BlockSparse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float) -> Tensor:
-        # The loop skips blocks without a key, so their output must be zero before.
+        # The loop skips blocks without a key, so their output must be zero from the start.
         whole = all(block.runs for plan in mask.plans for block in plan)
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
         ctx.save_for_backward(q, k, v, out)
@@ -62,14 +62,14 @@ class _BlockSparse(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out = ctx.saved_tensors
         dtype = wide_type(q)
-        # Sums are wide: every block adds its share, and bfloat16 would lose the later ones.
+        # Every block adds to these sums, and bfloat16 would lose what later blocks add.
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
         queries, keys, values, results, d_results = (
             x.to(dtype).contiguous() for x in (q, k, v, out, d_out)
         )
         by_query, by_key = (queries, results, d_results, dq), (keys, values, dk, dv)
         _over_heads("backward", by_query, by_key, ctx.mask, ctx.scale)
-        # Freeing the inputs makes room for the copies of the sums.
+        # The copies of the sums can use the memory of the inputs.
         del queries, keys, values, results, d_results, by_query, by_key
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
@@ -81,16 +81,16 @@ def _key_heads(k: Tensor) -> _Heads:
 def _calls(
     q: Tensor, k: Tensor, mask: BlockMask, heads: _Heads
 ) -> Iterator[tuple[int, slice, slice, Plan]]:
-    """Split heads into calls of a loop: a whole sequence if heads share a mask, or one query head.
+    """Split heads into calls of a loop, by sequence if heads share a mask, otherwise by query head.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
-        mask: Mask in blocks for the lengths of `q` and `k`.
+        mask: Block mask for the lengths of `q` and `k`.
         heads: Key heads to compute.
 
     Yields:
-        The sequence, its query heads, its key heads, and their plan.
+        Index of the sequence, query heads, key heads, and the blocks that these heads share.
     """
     group = q.shape[1] // k.shape[1]
     if mask.shared:
@@ -105,7 +105,7 @@ def _calls(
 
 
 def _buffer_sizes(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int, int, int]:
-    """Return the number of heads whose scores fit the cache, and the elements of both buffers."""
+    """Return the heads per product, and the numbers of elements of both buffers."""
     most = max((block.keys for block in blocks), default=0)
     scores = max((block.height for block in blocks), default=0) * group * most
     together = max(1, min(heads, _SCORES // max(1, scores)))
@@ -115,8 +115,9 @@ def _buffer_sizes(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int
 def loop_bytes(name: str, q: Tensor, k: Tensor, mask: BlockMask) -> int:
     """Return the peak memory of a loop in bytes, without its inputs and outputs.
 
-    The peak has the buffers for scores and keys, and the rows of a block, which are copied if heads
-    share their keys. The backward pass adds the gradients of the scores of two neighboring blocks.
+    At the peak, the loop uses the buffers for scores and keys, and the rows of a block. The loop
+    copies these rows if heads share their keys. The backward pass also uses the gradients of the
+    scores of two neighboring blocks.
     """
     heads, group = (k.shape[1], q.shape[1] // k.shape[1]) if mask.shared else (1, 1)
     most = 0
@@ -142,10 +143,10 @@ def _over_heads(
     mask: BlockMask,
     scale: float,
 ) -> None:
-    """Run a loop of `block_loops` over all key heads, on threads that compute on one core each.
+    """Run a loop of `block_loops` over all key heads, on several threads if possible.
 
-    A dispatch mode, like a counter of FLOPs or of live bytes, sees only the calling thread. Under
-    a dispatch mode the plain loop runs in the calling thread, where the mode counts its operations.
+    A dispatch mode, such as a counter of FLOPs or of live bytes, sees only the calling thread. If a
+    dispatch mode is active, the plain loop therefore runs in the calling thread.
     """
     q, k = by_query[0], by_key[0]
     if isinstance(q, FakeTensor):  # A plan counts the memory of a loop without running the loop.
@@ -174,21 +175,21 @@ def _over_heads(
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
     def share(at: int) -> None:
-        torch.set_num_threads(before // threads)  # The setting acts on one thread only.
+        torch.set_num_threads(before // threads)  # The setting affects only this thread.
         with torch.inference_mode(inference), torch.no_grad():
             run(heads[len(heads) * at // threads : len(heads) * (at + 1) // threads])
 
     try:
         list(_pool(threads).map(share, range(threads)))
     finally:
-        # Workers have changed the number with which new threads start.
+        # The threads have also changed the number for new threads.
         torch.set_num_threads(before)
 
 
 def _schedule(
     plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float
 ) -> block_loops.Schedule:
-    """Convert a plan for the loops, and allocate the buffers."""
+    """Convert a mask to types that the loops accept, and allocate the buffers."""
     blocks = [block for block in plan if block.runs]
     together, scores, keys = _buffer_sizes(blocks, group, heads)
     converted = []
@@ -213,7 +214,7 @@ _COMPILING = threading.Lock()  # Python 3.11 cannot parse in two threads at once
 
 @functools.cache
 def compiled_loop(name: str) -> Callable[..., None]:
-    """Compile a loop of `block_loops` if torch can, so that threads do not wait for Python."""
+    """Compile a loop of `block_loops` if torch can, so that no thread waits for Python's lock."""
     loop = getattr(block_loops, name)
     with _COMPILING, warnings.catch_warnings():
         # torch deprecates TorchScript. Without TorchScript the plain function computes the same.
@@ -227,7 +228,7 @@ def compiled_loop(name: str) -> Callable[..., None]:
 def attend_by_blocks(
     q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None = None
 ) -> Tensor:
-    """Compute attention block by block through torch's SDPA, for devices without the loops.
+    """Compute attention block by block with torch's SDPA, on devices other than the CPU.
 
     The arguments are those of `attend`.
     """
@@ -254,14 +255,14 @@ def _attend_by_plan(q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float | 
         out = scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, scale=scale, enable_gqa=grouped
         )
-        # A query without any key gets zero, whatever the kernel computes.
+        # The output of a query without any key is zero, whatever the kernel computes.
         outs.append(out if seen is None else out.masked_fill(~seen.any(dim=1, keepdim=True), 0))
     return torch.cat(outs, dim=2)
 
 
 @functools.lru_cache(maxsize=256)
 def _seen(block: QueryBlock, device: torch.device, planning: object) -> Tensor:
-    """Copy a block's mask to a device, once, since the host waits for each upload."""
+    """Copy a block's mask to a device only once, because the host waits for each copy."""
     seen = np.ones((block.height, block.keys), dtype=bool)
     seen[:, block.hidden_from :] = ~block.hidden
     return placed(seen, device)

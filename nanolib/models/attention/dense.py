@@ -1,4 +1,4 @@
-"""Compute dense attention by a backend of torch's `scaled_dot_product_attention`."""
+"""Compute dense attention with a backend of torch's `scaled_dot_product_attention`."""
 
 from typing import ClassVar, Literal, Self
 
@@ -18,7 +18,7 @@ _BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
-# On CPU, torch silently computes `math` in place of the other backends.
+# On CPU, torch silently uses `math` instead of the other backends.
 _CPU_BACKENDS = ("math", "flash")
 
 
@@ -27,8 +27,8 @@ class Options(StrictModel):
 
     Attributes:
         backend: Backend of SDPA, or `auto` to let torch choose.
-        impl: Kernels of the backend `flash`: empty for torch's own, `FA3` or `FA4` for flash-attn 3
-            or 4.
+        impl: Kernels of the backend `flash`. The empty string selects torch's own kernels, `FA3`
+            and `FA4` select those of flash-attn 3 and 4.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -39,7 +39,9 @@ class Options(StrictModel):
     @pydantic.model_validator(mode="after")
     def _flash_has_it(self) -> Self:
         if self.impl and self.backend != "flash":
-            raise ValueError(f"impl: {self.impl} needs backend flash, not {self.backend}")
+            raise ValueError(
+                f"impl: {self.impl} does not work with backend {self.backend}; set backend: flash"
+            )
         return self
 
 
@@ -64,7 +66,9 @@ def activate(impl: str) -> None:
         try:
             torch.nn.attention.activate_flash_attention_impl(impl)
         except Exception as error:  # An older torch lacks the function.
-            raise Unsupported(f"impl {impl}: {type(error).__name__}: {error}") from error
+            raise Unsupported(
+                f"impl {impl} is not available ({type(error).__name__}: {error}); leave impl out"
+            ) from error
         _active = impl
 
 
@@ -89,13 +93,13 @@ def attend(
             if "No available kernel" not in str(error):
                 raise
             raise Unsupported(
-                f"SDPA backend {options.backend} has no kernel for {q.dtype}, head_dim {q.shape[-1]} on {q.device.type}"
+                f"SDPA backend {options.backend} has no kernel for {q.dtype}, head_dim {q.shape[-1]} on {q.device.type}; use auto"
             ) from None
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
-    # `is_causal` aligns at the start and nanolib at the end, so they agree only for square scores.
+    # torch aligns causality at the start, and nanolib at the end. Both agree if q_len is kv_len.
     # A single query sees every key.
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None

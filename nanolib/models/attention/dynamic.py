@@ -1,7 +1,7 @@
 """Choose the keys that each head keeps, from the values of queries and keys.
 
 A chooser takes q, k, causal, options and scores, and returns a `Choice` on the device of q and k.
-The host waits for the device only in `Choice.blocks`. New choosers also belong in `patterns.DYNAMIC`.
+The host waits for the device only in `Choice.blocks`. Add new choosers to `patterns.DYNAMIC` too.
 """
 
 import functools
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
         causal: Whether a query sees only keys at or before its own position.
         block_size: Queries per cell.
         key_size: Keys per cell.
-        window: Reach of the window that is kept in addition to the chosen cells, in tokens, or 0.
+        window: Reach in tokens of a window to keep in addition to the chosen cells, or 0.
     """
 
     q_len: int
@@ -41,16 +41,16 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cells of a choice: a block of queries and a tile of keys, or a single key.
+    """The cells of a choice, each with a block of queries and a tile of keys or a single key.
 
     Each table is bool, shape [query blocks, key cells], and depends only on `sizes`.
 
     Attributes:
         sizes: Shape of the cells.
-        own: Whether the keys of a cell contain the position of one of its queries.
-        allowed: Whether causality allows some pair of a cell.
-        complete: Whether the sequence contains a whole cell, and causality allows all of its pairs.
-        near: Whether the window keeps some pair of a cell, or None without a window.
+        own: Whether at least one query of a cell has the position of a key of the cell.
+        allowed: Whether causality allows at least one pair of a cell.
+        complete: Whether a cell ends within the sequence, and causality allows all pairs.
+        near: Whether the window keeps at least one pair of a cell, or None without a window.
         within: Whether the window keeps all pairs of a cell, or None without a window.
     """
 
@@ -68,7 +68,7 @@ def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
-    last, stop = first + size - 1, start + key_size - 1  # A cell may end beyond the sequence.
+    last, stop = first + size - 1, start + key_size - 1  # The last cell may be cut off.
     reached, complete = start <= last, (last < kv_len) & (stop < kv_len)
     tables = (
         reached & (first <= stop),
@@ -109,14 +109,14 @@ class Choice:
         return at_end(keeps, offset, causal)
 
     def kept_cells(self) -> tuple[Tensor, Tensor]:
-        """Return whether a cell has a kept pair, and whether all of its pairs are kept."""
+        """Return whether a cell has a kept pair, and whether all pairs of a cell are kept."""
         some = whole = self.chosen
         if self.cells.sizes.window:
             some, whole = some | self.cells.near, whole | self.cells.within
         return some & self.cells.allowed, whole & self.cells.complete
 
     def tiles(self, side: int) -> tuple[Tensor, Tensor]:
-        """Return whether a tile has a kept pair, and whether all of its pairs are kept.
+        """Return whether a tile has a kept pair, and whether all pairs of a tile are kept.
 
         Args:
             side: Side of a tile in tokens, a multiple of `block_size`.
@@ -134,7 +134,7 @@ class Choice:
         return some.any(dim=5).any(dim=3), whole.all(dim=5).all(dim=3)
 
     def blocks(self) -> BlockMask:
-        """Make the mask in blocks on the host, which waits for the device."""
+        """Create the block mask on the host. The host waits for the device."""
         chosen, some, whole = (
             x.flatten(0, 1).cpu().numpy() for x in (self.chosen, *self.kept_cells())
         )
@@ -155,17 +155,17 @@ class Choice:
         found = some.nonzero()[0]
         keys = tile_positions(found, key_size)
         keys = keys[keys < reach]
-        # All queries see the leading whole cells, so no pair of these cells is looked up.
+        # All queries see the leading whole cells, so nanolib does not evaluate these pairs.
         begin = int(np.append(whole[found], False).argmin()) * key_size
         kept = keeps(0, head, np.arange(start, stop)[:, None], keys[begin:])
         return QueryBlock.of((start, stop), keys, kv_len, kept, begin)
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
-    """Keep the tiles of a row's own positions, and the tiles with the highest estimated scores.
+    """Keep the tiles on the diagonal, and in each row the tiles with the highest estimated scores.
 
     `sparsity` sets the number of kept tiles in a row. Without `sparsity`, the kept tiles of a row
-    have `window` tokens.
+    have `window` tokens in total, rounded to whole tiles.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
@@ -181,17 +181,17 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 def threshold(
     q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None
 ) -> Choice:
-    """Keep a row's own tiles, and the fewest tiles whose estimated attention adds up to `mass`.
+    """Keep the tiles on the diagonal, and the fewest tiles with `mass` of the estimated attention.
 
-    If causal, only earlier tiles are estimated, since the mean of a row's own keys includes the
-    future.
+    If causal, nanolib estimates only earlier tiles, because the mean of the keys on the diagonal
+    depends on later tokens.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
     estimated = estimated.masked_fill(cells.own, float("-inf")) if causal else estimated
     # The first row has no earlier tile, so its weights are 0 / 0.
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
-    before = weights.cumsum(dim=-1) - weights  # A tile is kept if better tiles lack mass.
+    before = weights.cumsum(dim=-1) - weights  # mass of the better tiles
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
     return Choice((kept | cells.own) & cells.allowed, cells, q.shape[1])
 
@@ -201,10 +201,10 @@ def _tiles(q: Tensor, k: Tensor, causal: bool, size: int) -> Cells:
 
 
 def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
-    """Estimate the scores of tiles by the means of their queries and keys.
+    """Estimate the score of each tile from the mean of its queries and the mean of its keys.
 
-    If causal, the first query of a tile replaces the mean, since later queries see the future of
-    the first.
+    If causal, nanolib uses the first query of a tile instead of the mean, because the mean depends
+    on later tokens.
 
     Returns:
         Estimated scores, shape [batch, heads, query tiles, key tiles], −inf if causality forbids
@@ -228,17 +228,17 @@ def _tile_means(x: Tensor, size: int) -> Tensor:
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Keep a window, the tokens with the highest scores, and random keys.
 
-    Dynamic Context Allocation chooses as many global tokens as have a score of more than one
-    standard deviation above the mean, at least one and at most `global_tokens`. Each block of
-    queries draws its own random keys. If causal, a block of queries chooses among the tokens before
-    the block. Decoding over a cache then chooses the same tokens as the whole sequence.
+    Dynamic Context Allocation chooses the global tokens with a score of more than one standard
+    deviation above the mean, at least one and at most `global_tokens`. Each block of queries draws
+    its own random keys. If causal, a block of queries chooses among the tokens before the block.
+    Decoding with a cache then chooses the same tokens as a pass over the whole sequence.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         causal: Whether a query sees only keys at or before its own position.
         options: Options of the pattern. `sparsity` and `mass` have no effect.
-        scores: Score of each token, shape [batch, kv_len], or None for the norm of its keys.
+        scores: Score of each token, shape [batch, kv_len], or None to use the norms of the keys.
     """
     values = k.detach().float().norm(dim=-1).mean(dim=1) if scores is None else scores.detach()
     wide = torch.float32 if q.device.type == "mps" else torch.float64  # MPS has no float64.
@@ -251,7 +251,7 @@ def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | N
 
 
 def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
-    """Select the global tokens, bool [batch, blocks, tokens + 1], where the last column is False.
+    """Select the global tokens, bool [batch, blocks, tokens + 1]. The last column has no meaning.
 
     Args:
         scores: Score of each token, shape [batch, tokens].
@@ -280,7 +280,7 @@ def _drawn(
 
     Returns:
         Number of leading tokens among which each block chooses, int64 [blocks, 1], and the drawn
-        tokens, int64 [blocks, random_tokens], which are `kv_len` for a block without a choice.
+        tokens, int64 [blocks, random_tokens]. A block without leading tokens has only `kv_len`.
     """
     size, count = options.block_size, options.random_tokens
     places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]

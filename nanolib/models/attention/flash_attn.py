@@ -1,6 +1,6 @@
-"""Compute dense attention by flash-attn 2, 3 or 4.
+"""Compute dense attention with flash-attn 2, 3 or 4.
 
-Version 4 is the pure Python package `flash-attn-4`, which compiles a kernel at its first call.
+Version 4 is the pure Python package `flash-attn-4`. The first call of a kernel compiles the kernel.
 Versions 2 and 3 are built from source.
 """
 
@@ -20,7 +20,7 @@ from nanolib.models.attention.reference import dense_work
 from nanolib.params import StrictModel
 
 Version = Literal["auto", 2, 3, 4]
-_MODULES = {  # The newest version is first, since `auto` takes the first that imports.
+_MODULES = {  # The newest is first, because `auto` uses the first that can be imported.
     4: ("flash_attn.cute",),
     3: ("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
     2: ("flash_attn",),
@@ -54,7 +54,7 @@ def _imported(version: int) -> tuple[Callable[..., Any] | None, str]:
 
 
 def _skip_parent() -> None:
-    """Make version 4 importable if version 2 is broken, which has the same parent package."""
+    """Make version 4 importable if version 2, which has the same parent package, is broken."""
     spec = importlib.util.find_spec("flash_attn") if "flash_attn" not in sys.modules else None
     if spec and spec.submodule_search_locations:
         package = types.ModuleType("flash_attn")
@@ -63,13 +63,13 @@ def _skip_parent() -> None:
 
 
 def found_version(version: Version = "auto") -> int | None:
-    """Return the version that `attend` uses, or None if no version imports."""
+    """Return the version that `attend` uses, or None if none can be imported."""
     wanted = _MODULES if version == "auto" else (version,)
     return next((one for one in wanted if _imported(one)[0]), None)
 
 
 def missing(version: Version = "auto") -> str:
-    """Explain why a version does not import, and what to install."""
+    """Return why a version cannot be imported, and what to install."""
     wanted = _MODULES if version == "auto" else (version,)
     errors = "; ".join(f"version {one}: {_imported(one)[1]}" for one in wanted)
     return f'flash_attn, which cannot be imported ({errors}); on a machine with CUDA: pip install -e ".[cuda]"'
@@ -88,9 +88,7 @@ def attend(
     if version is None:
         raise Unsupported(f"this needs {missing(options.version)}")
     if q.device.type != "cuda":
-        raise Unsupported(
-            f"flash_attn has no {q.device.type} kernel; use dense, whose flash backend has one"
-        )
+        raise Unsupported(f"flash_attn has no {q.device.type} kernel; use dense with backend flash")
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise Unsupported(
             f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}"
@@ -108,9 +106,9 @@ def call(
     function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
     try:
         out = function(*inputs, softmax_scale=scale, causal=causal)
-    except AssertionError as error:  # Version 4 reports a missing kernel by an assertion.
+    except AssertionError as error:  # Version 4 reports a missing kernel this way.
         raise Unsupported(
-            f"flash_attn {version}: {error or 'the package refuses the input'}"
+            f"flash_attn {version} refuses the input ({error or 'without a reason'}); use dense"
         ) from error
     return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 

@@ -1,4 +1,4 @@
-"""Compute sparse attention by torch's compiled FlexAttention."""
+"""Compute sparse attention with torch's compiled FlexAttention."""
 
 import contextlib
 import functools
@@ -46,7 +46,7 @@ class Options(SparseOptions):
 
 
 def kernel_tile(device: str, block_size: int) -> int:
-    """Return the side of a tile that the kernel skips, a multiple of `block_size`."""
+    """Return the side of the tiles that the kernel can skip, a multiple of `block_size`."""
     is_gpu = torch.device(device).type == "cuda"
     return math.lcm(block_size, _KERNEL_TILE) if is_gpu else block_size
 
@@ -54,17 +54,17 @@ def kernel_tile(device: str, block_size: int) -> int:
 def computes_sparse(
     device: str, dtype: torch.dtype, head_dim: int, q_len: int, block_size: int
 ) -> bool:
-    """Return whether FlexAttention computes the attention kind `sparse`.
+    """Return whether nanolib computes the attention `sparse` with FlexAttention.
 
-    On CUDA a loop over blocks would need thousands of launches. Decoding has a single block of
-    queries, for which FlexAttention would compile at each new length of the keys.
+    On CUDA, a loop over blocks would launch thousands of kernels. Decoding has a single block of
+    queries, and FlexAttention would compile again for each new number of keys.
     """
     has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
     return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Return why FlexAttention cannot run on a device, or an empty string, without compiling."""
+    """Return why FlexAttention cannot run on a device, or an empty string. Do not compile."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
@@ -87,9 +87,9 @@ def attend(
     options: SparseOptions,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Compute sparse attention by FlexAttention. See `attention.attend`.
+    """Compute sparse attention with FlexAttention. See `attention.attend`.
 
-    A plan on tensors without data calls the operation of FlexAttention without compiling.
+    On tensors without data, nanolib calls the operation of FlexAttention without compiling it.
 
     Raises:
         Unsupported: The device has no kernel for the backend, or no backward pass.
@@ -102,10 +102,10 @@ def attend(
     if detect_fake_mode():
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
-    if q.device.type == "cpu":  # Inputs that require a gradient are refused, even under no_grad.
+    if q.device.type == "cpu":  # FlexAttention refuses inputs that require a gradient here.
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
-    # The backward pass overwrites donated buffers, and could not be repeated.
+    # With donated buffers, the backward pass could not run a second time.
     with functorch_config.patch(donated_buffer=False) if graph else contextlib.nullcontext():
         out = kernel(
             q,
@@ -120,7 +120,7 @@ def attend(
 
 
 def allow_repeated_backward() -> None:
-    """Let this process repeat the backward pass of a graph that `attend` has compiled."""
+    """Allow this process to repeat the backward pass of a graph that `attend` has compiled."""
     functorch_config.donated_buffer = False
 
 
@@ -128,7 +128,7 @@ def allow_repeated_backward() -> None:
 def compiled(*of: Any) -> Any:
     """Compile FlexAttention for one shape, dtype and pattern.
 
-    A full graph is required, since dynamo silently runs uncompiled what it cannot compile.
+    Without `fullgraph`, dynamo would silently run uncompilable parts without compiling them.
     """
     return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
 
@@ -136,7 +136,7 @@ def compiled(*of: Any) -> Any:
 def mask_of(
     q: Tensor, k: Tensor, *, causal: bool, options: SparseOptions, scores: Tensor | None = None
 ) -> FlexMask:
-    """Make FlexAttention's mask. The arguments are those of `sparse.choose_mask`."""
+    """Create FlexAttention's mask. The arguments are those of `sparse.choose_mask`."""
     if options.pattern in CHOOSERS:
         return chosen_mask(CHOOSERS[options.pattern](q, k, causal, options, scores))
     shape = mask_shape(options, q, k, causal)
@@ -153,16 +153,16 @@ def drawn_mask(
     device: torch.device,
     planning: object,
 ) -> FlexMask:
-    """Make the mask of a pattern that depends only on the shape, from the tiles of its plan.
+    """Create the mask of a pattern that depends only on the shape, from the kept tiles.
 
     Args:
-        options: Name of the pattern, with its sizes.
+        options: Options of the pattern.
         q_len: Number of queries.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
         heads: Number of different masks.
         device: Device of the inputs.
-        planning: Current mode of fake tensors, or None. Each mode needs tensors of its own.
+        planning: Current mode of fake tensors, or None. Each mode needs its own tensors.
     """
     tile = kernel_tile(device.type, options.block_size)
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans
@@ -183,7 +183,7 @@ def drawn_mask(
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
-    """Make the mask of a pattern that depends on the input, on the device of the choice."""
+    """Create the mask of a pattern that depends on the input, on the device of the choice."""
     q_len, kv_len, _, size, *_ = choice.cells.sizes
     tile = kernel_tile(choice.chosen.device.type, size)
     return _list_tiles(*choice.tiles(tile), tile, choice.mask_mod(choice.chosen), (q_len, kv_len))
@@ -192,7 +192,10 @@ def chosen_mask(choice: Choice) -> FlexMask:
 def _list_tiles(
     some: Tensor, whole: Tensor, tile: int, mask_mod: MaskMod, lengths: tuple[int, int]
 ) -> FlexMask:
-    """Make a mask from tables of tiles with a kept pair, and of tiles that are kept whole."""
+    """Create a mask from two tables.
+
+    `some` marks tiles with at least one kept pair, and `whole` marks tiles that keep all pairs.
+    """
     part, lists = some & ~whole, []
     for tiles in (part, whole, part.mT.contiguous(), whole.mT.contiguous()):
         order = tiles.int().argsort(dim=-1, descending=True, stable=True)

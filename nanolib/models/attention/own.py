@@ -22,7 +22,7 @@ class Options(StrictModel):
 
     Attributes:
         call: Your function of q, k, v and causal, as `package.module:function`. The function
-            multiplies scores by head_dim ** -0.5, and returns the output.
+            must multiply scores by head_dim ** -0.5, and return the output.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -60,13 +60,13 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> None:
-    """Return None, since the work of your own function is unknown."""
+    """Return None, because the work of your own function is unknown."""
 
 
 def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
     """Convert a `mask_mod` of tensors to a `mask_mod` of numpy arrays.
 
-    The mask is evaluated on the CPU, also in a plan on tensors without data.
+    nanolib evaluates the mask on the CPU, even when it plans memory on tensors without data.
     """
 
     def keeps(*at: Any) -> np.ndarray:
@@ -79,7 +79,7 @@ def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
 
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
-    """Make tensors with data on the CPU, which no dispatch mode counts or replaces."""
+    """Create tensors on the CPU within the context, without any active dispatch mode."""
     with disable_dispatch_modes(), torch.device("cpu"):
         yield
 

@@ -1,4 +1,4 @@
-"""Compute attention over a part of the keys, with the log-sum-exp that merges parts in float32.
+"""Compute attention over some of the keys, and merge such results by their log-sum-exp.
 
 Queries that share a key head become rows of one product, so that no key is copied.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_SCORE_BYTES = 2**25  # The scores of some queries take at most 32 MiB.
+_SCORE_BYTES = 2**25  # The scores of one slice of queries take at most 32 MiB.
 _LOWEST = -math.inf
 
 
@@ -20,11 +20,11 @@ def partial_attention(
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
-        k: Keys, shape [batch, kv_heads, kv_len, head_dim], where kv_heads divides heads and kv_len
+        k: Keys, shape [batch, kv_heads, kv_len, head_dim]. kv_heads must divide heads, and kv_len
             may be 0.
         v: Values, with the shape of `k`.
-        causal: Whether query i sees only keys up to i, for equal q_len and kv_len.
-        mask: Whether a query sees a key, bool [q_len, kv_len], in place of `causal`.
+        causal: Whether query i sees only keys up to i. q_len must then be equal to kv_len.
+        mask: Whether a query sees a key, bool [q_len, kv_len]. Use `mask` or `causal`, not both.
 
     Returns:
         Output, with the shape of `q`, and log-sum-exp of the scores, shape [batch, heads, q_len].
@@ -55,7 +55,7 @@ def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, 
     """Give queries and keys the same number of heads.
 
     Queries that share a key head become rows of one head, so results reshape to the shape of `q`.
-    A causal triangle cannot become rows, so its keys are repeated.
+    Rows of one head would break a causal mask, so the function repeats keys if causal.
     """
     batch, heads, q_len, head_dim = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
@@ -93,8 +93,8 @@ def _kernel(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute output and log-sum-exp by two products, for devices without a kernel of both."""
-    k, v = (x.to(wide_type(q)) for x in (k, v))  # One conversion serves all parts.
+    """Compute output and log-sum-exp by two products, for devices without a kernel."""
+    k, v = (x.to(wide_type(q)) for x in (k, v))  # Convert once for all parts.
     parts = []
     for rows in few_rows(q, k):
         scores = masked_scores(q, k, causal, mask, rows)
@@ -107,7 +107,7 @@ def plain(
 
 
 def few_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Split the queries into slices whose scores take little memory."""
+    """Split the queries into slices whose scores use at most `_SCORE_BYTES`, if possible."""
     row = max(1, q.shape[0] * q.shape[1] * k.shape[2]) * wide_type(q).itemsize
     step = max(1, _SCORE_BYTES // row)
     for start in range(0, q.shape[2], step):

@@ -1,14 +1,14 @@
 """Define the sparse patterns that depend only on positions, and the options of all patterns.
 
 A pattern is a function of `PatternInputs` that returns a `mask_mod` of positions. `PATTERNS` lists
-the patterns by name. The tiles of both kernels come from calls of the `mask_mod` on arrays, and
-FlexAttention calls the `mask_mod` on tensors. Causality is applied on top of the pattern. Patterns
+the patterns by name. nanolib calls the `mask_mod` with arrays to find the kept tiles, and
+FlexAttention calls the `mask_mod` with tensors. nanolib adds causality to the pattern. Patterns
 that depend on the input are in `dynamic`.
 
-To find the kept tiles, nanolib evaluates a pattern for every query-key pair, which is slow for long
-sequences. Patterns in `BY_CORNERS` are evaluated only at the edges of tiles and on the diagonal.
-A pattern in `BY_CORNERS` must keep the diagonal. Each tile must be constant, a band around the
-diagonal, a part of a document, or leading rows or columns.
+To find the kept tiles, nanolib evaluates a pattern for every query-key pair. This is slow for long
+sequences, so nanolib evaluates patterns in `BY_CORNERS` only at the edges of tiles and on the
+diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, the pattern must be
+constant, a band around the diagonal, a part of a document, or leading rows or columns.
 """
 
 import itertools
@@ -35,14 +35,14 @@ WINDOWED = ("window", "local_global", "bigbird")
 BY_TILE = ("strided", "block", "random", "top_k")
 BY_CORNERS = (*WINDOWED, "strided", "block", "random", "document", "prefix_lm")
 _DRAWN = ("random", "bigbird")
-# Patterns that look up positions in a table, so each query needs the position of a key.
+# These patterns look up positions in a table, so each query must have the position of a key.
 TABLED = (*_DRAWN, "document")
-_MOST = 2**24  # No sequence may have more tokens.
+_MOST = 2**24  # Largest number of tokens of a sequence.
 _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 
 
 class Options(StrictModel):
-    """Options of the attention kinds `sparse` and `flex`.
+    """Options of the attentions `sparse` and `flex`.
 
     The docstring of each pattern names the options that the pattern reads.
 
@@ -51,15 +51,15 @@ class Options(StrictModel):
         window: Reach of the local window, in tokens.
         global_tokens: Number of positions that every query sees. `dca` chooses at most
             `global_tokens` positions by score, and other patterns take the first positions.
-        random_tokens: Number of random keys, which `bigbird` and `random` round up to whole tiles.
-        sparsity: Share of connections to remove, in [0, 1), in place of `window`.
+        random_tokens: Number of random keys. `bigbird` and `random` round up to whole tiles.
+        sparsity: Share of connections to remove, in [0, 1). `sparsity` overrides `window`.
         mass: Share of the estimated attention that `threshold` keeps.
         block_size: Side of a tile, in tokens. The kernel computes or skips a whole tile.
         seed: Seed of the random tiles and keys.
-        per_head: Whether each head has a mask of its own (`random`, `bigbird`, `own`).
-        document_lengths: Lengths of packed documents, in tokens, repeated until the sequence is
-            full (`document`).
-        document_starts: First positions of the second and later documents, in place of lengths.
+        per_head: Whether each head has its own mask in the patterns `random`, `bigbird` and `own`.
+        document_lengths: Lengths in tokens of the documents that `document` packs. The lengths
+            repeat until the sequence is full.
+        document_starts: First positions of the second and later documents, instead of lengths.
         mask_mod: Your own mask for the pattern `own`, as `package.module:function`. A mask that
             depends on the head needs `per_head: true`. The mask must be the same for all sequences
             of a batch.
@@ -90,7 +90,7 @@ class Options(StrictModel):
             )
         if self.sparsity is not None and self.pattern not in (*WINDOWED, *BY_TILE):
             raise ValueError(
-                f"sparsity: {self.pattern} takes none; "
+                f"sparsity: {self.pattern} has no sparsity to set; "
                 "set mass, window, global_tokens or document_lengths instead"
             )
         if self.pattern == "document" and bool(self.document_lengths) == bool(self.document_starts):
@@ -99,23 +99,23 @@ class Options(StrictModel):
             )
         if list(self.document_starts) != sorted({*self.document_starts}):
             raise ValueError(
-                f"document_starts: {list(self.document_starts)} do not rise; sort them"
+                f"document_starts: {list(self.document_starts)} are not in rising order; sort them"
             )
         if self.pattern == "own" or self.mask_mod:
             check_function("mask_mod", self.mask_mod)
         return self
 
     def masked_heads(self, heads: int) -> int:
-        """Return the number of different masks, which is `heads` with `per_head`, otherwise 1."""
+        """Return the number of different masks: `heads` with `per_head`, otherwise 1."""
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:
-        """Return whether nanolib applies causality, which `prefix_lm` has in its own pattern."""
+        """Return whether nanolib adds causality. The pattern `prefix_lm` contains causality."""
         return causal and self.pattern != "prefix_lm"
 
 
 class PatternInputs(NamedTuple):
-    """What a pattern depends on.
+    """The inputs of a pattern.
 
     Attributes:
         options: Options of the pattern.
@@ -131,8 +131,8 @@ class PatternInputs(NamedTuple):
 
 
 def placed(x: np.ndarray, device: Device) -> Any:
-    """Copy an array to a device. In a plan, the copy is a tensor without data."""
-    # In a plan, `.to` would keep the values of small arrays, and would need the device.
+    """Copy an array to a device. In a memory plan, the copy is a tensor without data."""
+    # In a memory plan, `.to` would keep the values of small arrays, and would need the device.
     if device is None:
         return x
     values = torch.from_numpy(x)
@@ -141,7 +141,7 @@ def placed(x: np.ndarray, device: Device) -> Any:
 
 def is_near(i: Any, j: Any, reach: int) -> Any:
     """Return whether |i − j| < reach."""
-    # A difference would take eight bytes for each pair, and a comparison takes one.
+    # A difference would take eight bytes for each pair, and a comparison takes one byte.
     return (j > i - reach) & (j < i + reach)
 
 
@@ -155,7 +155,7 @@ def window(inputs: PatternInputs) -> MaskMod:
 
 
 def local_global(inputs: PatternInputs) -> MaskMod:
-    """Keep the window, and the first `global_tokens` positions as queries and as keys.
+    """Keep the window, and all pairs with one of the first `global_tokens` queries or keys.
 
     Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
@@ -168,10 +168,10 @@ def local_global(inputs: PatternInputs) -> MaskMod:
 def strided(inputs: PatternInputs) -> MaskMod:
     """Keep the tile of a query, and every stride-th tile before and after that tile.
 
-    The stride is 1 / (1 − `sparsity`), or `window` in tiles.
+    The stride is 1 / (1 − `sparsity`). Without `sparsity`, the stride is `window` in tiles.
 
-    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. The
-    stride is over tiles here, since a kernel skips only whole tiles.
+    Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. Here
+    the stride counts tiles, because a kernel skips only whole tiles.
     """
     options, size = inputs.options, inputs.options.block_size
     stride = options.window / size if options.sparsity is None else 1 / (1 - options.sparsity)
@@ -180,7 +180,9 @@ def strided(inputs: PatternInputs) -> MaskMod:
 
 
 def block(inputs: PatternInputs) -> MaskMod:
-    """Keep the chunk of a query: (1 − `sparsity`) · kv_len tokens in whole tiles, or `window`.
+    """Keep the keys in the chunk of a query.
+
+    A chunk has (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` without `sparsity`.
 
     Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
     """
@@ -191,7 +193,9 @@ def block(inputs: PatternInputs) -> MaskMod:
 
 
 def random(inputs: PatternInputs) -> MaskMod:
-    """Keep the tile of a query and random tiles: a share of 1 − `sparsity`, or `random_tokens`.
+    """Keep the tile of a query, and random tiles.
+
+    The kept share is 1 − `sparsity`. Without `sparsity`, the random tiles have `random_tokens`.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -231,7 +235,7 @@ def document(inputs: PatternInputs) -> MaskMod:
 
 
 def prefix_lm(inputs: PatternInputs) -> MaskMod:
-    """Keep the first `global_tokens` keys and all earlier keys, with or without `causal`.
+    """Keep the first `global_tokens` keys and all keys up to the query, even without `causal`.
 
     Source: Raffel et al. (2020), T5, arXiv 1910.10683.
     """
@@ -242,16 +246,16 @@ def prefix_lm(inputs: PatternInputs) -> MaskMod:
 def own_mask(inputs: PatternInputs) -> MaskMod:
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
-    With `per_head: true` each head has a mask of its own. Otherwise nanolib refuses a mask that
-    depends on `h`. The mask is evaluated for every query-key pair, on the CPU.
+    With `per_head: true`, each head has its own mask. Otherwise nanolib refuses a mask that depends
+    on `h`. To find the kept tiles, nanolib evaluates the mask on the CPU for every query-key pair.
     """
-    with own.on_cpu():  # A plan must not leave tensors without data in the module of the mask.
+    with own.on_cpu():  # The module of the mask must not create tensors without data.
         mask_mod = imported("attention_options.mask_mod", inputs.options.mask_mod)
     return mask_mod if inputs.device else own.on_arrays(mask_mod)
 
 
 def _draw(options: Options, kv_len: int, heads: int, kept: int) -> np.ndarray:
-    """Draw the kept tiles of each row, with the diagonal: bool [heads, tiles, tiles]."""
+    """Draw the kept tiles of each row, including the diagonal, bool [heads, tiles, tiles]."""
     tiles = tile_count(kv_len, options.block_size)
     tables = np.zeros((heads, tiles, tiles), dtype=bool)
     for head, table in enumerate(tables):

@@ -2,9 +2,9 @@
 
 A rank has one piece of the sequence, or two pieces that balance causal work (zigzag).
 
-The formulas of the traffic assume ring collectives, as in gloo, and in NCCL for large messages. In
-an all-reduce over W ranks, each rank sends 2(W − 1)/W of the payload. In an all-gather each rank
-sends its payload W − 1 times, and in an all-to-all (W − 1)/W of the payload.
+The formulas of the traffic assume ring collectives, as in gloo, and as in NCCL for large messages.
+In an all-reduce over W ranks, each rank sends 2(W − 1)/W of its payload. In an all-gather, each
+rank sends its payload W − 1 times. In an all-to-all, each rank sends (W − 1)/W of its payload.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Sharding:
 
     @classmethod
     def zigzag(cls, total: int, world: int) -> Self:
-        """Give rank r the pieces r and 2·world − 1 − r of 2·world, which balances causal work."""
+        """Give rank r the pieces r and 2·world − 1 − r of 2·world pieces, to balance work."""
         pieces = _split(total, 2 * world)
         return cls(tuple((pieces[rank], pieces[-1 - rank]) for rank in range(world)))
 
@@ -68,7 +68,7 @@ class Sharding:
         """Return a rank's part of a whole sequence, as a view if the rank has one piece."""
         if x.shape[dim] != self.total:
             raise BadInput(
-                f"x: {x.shape[dim]} positions in dimension {dim}; this layout has {self.total}"
+                f"x: has {x.shape[dim]} positions in dimension {dim}; give {self.total}, as in this layout"
             )
         parts = [x.narrow(dim, start, stop - start) for start, stop in self.pieces[rank]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
@@ -84,8 +84,8 @@ class Ranks:
 
     Args:
         group: Process group, or None for all ranks.
-        timer: Object whose context `time_block(name)` times a part, or None. Names begin with
-            `comp_` for computation and with `comm_` for communication.
+        timer: Object with a method `time_block(name)` that returns a context for one timed part, or
+            None. Names begin with `comp_` for computation and with `comm_` for communication.
 
     Attributes:
         rank: Rank of this process.
@@ -99,7 +99,7 @@ class Ranks:
         self.world = dist.get_world_size(group) if several else 1
 
     def time(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Time a part in the context, if there is a timer."""
+        """Return a context that times a part, if there is a timer."""
         return contextlib.nullcontext() if self._timer is None else self._timer.time_block(name)
 
     def layout(self, layout: Sharding | None, length: int, device: torch.device) -> Sharding:
@@ -115,7 +115,7 @@ class Ranks:
         here = layout.length(self.rank % layout.world)
         if layout.world != self.world or here != length:
             raise BadInput(
-                f"layout: {layout.world} ranks, {here} positions here; there are {self.world} ranks and {length} positions here"
+                f"layout: has {layout.world} ranks, {here} positions here; give {self.world} ranks, {length} positions here"
             )
         return layout
 
@@ -129,7 +129,7 @@ class Ranks:
 
     def all_reduce(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
         """Reduce x over all ranks, possibly in place."""
-        # Collectives add up storages, so all ranks need the same strides.
+        # Collectives reduce elements in the order of memory, so all ranks need the same strides.
         x = x.contiguous()
         if self.world > 1:
             dist.all_reduce(x, op=operation, group=self._group)
@@ -146,7 +146,7 @@ class Ranks:
         return [x.view(shape) for x, shape in zip(received.split(incoming), shapes, strict=True)]
 
     def hop(self, send: Sequence[Tensor], length: int, dim: int = 2) -> Callable[[], list[Tensor]]:
-        """Start to send tensors to the next rank, and to receive those of the previous rank.
+        """Start to send tensors to the next rank, and to receive the previous rank's tensors.
 
         Args:
             send: Tensors of any shape.
@@ -182,8 +182,8 @@ class Traffic:
     """The communication of one call.
 
     Attributes:
-        rounds: Number of collectives and exchanges that follow each other.
-        hops: Number of messages that follow each other. In a ring of W ranks an all-reduce has
+        rounds: Number of collectives and exchanges, one after another.
+        hops: Number of messages, one after another. In a ring of W ranks an all-reduce has
             2(W − 1) messages and an all-gather has W − 1 messages.
         sent: Bytes that each rank sends, by rank.
     """
@@ -207,8 +207,8 @@ def traffic_of(
     """Compute the traffic of a forward pass across ranks.
 
     Args:
-        algorithm: One of `tree.ALGORITHMS` to decode, or `ring`, `zigzag` or `ulysses` for a whole
-            sequence.
+        algorithm: Name of the algorithm, in `tree.ALGORITHMS` to decode, or `ring`, `zigzag` or
+            `ulysses` for a whole sequence.
         layout: Positions of the keys of each rank.
         batch: Number of sequences.
         heads: Number of query heads.
@@ -224,26 +224,26 @@ def traffic_of(
         return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
-        # Outputs have the lengths of the other ranks, which differ by at most one.
+        # Outputs have the lengths of the other ranks. All lengths differ by at most one.
         sent = ((world - 1) / world * layout.length(rank) * row for rank in range(world))
         return Traffic(4, 4 * (world - 1), tuple(sent))
     if algorithm == "gather":
         return Traffic(1, world - 1, ((world - 1) * 4 * rows * (head_dim + 1),) * world)
     if algorithm == "pass_q":
-        # Shares of the queries travel with their sums. The outputs are padded to the largest share.
+        # Each rank sends a share of the queries with its sums. Padding gives all outputs one size.
         shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads * q_len
         hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
         largest = max(map(shares.length, range(world)))
         gathered = (world - 1) * 4 * largest * group * head_dim
         return Traffic(world, 2 * (world - 1), tuple(part + gathered for part in hops.sent))
-    # The largest log-sum-exp is reduced before the sums, which `fused` sends at once.
+    # The first reduction finds the largest log-sum-exp. `fused` then sends both sums at once.
     reductions = 3 if algorithm == "three_allreduce" else 2
     sent = 2 * (world - 1) / world * 4 * rows * (head_dim + 2)
     return Traffic(reductions, 2 * reductions * (world - 1), (sent,) * world)
 
 
 def _ring_traffic(layout: Sharding, per_key: int) -> Traffic:
-    """Compute a ring's traffic, in which a rank sends every shard except the next rank's."""
+    """Compute the traffic of a ring. A rank sends every shard except the next rank's shard."""
     world, total = layout.world, layout.total
     lengths = [layout.length((rank + 1) % world) for rank in range(world)]
     sent = tuple(float(per_key * (total - length)) for length in lengths)

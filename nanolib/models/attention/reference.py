@@ -1,4 +1,4 @@
-"""Compute the reference of attention in float64, and count the work of dense attention."""
+"""Compute reference attention in float64, and count the work of dense attention."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None
 ) -> Tensor:
-    """Compute attention under a mask in float64. A query that sees no key gets zero.
+    """Compute attention under a mask in float64. Return zero for a query that sees no key.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
@@ -46,7 +46,7 @@ def relative_error(out: Tensor, reference: Tensor) -> float:
     return float((out.double() - reference).norm() / reference.norm().clamp_min(1e-300))
 
 
-BLOCK_SIZE = 128  # By default, tiles have a side of 128 tokens.
+BLOCK_SIZE = 128  # Default side of a tile, in tokens.
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Work:
 
     @property
     def block_sparsity(self) -> float:
-        """Share of the tiles of the score matrix that are skipped."""
+        """Share of the tiles of the score matrix without a kept pair."""
         return 1 - self.kept_tiles / self.total_tiles
 
     def flops(self, batch: int, heads: int, head_dim: int) -> int:
@@ -95,14 +95,14 @@ def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
 
 
 def tile_count(length: int, size: int) -> int:
-    """Count the tiles of a length, of which the last may be shorter."""
+    """Count the tiles of a length. The last tile may be shorter."""
     return -(-length // size)
 
 
 def dense_work(q_len: int, kv_len: int, causal: bool, options: Any = None) -> Work:
     """Count the pairs and the tiles of dense attention, in tiles of `BLOCK_SIZE`.
 
-    The options of dense kinds do not change the counts.
+    The options of dense attention do not change the counts.
     """
     kept = allowed_pairs(q_len, kv_len, causal)
     rows, columns = tile_count(q_len, BLOCK_SIZE), tile_count(kv_len, BLOCK_SIZE)

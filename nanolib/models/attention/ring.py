@@ -1,10 +1,10 @@
 """Compute ring attention, forward and backward.
 
-Each rank keeps its queries, and keys and values go around the ranks.
+Each rank keeps its queries, and passes keys and values to the next rank.
 
-The next hop overlaps with the computation of a block of keys. With causality and one piece per
-rank, the last rank computes `world` blocks and the first rank one. `Sharding.zigzag` gives every
-rank the same work.
+By default, a hop overlaps with the computation of a block of keys. With causality and one piece per
+rank, the last rank computes `world` blocks and the first rank computes one block.
+`Sharding.zigzag` gives every rank the same work.
 
 Source: Liu et al., Ring Attention (arXiv 2310.01889), with zigzag as in
 github.com/zhuzilin/ring-flash-attention.
@@ -46,15 +46,15 @@ def ring_attention(
 
     Args:
         q: This rank's queries, shape [batch, heads, local_len, head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. kv_heads must divide
             heads.
         v: This rank's values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
         layout: Positions of each rank, or None for one piece per rank in order.
         group: Process group, or None for all ranks.
         scale: Factor on the scores, or None for head_dim ** -0.5.
-        overlap: Whether a hop runs while a block is computed. Without overlap, a timer
-            times hops and blocks separately.
+        overlap: Whether a hop runs while the rank computes a block. Without overlap, a timer times
+            hops and blocks separately.
         timer: Timer of the parts `comp_blocks` and `comm_hop`, as in `Ranks`.
 
     Returns:
@@ -91,7 +91,7 @@ class _Ring(torch.autograd.Function):
                     part = partial_attention(q[:, :, mine], *seen, causal=diagonal)
                     merge(out[:, :, mine], lse[:, :, mine], *part)
                     del part, seen
-            del keys, values  # Freeing the current keys makes room for the next keys.
+            del keys, values  # The next keys can use the memory of the current keys.
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.rest = (causal, layout, ranks, overlap)
         return out.to(q.dtype)
@@ -131,7 +131,7 @@ class _Ring(torch.autograd.Function):
 def rotate(
     k: Tensor, v: Tensor, layout: Sharding, ranks: Ranks, overlap: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Pass keys and values around the ring, and yield their owner, keys and values at each step."""
+    """Pass keys and values around the ring. Yield each step's owner, keys and values."""
     current, hop = [k, v], None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
@@ -148,7 +148,7 @@ def rotate(
 def _blocks(
     layout: Sharding, rank: int, owner: int, causal: bool
 ) -> Iterator[tuple[slice, slice, bool]]:
-    """Yield slices of queries and keys that see each other, and whether they form a triangle."""
+    """Yield slices of queries, slices of the keys that they see, and whether to mask causally."""
     for mine, piece in _local_slices(layout.pieces[rank]):
         for theirs, other in _local_slices(layout.pieces[owner]):
             if piece[0] == piece[1] or other[0] == other[1] or (causal and other[0] >= piece[1]):
@@ -166,7 +166,7 @@ def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
 def block_gradients(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the share of the gradients that a block of keys contributes.
+    """Compute what a block of keys contributes to the gradients.
 
     Args:
         grad_out: Gradient of the output, with the shape of `q`.
@@ -198,9 +198,9 @@ def block_gradients(
 def plain_gradients(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `block_gradients` by plain products, with as many key heads as query heads."""
+    """Compute `block_gradients` by matrix products, for as many key heads as query heads."""
     wide, scale = wide_type(q), q.shape[-1] ** -0.5
-    k, v = k.to(wide), v.to(wide)  # Converting keys and values once serves all parts.
+    k, v = k.to(wide), v.to(wide)  # Convert keys and values once for all parts.
     grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     for rows in few_rows(q, k):
         scores = masked_scores(q, k, causal, None, rows)

@@ -27,7 +27,7 @@ _WATCHED: list[list[Work]] = []
 
 @contextlib.contextmanager
 def watched_work() -> Iterator[list[Work]]:
-    """Collect the work of each sparse call in the context, which the input may decide."""
+    """Collect the work of each sparse call within the context. The work may depend on the input."""
     found = []
     _WATCHED.append(found)
     try:
@@ -61,7 +61,7 @@ def attend(
 
 
 def _is_counted() -> bool:
-    """Return whether a dispatch mode counts the operations, which FlexAttention would hide."""
+    """Return whether a dispatch mode counts operations that FlexAttention would hide."""
     return detect_fake_mode() is None and any(
         not isinstance(mode, FakeTensorMode) for mode in dispatch_modes()
     )
@@ -76,11 +76,11 @@ def choose_mask(
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         causal: Whether a query sees only keys at or before its own position.
-        options: Name of the pattern, with its sizes.
+        options: Options of the pattern.
         scores: Learned score per token, shape [batch, kv_len], for `dca`.
 
     Returns:
-        Mask in blocks, which is cached if it depends only on the shape.
+        Block mask. nanolib caches a mask that depends only on the shape.
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()

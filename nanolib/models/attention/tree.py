@@ -1,4 +1,4 @@
-"""Decode over keys that are sharded across ranks, by reducing the results of the ranks.
+"""Decode with keys that are sharded across ranks, and combine the results of the ranks.
 
 Rank r computes the output o_r and the log-sum-exp lse_r over its own keys. The output over all keys
 is Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), where m is the largest lse_r. Three algorithms
@@ -40,25 +40,25 @@ def tree_attention_decode(
     scale: float | None = None,
     timer: Any = None,
 ) -> Tensor:
-    """Compute attention of the newest tokens over keys that are sharded across ranks, in order.
+    """Compute attention of the newest tokens over keys that are sharded across ranks in order.
 
     Args:
         q: Queries of the last q_len positions, the same on every rank, shape [batch, heads, q_len,
             head_dim].
-        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim], where kv_heads divides
+        k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. kv_heads must divide
             heads. The number of keys may be 0, and may differ between ranks.
         v: This rank's values, with the shape of `k`.
         group: Process group, or None for all ranks.
-        algorithm: One of `ALGORITHMS`. `three_allreduce` reduces the largest lse, the denominator
+        algorithm: Name in `ALGORITHMS`. `three_allreduce` reduces the largest lse, the denominator
             and the numerator. `fused` reduces both sums in one message. `gather` gathers outputs
             and lse. `ring` passes keys and values around the ranks, and `pass_q` passes queries.
         layout: Positions of each rank, one piece per rank in order. Without a layout, `ring` and
-            calls with several queries gather the lengths, for which the host waits.
+            calls with several queries gather the lengths, and the host waits for the lengths.
         scale: Factor on the scores, or None for head_dim ** -0.5.
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
-        Output with the shape and dtype of `q`, the same on every rank, and zero without any key.
+        Output with the shape and dtype of `q`, the same on every rank. It is zero without keys.
 
     Raises:
         BadInput: The algorithm is unknown, or the shapes do not fit each other or the layout.
@@ -67,7 +67,9 @@ def tree_attention_decode(
         raise BadInput(f"algorithm: {algorithm!r} is not known; use one of {', '.join(ALGORITHMS)}")
     check_shapes(q, k, v, causal=False)
     if q.dtype != k.dtype or q.dtype != v.dtype:
-        raise BadInput(f"k, v: {k.dtype} and {v.dtype}; give q's {q.dtype}, on empty shards too")
+        raise BadInput(
+            f"k, v: are {k.dtype} and {v.dtype}; give q's {q.dtype}, even on empty shards"
+        )
     ranks = Ranks(group, timer)
     if layout is not None:
         lengths = [layout.length(rank) for rank in range(layout.world)]
@@ -130,7 +132,7 @@ class _Decode:
         return finite(largest)
 
     def sum_ranks(self, x: Tensor, name: str) -> Tensor:
-        """Sum x over all ranks, possibly in place, in a part of this name."""
+        """Sum x over all ranks, possibly in place, and time the sum as `name`."""
         with self.ranks.time(name):
             return self.ranks.all_reduce(x)
 
@@ -184,7 +186,7 @@ def _ring(call: _Decode) -> Tensor:
 
 
 def _pass_q(call: _Decode) -> Tensor:
-    """Pass shares of the queries and their results so far, while keys stay on their rank."""
+    """Pass shares of the queries and their results so far, and leave keys on their rank."""
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
     rows = q.shape[1] // kv_heads * q.shape[2]
@@ -210,7 +212,7 @@ def _pass_q(call: _Decode) -> Tensor:
         with ranks.time("comp_num_den"):
             merge(state[..., head_dim:-1], state[..., -1], *found)
     with ranks.time("comm_gather"):
-        # At the end, rank r has share r + 1. Shares are padded to the largest, since sizes differ.
+        # At the end, rank r has share r + 1. Padding gives all shares the same size.
         sizes = [share.stop - share.start for share in shares]
         padded = state.new_zeros(1, max(sizes), rows, head_dim)
         padded[:, : state.shape[1]] = state[..., head_dim:-1]

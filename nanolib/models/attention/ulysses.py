@@ -31,9 +31,9 @@ def ulysses_attention(
 
     Args:
         q: This rank's queries, shape [batch, heads, local_len, head_dim]. The number of ranks
-            divides heads.
+            must divide heads.
         k: This rank's keys, shape [batch, kv_heads, local_len, head_dim]. Either the number of
-            ranks divides kv_heads, or kv_heads divides the number of ranks.
+            ranks must divide kv_heads, or kv_heads must divide the number of ranks.
         v: This rank's values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
         layout: Positions of each rank, one piece per rank, or None for pieces in order.
@@ -45,7 +45,7 @@ def ulysses_attention(
         Output with the shape and dtype of `q`.
 
     Raises:
-        BadInput: The shapes do not fit each other, or the heads do not fit the ranks.
+        BadInput: The shapes do not fit each other or the layout, or the heads do not fit the ranks.
     """
     check_shapes(q, k, v, causal=False)
     ranks = Ranks(group, timer)
@@ -53,7 +53,7 @@ def ulysses_attention(
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
         raise BadInput(
-            f"q, k: {heads} and {kv_heads} heads do not divide among {world} ranks; choose ranks that divide the heads"
+            f"q, k: {heads} and {kv_heads} heads cannot be shared by {world} ranks; choose a number that divides both"
         )
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))

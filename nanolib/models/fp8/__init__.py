@@ -58,7 +58,7 @@ def audit(model: nn.Module) -> list[AuditedLayer]:
 
 
 def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:
-    """Return the names of the linear layers to convert, which are all that are not excluded.
+    """Return the names of the linear layers to convert: all layers that are not excluded.
 
     Args:
         model: Model that is not yet converted.
@@ -66,8 +66,8 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
             pattern matches the whole name of a layer, or the last part of the name.
 
     Raises:
-        BadInput: No layer matches a pattern, no layer is left, or a layer's sides are not multiples
-            of 16.
+        BadInput: A pattern matches no layer, no layer is left, or a side of a layer is not a
+            multiple of 16.
     """
     layers = linear_layers(model)
 
@@ -92,7 +92,7 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
         out, into = layers[name].weight.shape
         if out % _ALIGNMENT or into % _ALIGNMENT:
             raise BadInput(
-                f"excluded_modules: {name} is {out} x {into}, no multiple of {_ALIGNMENT}; exclude the layer, or change it"
+                f"excluded_modules: {name} is {out} x {into}, not a multiple of {_ALIGNMENT}; exclude or resize the layer"
             )
     return chosen
 
@@ -101,14 +101,12 @@ def native(device: torch.device | str) -> str:
     """Return why a device has no FP8 tensor cores, or an empty string."""
     device = torch.device(device)
     if device.type != "cuda":
-        return (
-            f"{device.type} has no FP8 tensor cores; NVIDIA GPUs from compute capability 8.9 have"
-        )
+        return f"{device.type} has no FP8 tensor cores; use an NVIDIA GPU of compute capability 8.9 or higher"
     if torch.version.hip:
-        return "FP8 is not measured on AMD GPUs: their formats differ (e4m3fnuz before MI350), and nanolib was tested on none"
+        return "nanolib does not measure FP8 on AMD GPUs, because their formats differ (e4m3fnuz before MI350); use an NVIDIA GPU"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 9):
-        return f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; 8.9 and above have"
+        return f"compute capability {capability[0]}.{capability[1]} has no FP8 tensor cores; use a GPU of 8.9 or higher"
     return ""
 
 
@@ -123,8 +121,8 @@ def convert(
     """Convert a model's linear layers in place.
 
     Args:
-        model: Model whose linear layers are converted. The weights keep their dtype.
-        recipe: Name in `RECIPES`, or in `CONTROLS`, whose recipes are only emulated.
+        model: Model to convert. The weights keep their dtype.
+        recipe: Name of a recipe in `RECIPES` or `CONTROLS`. nanolib only emulates `CONTROLS`.
         excluded_modules: Patterns of layers, as in `chosen_layers`. Controls in `EVERYWHERE`
             convert the excluded layers too.
         emulate: Whether to emulate the products. By default nanolib emulates on devices without FP8
@@ -132,12 +130,12 @@ def convert(
         rounded: Whether emulated layers round to bf16, as in `EmulatedLinear`.
 
     Returns:
-        Audit of all linear layers, of which every chosen layer is converted.
+        Audit of all linear layers. Every chosen layer is converted.
 
     Raises:
         BadInput: A pattern is not valid, the recipe is unknown, or a layer was not converted.
-        Unsupported: The products are not emulated, and the device has no FP8 tensor cores or the
-            recipe is a control.
+        Unsupported: Without emulation, the device has no FP8 tensor cores, or the recipe is a
+            control.
     """
     wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
@@ -151,9 +149,7 @@ def convert(
         if reason:
             raise Unsupported(reason)
         if recipe not in RECIPES:
-            raise Unsupported(
-                f"{recipe} is a control, which no kernel computes; emulate the recipe"
-            )
+            raise Unsupported(f"{recipe} is a control that no kernel computes; emulate the recipe")
         _convert_with_torchao(model, recipe, chosen)
     found = audit(model)
     if left := [layer.name for layer in found if layer.name in chosen and not layer.converted]:
@@ -167,7 +163,7 @@ def _convert_with_torchao(
     model: nn.Module, recipe: str, chosen: list[str], emulate: bool = False
 ) -> None:
     try:
-        with silent():  # The import reports kernels that this machine cannot load.
+        with silent():  # The import logs the kernels that this machine cannot load.
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ModuleNotFoundError:
         raise Unsupported("torchao is not installed; run: pip install torchao") from None

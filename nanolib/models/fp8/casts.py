@@ -1,4 +1,4 @@
-"""Cast tensors to eight bits and back: formats, scales, recipes, and products of cast operands.
+"""Define formats, scales and recipes of 8-bit casts, and emulate products of cast operands.
 
 A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps the
 tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a product as
@@ -26,12 +26,12 @@ class Cast:
     """The cast of one operand of a product.
 
     Attributes:
-        format: `e4m3` for values up to 448, `e5m2` for values up to 57,344, `bf16` without a scale,
-            or empty for no cast.
-        granularity: `tensor` for one scale, or `row` for one scale per row of the product.
-        power_of_2: Whether scales are rounded down to a power of two, so that scaling does not
+        format: Format of the cast: `e4m3` for values up to 448, `e5m2` for values up to 57,344,
+            `bf16` without a scale, or empty for no cast.
+        granularity: What shares one scale: `tensor` for all values, or `row` for each row.
+        power_of_2: Whether to round scales down to a power of two, so that scaling does not
             round.
-        scaled: Whether the operand is scaled.
+        scaled: Whether to scale the operand.
         off_by: Factor of a deliberate error in the scale, for controls.
     """
 
@@ -73,7 +73,7 @@ RECIPES = {
 
 
 def _all(**changes: Any) -> Recipe:
-    """Change every operand of the recipe `tensorwise`."""
+    """Return the recipe `tensorwise` with these changes to every cast."""
     return Recipe(**{name: replace(value, **changes) for name, value in vars(Recipe()).items()})
 
 
@@ -83,7 +83,7 @@ CONTROLS = {
     "no_scaling": _all(scaled=False),
     "scale_off_by_1024": _all(off_by=1024.0),
 }
-# Controls that convert all layers, those of `excluded_modules` too.
+# Controls that convert all layers, including those in `excluded_modules`.
 EVERYWHERE = ("e5m2_everywhere",)
 # The baseline of emulated 8-bit products has operands in bf16 and sums in float32.
 BF16 = "bf16"
@@ -125,18 +125,18 @@ def round_to(x: Tensor, format: str) -> Tensor:
 
 
 def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
-    """Compute the scale of a cast: the format's largest value over the largest magnitude, float32.
+    """Compute the scale of a cast, float32: the format's largest value / the largest magnitude.
 
     Args:
         x: Tensor to cast.
-        cast: Its cast.
-        dim: Dimension that the product sums over. With a scale per row, the maximum is along it.
+        cast: Cast of the tensor.
+        dim: Dimension that the product sums over. A scale per row is computed along `dim`.
     """
     if not cast.scaled:
         return torch.full((), cast.off_by, device=x.device)
     amax = x.abs().amax() if cast.granularity == "tensor" else x.abs().amax(dim=dim, keepdim=True)
     largest = torch.full((), torch.finfo(FORMATS[cast.format]).max, device=x.device)
-    # torchao divides in float64 and then rounds to float32, which gives the same bits.
+    # torchao divides in float64 and then rounds to float32. The resulting bits are the same.
     scale = largest / amax.float().clamp_(min=_LEAST_AMAX)
     if cast.power_of_2:
         scale = torch.exp2(torch.floor(torch.log2(scale)))
@@ -144,7 +144,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
 
 
 def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
-    """Cast an operand and divide by its scale again. Without a format, return `x` itself.
+    """Cast an operand, and divide it by its scale again. Without a format, return `x` itself.
 
     Args:
         x: Tensor of any shape.
@@ -164,22 +164,22 @@ def lost_shares(x: Tensor, cast: Cast) -> tuple[float, float]:
     """Return the shares of elements that a cast to eight bits loses.
 
     Args:
-        x: Tensor of any shape, whose last dimension the product sums over.
+        x: Tensor of any shape. The product sums over the last dimension.
         cast: The cast to eight bits.
 
     Returns:
-        Share of elements that became zero (underflow), and share that was clamped (overflow).
+        Share of elements that became zero (underflow), and share of clamped elements (overflow).
     """
     scaled, largest = x.float() * scale_of(x, cast, -1), torch.finfo(FORMATS[cast.format]).max
     underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
-    # Values up to half a step above the largest value are rounded to it, not clamped.
+    # A value up to half a step above the largest value is rounded to the largest, not clamped.
     step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
     overflow = scaled.abs() > largest + step / 2
     return float(underflow.float().mean()), float(overflow.float().mean())
 
 
 def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
-    """Cast the operand of two products, which sum over its columns and over its rows."""
+    """Cast an operand of two products, one that sums over columns and one that sums over rows."""
     cast = round_trip(x, first, -1)
     if first == second and first.granularity == "tensor":
         return cast, cast
@@ -197,7 +197,7 @@ class EmulatedProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe, rounded: bool = False
     ) -> Tensor:
-        """Multiply the operands of the output."""
+        """Cast and multiply the operands of the output."""
         ctx.recipe, ctx.kinds, ctx.shape = recipe, (x.dtype, weight.dtype), x.shape
         ctx.product = torch.bfloat16 if rounded else x.dtype
         rows = x.reshape(-1, x.shape[-1]).to(ctx.product)
@@ -209,13 +209,13 @@ class EmulatedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Multiply the operands of both gradients."""
+        """Cast and multiply the operands of both gradients."""
         (x, weight), recipe = ctx.saved_tensors, ctx.recipe
         rows = gradient.reshape(-1, gradient.shape[-1]).to(ctx.product)
         g, g_for_weight = _cast_twice(rows, recipe.gradient, recipe.gradient_for_weight)
         of_x = torch.mm(g, weight)
         of_weight = torch.mm(g_for_weight.t(), x.to(g_for_weight.dtype))
-        # Each gradient is rounded as the tensor cores would return it.
+        # Tensor cores would round each gradient in the same way.
         of_x, of_weight = (
             found.to(ctx.product).to(kind)
             for found, kind in zip((of_x, of_weight), ctx.kinds, strict=True)
@@ -226,13 +226,13 @@ class EmulatedProduct(torch.autograd.Function):
 class EmulatedLinear(nn.Linear):
     """A linear layer whose products are emulated.
 
-    Under autocast, the input of the layer is cast as for other linear layers.
+    Under autocast, the layer casts its input as other linear layers do.
 
     Args:
-        source: Linear layer whose weights are used.
+        source: Linear layer that provides the weights.
         recipe: Casts of the operands.
-        rounded: Whether to round input and output to bf16 while the model's tensors stay float32,
-            which a CPU multiplies faster.
+        rounded: Whether to round input and output to bf16. The model's tensors stay float32,
+            because a CPU multiplies float32 faster.
     """
 
     def __init__(self, source: nn.Linear, recipe: Recipe, rounded: bool = False) -> None:

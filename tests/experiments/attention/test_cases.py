@@ -55,7 +55,7 @@ def test_code_of_a_user_is_left_alone_before_a_run(monkeypatch):
     ("kind", "said"),
     [
         ({"kind": "own"}, "attention_options.call: is missing; give a value"),
-        ({"kind": "own", "call": "not.there:f"}, "call: 'not.there:f': there is no module 'not'"),
+        ({"kind": "own", "call": "not.there:f"}, "call: 'not.there:f' needs the module 'not'"),
         ({"kind": "own", "call": "tests.models.inputs:f"}, "inputs has no function 'f'; name one"),
     ],
 )

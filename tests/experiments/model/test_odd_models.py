@@ -109,9 +109,9 @@ def test_what_cannot_be_foreseen_is_measured_all_the_same(store, name, options):
     [
         (
             "Last",
-            r"logits of shape \[1, 1, 300\], and a loss takes logits of shape \[1, 16, 'vocab'\]",
+            r"logits of shape \[1, 1, 300\], and a loss needs logits of shape \[1, 16, 'vocab'\]",
         ),
-        ("Hidden", "the model returns dict, and a loss takes logits of shape"),
+        ("Hidden", "the model returns dict, and a loss needs logits of shape"),
         ("frozen", "has no trainable weight; leave the loss out: train: false"),
     ],
 )

@@ -196,7 +196,7 @@ class fails(torch.nn.Linear):
 BAD = {
     "nope": "model: 'nope' is not a known preset",
     "hf:Nope": "transformers has no model class 'Nope'",
-    "mymodule:build": "there is no module 'mymodule'",
+    "mymodule:build": "needs the module 'mymodule'",
     "failing:fails": "model: 'failing:fails' cannot be planned: AssertionError: never",
     "nowhere.json": "model: 'nowhere.json' is not a config file of transformers (FileNotFound",
     f"{TINY} --memory 5parsec": "memory: '5parsec' is not an amount",
