@@ -54,7 +54,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     assert ended.exit_code == 0, ended.output
     found = json.loads(ended.stdout)
     assert "GFLOP/s" in found["peak rates of cpu, measured now"]["float32"]
-    assert found["what can be measured here"]["attention sparse"] == "runs"
+    assert found["what this machine can measure"]["attention sparse"] == "runs"
     small = ["seq_lens=[64]", "attention_types=[dense]", "quality_patterns=[]", "backward=false"]
     dry = nano("run", "attention", "--dry-run", *_options(*small)).output
     assert "nanolib knows how long a notebook takes after its first run" in dry

@@ -84,13 +84,13 @@ def test_explore_predicts_measures_keeps_copies_and_cancels(watched, lab):
     )
     page.locator("button:has-text('Measure')").click()
     page.wait_for_selector("text=/^Starting |^[0-9]+ of /", timeout=60_000)
-    page.wait_for_selector("text=Not kept yet.", timeout=240_000)
+    page.wait_for_selector("text=Results are not stored yet.", timeout=240_000)
     page.locator(".widget-html-content", has_text="Measured").locator("tr").nth(1).wait_for(
         timeout=60_000
     )
     page.wait_for_selector(".jupyter-widgets canvas, .jupyter-widgets svg.marks", timeout=60_000)
     page.locator("button:has-text('Keep in database')").click()
-    page.wait_for_selector("text=Kept in results.sqlite.", timeout=60_000)
+    page.wait_for_selector("text=Results are in results.sqlite.", timeout=60_000)
     page.locator("button:has-text('Measure')").click()
     page.locator("button:has-text('Cancel'):not([disabled])").click(timeout=60_000)
     page.wait_for_selector("text=Canceled.", timeout=60_000)

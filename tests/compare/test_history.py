@@ -38,7 +38,7 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
     assert change.ratio == pytest.approx(1.2, rel=0.01)
     assert str(change) == f"{change.ratio - 1:+.1%} between rev5 and rev6"
     said = str(history_verdict([history])[1])
-    assert said.startswith("worse, attention dense seq_len=8 dtype=float32 forward: +")
+    assert said.startswith("attention dense seq_len=8 dtype=float32 forward became worse: +")
 
 
 def test_machines_are_never_mixed_in_one_history(store):
@@ -106,8 +106,8 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
 @pytest.mark.parametrize(
     ("revision", "text"),
     [
-        ("a", "at the same revision a: look at the machine or its versions"),
-        ("", "between runs without a revision: look at the code, the machine or its versions"),
+        ("a", "at the same revision a; check the machine and its packages"),
+        ("", "between runs without a revision; check the code, the machine and its packages"),
     ],
 )
 def test_a_step_without_two_revisions_says_where_to_look(revision, text):
@@ -136,7 +136,7 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(tmp_path):
         "% between rev6 and rev7, in 1 run so far"
     )
     assert any(
-        "sticks out" in str(line) and "nano ab rev6 rev7 attention" in str(line)
+        "may have changed recently" in str(line) and "nano ab rev6 rev7 attention" in str(line)
         for line in history_verdict([history])
     )
     ended = CliRunner().invoke(main, ["history", "--output", str(tmp_path)])

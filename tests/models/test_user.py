@@ -175,7 +175,7 @@ def test_an_encoder_neither_generates_nor_learns_and_says_so():
     ids = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.raises(Unsupported, match=re.escape(WITHOUT_DECODING)):
         generation_of(bert, ids, 2)
-    with pytest.raises(Unsupported, match="BertModel gives no logits of tokens"):
+    with pytest.raises(Unsupported, match="BertModel returns no logits of tokens"):
         Training(bert, ids, "eager", 1e-3)
 
 

@@ -204,12 +204,12 @@ _SAYS = (
     (r"(?i)^no clear difference between (?!sparse)", {"no clear difference"}),
     (r" is faster on .+ than on one$", {"above"}),
     (r" is slower on .+ than on one$", {"below"}),
-    (r"increases the loss|is worse than bf16|is higher without", {"above"}),
-    (r"lowers the loss|is better than bf16|is lower without", {"below"}),
+    (r"increases the loss|has a higher loss than bf16|is higher without", {"above"}),
+    (r"lowers the loss|has a lower loss than bf16|is lower without", {"below"}),
     (r"^FP8 is slower", {"below"}),
     # the first of its modes
-    (r"^Profiling overhead: \w+ makes no clear difference", {"no clear difference"}),
-    (r"^Profiling overhead: \w+ [-\d]", {"above", "below"}),
+    (r"^The profiling overhead is [^a-z]*\(no clear difference", {"no clear difference"}),
+    (r"^The profiling overhead is [^a-z(]*in mode", {"above", "below"}),
 )
 _ORDERING = re.compile(
     r"fastest|faster|slower|is higher|is lower|compute-bound(?! in \d)|limited by waiting"

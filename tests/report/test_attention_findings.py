@@ -63,7 +63,7 @@ def test_without_a_sparse_kind_the_first_sentence_says_so(say):
         [attention_case("dense (flash)", 9, 10, 11), attention_case("dense (math)", 19, 20, 21)],
     )
     assert lines[0].startswith(
-        "Sparse attention was not measured: only dense kernels were. Next: add {kind"
+        "Sparse attention was not measured: only dense kernels were measured. Next: add {kind"
     )
     assert "dense (flash) is the fastest dense kernel" in lines[1]
 
@@ -76,7 +76,7 @@ def test_without_a_sparse_kind_the_first_sentence_says_so(say):
         ((8, 17, 18), "No clear difference between sparse and dense attention at 64 tokens: window (sparsity 70%) "
                       "is 1.18× [1.00 … 2.88] as fast as dense at 64 tokens (the intervals overlap)."),
 
-        ((23.1, 24, 25), "Dense attention is faster than sparse at 64 tokens: window (sparsity 70%) "
+        ((23.1, 24, 25), "Dense attention is faster than sparse attention at 64 tokens: window (sparsity 70%) "
                          "is 0.833× [0.720 … 0.996] as fast as dense at 64 tokens."),
     ],
 )  # fmt: skip
@@ -96,14 +96,14 @@ def test_only_lengths_that_were_measured_are_claimed(say):
         cases.append(attention_case("window", ms - 1, ms, ms + 1, seq_len=seq_len, tiles=0.75))
     first = say("attention", cases)[0]
     assert "is faster than every dense kernel at 64, 256 and 512 tokens: " in first
-    assert first.endswith(". Dense attention is faster than sparse at 128 tokens.")
+    assert first.endswith(". Dense attention is faster than sparse attention at 128 tokens.")
 
 
 def test_faster_than_dense_is_faster_than_every_dense_kernel_and_the_smallest_ratio_is_shown(say):
     dense = [attention_case("dense (flash)", 19, 20, 21), attention_case("dense (math)", 9, 10, 11)]
     slower = say("attention", [*dense, attention_case("window", 12, 13, 14)])[0]
     every = "every dense kernel at 64 tokens"
-    assert "Dense attention is faster than sparse at 64 tokens" in slower
+    assert "Dense attention is faster than sparse attention at 64 tokens" in slower
     assert "is 0.769× [0.643 … 0.917] as fast as dense (math)" in slower
     faster = say("attention", [*dense, attention_case("window", 4.9, 5, 5.1)])[0]
     assert (
@@ -130,7 +130,7 @@ def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that
     if kept:
         assert "or 2.00× [1.83 … 2.19] in the first call, which includes building the mask" in first
     else:  # each call chooses it, within its own time
-        assert "including its mask, which each call chooses." in first and "first call" not in first
+        assert "including the mask, which each call chooses." in first and "first call" not in first
 
 
 def test_the_ends_of_a_ratio_that_includes_a_long_compile_are_in_order(say):
@@ -158,15 +158,19 @@ def test_the_case_with_the_largest_share_of_its_roofline_is_named(say):
     (line,) = (line for line in say("attention", cases) if "Forward is compute" in line)
     assert line == (
         "Forward is compute-bound in 2 of 3 cases and memory-bound in 1 of 3 cases: "
-        "dense n=64 reaches 80% [60% … 90%] of the roofline's 100 GFLOP/s."
+        "dense seq_len=64 reaches 80% [60% … 90%] of the roofline's 100 GFLOP/s."
     )
 
 
 @pytest.mark.parametrize(
     ("moved", "rate", "said"),
     [
-        (1e5, 1.2e11, "reaches 120 GFLOP/s, above the roofline's 100 GFLOP/s: the peak rate was"),
-        (1e6, 6e10, "reaches 60 GFLOP/s, above the roofline's 40 GFLOP/s: part of its data stays"),
+        (
+            1e5,
+            1.2e11,
+            "reaches 120 GFLOP/s, above the roofline's 100 GFLOP/s: the measured peak rate",
+        ),
+        (1e6, 6e10, "reaches 60 GFLOP/s, above the roofline's 40 GFLOP/s: part of the data stays"),
     ],
 )
 def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
@@ -203,7 +207,7 @@ def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned,
     assert (
         "+0.600 [+0.500 … +0.800]" in line
         and said in line
-        and line.endswith(" nats/byte, 5 seeds, dense loss 2.00.")
+        and line.endswith(" nats/byte with 5 seeds, and the dense loss is 2.00.")
     )
 
 

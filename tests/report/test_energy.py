@@ -51,7 +51,7 @@ def test_each_source_of_energy_has_a_line(measured):
 def test_a_reading_has_a_point_and_a_range_above_idle(measured):
     rows = measured("energy", [_case(Provenance.MEASURED, "rapl", 1.1)])
     text = "\n".join(VERDICTS["energy"](rows))
-    assert "A token costs 250 mJ [227 … 275] at 25 W (decode) by rapl." in text
+    assert "A token uses 250 mJ [227 … 275] at 25 W (decode) according to rapl." in text
     assert "not measured" not in text
     assert _sure(rows) == {True}
     assert "no energy run" in json.dumps(CHARTS["power_over_time"](rows[:0]).to_dict())
@@ -60,11 +60,11 @@ def test_a_reading_has_a_point_and_a_range_above_idle(measured):
 def test_an_estimate_is_a_range_and_its_marks_are_hollow(measured):
     rows = measured("energy", [_case(Provenance.ESTIMATED, "utilisation", 6)])
     text = "\n".join(VERDICTS["energy"](rows))
-    assert "A token costs an estimated 41.7 to 1,500 mJ (decode) by utilisation." in text
+    assert "A token uses an estimated 41.7 to 1,500 mJ (decode) according to utilisation." in text
     assert "This machine's power was not measured: no power sensor was found" in text
     assert _sure(rows) == {False}
     assert "Hollow: a range estimated" in json.dumps(CHARTS["energy_per_token"](rows).to_dict())
-    assert "no sensor read this machine's power" in json.dumps(
+    assert "no sensor measured this machine's power" in json.dumps(
         CHARTS["power_over_time"](rows).to_dict()
     )
     assert list(energy_table(rows)["provenance"]) == ["estimated"]
@@ -81,13 +81,13 @@ def test_a_window_that_was_too_short_says_so(measured):
 @pytest.mark.parametrize(
     ("between", "said"),
     [
-        (60, "Most of the time goes to gaps between operations (60%), gate (20%) and up (15%): faster kernels would "
-             "change less than half of the time. Next: increase batch_size to shorten the gaps."),
+        (60, "Most of the time is spent in gaps between operations (60%), gate (20%) and up (15%): faster kernels can "
+             "shorten less than half of the time. Next: increase batch_size to reduce the share of gaps."),
 
-        (20, "Most of the time goes to gate (40%), up (30%) and gaps between operations (20%)."),
+        (20, "Most of the time is spent in gate (40%), up (30%) and gaps between operations (20%)."),
     ],
 )  # fmt: skip
 def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):
     rest = 100 - between
     operations = {"between": between, "gate": rest / 2, "up": rest * 3 / 8, "down": rest / 8}
-    assert f"decode, n = 64: {said}" in say("energy", [layer_case("blocks.0", operations)])
+    assert f"decode, 64 tokens: {said}" in say("energy", [layer_case("blocks.0", operations)])

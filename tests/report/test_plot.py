@@ -34,7 +34,7 @@ def _points(**columns):
 @pytest.mark.parametrize("bad", BAD)
 def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_named(bad):
     spec, rows = _drawn(plot(_points(y=[2.0, bad, 5.0]), "Made", log="y", subtitle=["As it was."]))
-    assert _subtitle(spec) == "As it was. Not on the logarithmic axis: <odd>."
+    assert _subtitle(spec) == "As it was. The logarithmic axis excludes points of <odd>."
     assert [row["y"] for row in rows if "series" in row] == [2.0, None, 5.0]
 
 

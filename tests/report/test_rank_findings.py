@@ -33,7 +33,7 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, gather,
     cases = [alone, decode_case(algorithms, alone=(26, 27, 30)), fewer, crowded]
     assert say("distributed", cases)[0] == (
         "float32: Decoding over 4,096 keys is faster on 4 ranks than on one: "
-        f"3.00× [2.74 … 3.75], 75% [68% … 94%] of perfect scaling. {said}"
+        f"the speed-up is 3.00× [2.74 … 3.75], 75% [68% … 94%] of perfect scaling. {said}"
     )
 
 
@@ -135,7 +135,7 @@ def test_whole_sequences_are_compared_with_one_rank_and_with_each_other(say, sec
     (line,) = say("distributed", [(case, found)])
     assert line == (
         "float32: Prefill of 2,048 tokens (forward) is faster on 4 ranks than on one: "
-        f"3.75× [2.80 … 5.67], 94% [70% … 142%] of perfect scaling. {said}"
+        f"the speed-up is 3.75× [2.80 … 5.67], 94% [70% … 142%] of perfect scaling. {said}"
     )
 
 

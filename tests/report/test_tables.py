@@ -80,7 +80,7 @@ def test_cases_that_failed_and_flags_are_counted(measured):
     (bad,) = overview.failures(rows).to_dict("records")
     assert bad["case"].startswith("odd ") and (bad["status"], bad["message"]) == ("oom", "full")
     (line,) = overview.flag_lines(rows)
-    assert str(line).startswith(f"{Flag.GOT_SLOWER} (1 of 2 timings): ")
+    assert str(line).startswith(f"1 of 2 timings have the flag {Flag.GOT_SLOWER}: ")
 
 
 def test_words_are_joined_as_in_a_sentence_each_once():
@@ -98,7 +98,7 @@ def test_the_roofline_says_what_binds_and_its_predictions_are_dashed(measured):
     assert dense.share == pytest.approx(0.8)
     assert (window.intensity, window.bound, window.attainable) == (2, "memory", 2e10)
     (line,) = map(str, roofline_words(rows, "attention"))
-    assert "compute-bound in 1 of 2" in line and "dense n=64 reaches 80%" in line
+    assert "compute-bound in 1 of 2" in line and "dense seq_len=64 reaches 80%" in line
     assert roofline_table(rows, "model").empty
     drawn = str(CHARTS["attention_roofline"](rows).to_dict())
     assert "'rule'" in drawn and "'point'" in drawn and "strokeDash" in drawn
@@ -108,7 +108,7 @@ def test_a_case_that_would_not_fit_is_reported_with_its_reason(say):
     why = ended(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")
     refused = inference()[0] | {"name": "huge"}, [why]
     text = "\n".join(say("model", [inference(), refused]))
-    assert "huge, n = 64, was not started: it needs 9 MiB" in text
+    assert "huge was not started at 64 tokens: it needs 9 MiB" in text
 
 
 def test_the_baseline_is_of_the_same_run_and_shape(measured):

@@ -250,7 +250,7 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
     costs = "uses an estimated" if provenance == Provenance.ESTIMATED else "uses"
-    by = "in a replayed recording" if provenance == Provenance.REPLAYED else f"measured by {source}"
+    by = "in a replayed trace" if provenance == Provenance.REPLAYED else f"according to {source}"
     text = f"A token {costs} {join_words(parts)} {by}"
     return Finding(text, about=f"{name}, {int(seq_len)} tokens", figures=tuple(figures))
 

@@ -220,7 +220,7 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
         sizes[Order.ABOVE if orders.eq(Order.ABOVE).any() else alike].append(name)
     texts = [f"{_SPEEDS[order]} for {join_words(names)}" for order, names in sizes.items() if names]
     best = group.loc[group["speed_up"].idxmax()]
-    evidence = f"{best['name']} in {best['precision']} is {times(best, 'speed_up')} as fast as bf16"
+    evidence = f"up to {times(best, 'speed_up')} as fast, for {best['name']} in {best['precision']}"
     main = next(order for order, names in sizes.items() if names)
     if main is Order.NO_DIFFERENCE:
         evidence += f" {OVERLAP}"
