@@ -115,7 +115,7 @@ class Comparison:
     def of(
         cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]
     ) -> Self:
-        """Sort the findings and return a comparison. `rest` contains its further attributes."""
+        """Sort the findings and return a comparison. `rest` contains further attributes."""
 
         def badness(line: Line) -> tuple[int, float]:
             worse = line.verdict.worse if line.verdict else math.inf

@@ -189,7 +189,7 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     """Compare runs with earlier runs of the same experiment, suite and machine.
 
-    Runs of `nano ab` are left out, because each of them is already a comparison.
+    Runs of `nano ab` are left out, because such a run is already a comparison.
 
     Args:
         store: Store with the runs.

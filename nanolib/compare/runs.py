@@ -284,6 +284,6 @@ def overall_shift(lines: Sequence[Line]) -> str:
     try:
         low, ratio, high = np.exp(median_interval(np.log(ratios)))
     except TooFewSamples:
-        return f"{len(ratios)} latencies are too few for a ratio of all of them"
+        return f"{len(ratios)} latencies are too few for a ratio over all latencies"
     shift = format_with_interval(ratio, low, high)
     return f"median current / base, scaled by peak rates: {shift} over {len(ratios)} latencies"

@@ -33,7 +33,7 @@ def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None
 
     Args:
         of: Runs of each timing, from `repeats`.
-        timing: Row of the run to judge. The spread excludes this run, because it may be slow.
+        timing: Row of the run to judge. The spread excludes this run, because the run may be slow.
 
     Returns:
         The spread, or None if no revision has three runs.

@@ -1,4 +1,4 @@
-"""Report what this machine can measure, and its peak rates, for `nano doctor`."""
+"""Report what this machine can measure, and the peak rates of the machine, for `nano doctor`."""
 
 import platform
 import shutil

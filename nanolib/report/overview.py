@@ -140,7 +140,7 @@ def _gpus(run: Mapping[str, Any], machine: pd.Series) -> str:
 
 
 def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per run for people, with its machine, start time, duration and versions."""
+    """Return a line per run for people, with machine, start time, duration and versions."""
     by_id = machines.set_index("machine_id")
     lines = []
     for run in runs.to_dict("records"):
@@ -178,7 +178,7 @@ def _failed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
-    """Return a finding per flag, with the number of its timings and its meaning."""
+    """Return a finding per flag: how many timings have the flag, and what the flag means."""
     timed = pick(rows, "latency")
     counts = timed["flags"].explode().value_counts()
     return [

@@ -227,7 +227,7 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps
-        # Labels keep the gap if all labels move only up or only down, so the mean keeps it too.
+        # Moving labels only up or only down keeps the gaps, and so does the mean of both moves.
         both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
         found[at.index] = [unscale(one / px) for one in both / 2 + steps]
     return found

@@ -26,8 +26,8 @@ class Params(shared.Params):
     Attributes:
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
-        attention_types: Attentions to measure, such as `{kind: dense, backend: flash}`,
-            `{kind: sparse, pattern: window}`, or `dense` for a name with its default options.
+        attention_types: Attentions to measure, such as `dense`, `{kind: dense, backend: flash}` or
+            `{kind: sparse, pattern: window}`. Options that are not set have default values.
         dtypes: Dtypes of q, k and v.
         num_heads: Number of query heads.
         num_kv_heads: Number of key and value heads, a divisor of `num_heads`. 0 means `num_heads`.

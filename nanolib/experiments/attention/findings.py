@@ -133,7 +133,7 @@ _EFFECTS = {
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return at which lengths sparse attention is faster than dense, and its effect on the loss."""
+    """Return at which lengths sparse attention is faster, and how it changes the loss."""
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
         return [Finding("Attention was not measured", next_step="run nano run quick attention")]
@@ -242,7 +242,7 @@ def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
 
 
 def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """Yield the fastest dense kernel, at the longest length with at least two of them."""
+    """Yield the fastest dense kernel, at the longest length with at least two timed kernels."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return

@@ -58,7 +58,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         data,
         title,
         subtitle=[
-            f"Forward pass, timed in turns with {dense}. Smallest speed-up over any of them.",
+            f"Forward pass, timed in turns with {dense}. Smallest speed-up over any kernel.",
             "Without the time to build masks that are built once. Hollow: not settled.",
             "Dashed: upper bound from skipped tiles.",
         ],

@@ -186,7 +186,7 @@ def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
-    """Compare the fastest algorithm with one rank, and with the other algorithms of its launch."""
+    """Compare the fastest algorithm with one rank, and with other algorithms in the same launch."""
     best = lines.iloc[0]
     algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
     rivals = {figure.name for figure in best["speed_up_over"]} - {best["gain_baseline"]}

@@ -159,7 +159,7 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
 
 
 def power_over_time(rows: pd.DataFrame) -> Drawing:
-    """Draw the power that a sensor read in each window, and in the idle window before it."""
+    """Draw the power in each measurement window, and in the idle window before each of them."""
     found = pick(of_experiment(rows, "energy"), "power")
     parts = []
     for row in found.to_dict("records"):

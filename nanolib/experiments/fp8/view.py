@@ -188,7 +188,7 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return at which sizes FP8 is faster, and its effect on the loss and on products."""
+    """Return for which models FP8 is faster, and how FP8 changes the loss and products."""
     findings = [
         *_compare_speed(speed_table(rows)),
         *_compare_losses(parity_table(rows)),
@@ -198,7 +198,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _compare_speed(table: pd.DataFrame) -> list[Finding]:
-    """Return at which of the measured sizes FP8 is faster than bf16, for each mode."""
+    """Return for each mode which of the measured models are faster in FP8 than in bf16."""
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
@@ -211,7 +211,7 @@ def _compare_speed(table: pd.DataFrame) -> list[Finding]:
 
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
-    """Return at which sizes FP8 is faster, slower or shows no clear difference."""
+    """Return for which models FP8 is faster, slower or shows no clear difference."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     group = group.assign(order=[order for _, order, _ in pairs])
     sizes = {order: [] for order in _SPEEDS}

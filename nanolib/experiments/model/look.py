@@ -47,7 +47,7 @@ class ShapedCase(Case):
 
     @property
     def own(self) -> bool:
-        """Return whether `preset` names a user's model, so that `overrides` are its options."""
+        """Return whether `preset` names a user's model, with the model's options in `overrides`."""
         return self.preset not in PRESETS
 
     @property

@@ -140,7 +140,7 @@ class Planner:
             return StackMemory(self.stack[1], *ats)
 
     def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
-        """Return the calls for one use of the model at a shape. Each depth has one model."""
+        """Return the calls for one use of the model at a shape. One depth uses one model."""
         case, step = self._case(name, batch, length), self._step(name, depth)
         step.read(case.no_ids() if case.mode == "training" else case.no_ids()[:, :-1])
         return step
@@ -266,7 +266,7 @@ def uses_of(request: Any) -> Iterator[Use]:
         resolve(source.preset)
     if planner.ranks > 1 and not planner.stack[1]:
         raise BadInput(
-            f"ranks: the equal blocks that FSDP needs are unknown in {source.preset}; use 1 rank"
+            f"ranks: FSDP needs equal blocks, and nanolib finds none in {source.preset}; use 1 rank"
         )
     for name in USES:
         yield planner.use(name)

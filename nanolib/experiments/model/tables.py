@@ -102,7 +102,7 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("model", "mode")
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the largest memory peak of each eager model, if its parts are known.
+    """Return a table with the largest memory peak of each eager model, if the parts are known.
 
     A peak of training is preferred to all other peaks of a model.
 

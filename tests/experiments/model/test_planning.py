@@ -254,7 +254,7 @@ BAD = {
     f"{HF} -p num_hidden_layers=-1": "must be at least 1",
     f"{HF} -p attn_implementation=flex_attention": "cannot be planned; use sdpa or eager",
     f"{HF} -p foo=1": "'foo' is not a field of LlamaConfig",
-    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "needs are unknown in hf:Gemma2ForCausalLM; use 1 rank",
+    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "nanolib finds none in hf:Gemma2ForCausalLM; use 1 rank",
 }
 
 
