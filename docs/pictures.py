@@ -16,7 +16,7 @@ DOCS = Path(__file__).parent
 # Chart → the question that it answers.
 GALLERY = {
     "attention_speed_up": "When is sparse attention faster?",
-    "model_performance": "What does a whole model cost?",
+    "model_performance": "How much time and memory does a model need?",
     "warmup_curve": "How much warm-up is enough?",
     "operation_breakdown": "Where does a model's time go?",
     "fp8_parity": "Does the loss of FP8 training match?",

@@ -49,7 +49,7 @@ def test_doctor_measures_ceilings_that_a_dry_run_then_uses(nano, tmp_path, monke
     assert found.exit_code == 0, found.output
     shown = json.loads(found.stdout)
     assert "GFLOP/s" in shown["peak rates of cpu, measured now"]["float32"]
-    assert shown["what can be measured here"]["attention sparse"] == "runs"
+    assert shown["what this machine can measure"]["attention sparse"] == "runs"
     kinds = ["-pattention_types=[dense]", "-pbackward=false"]
     dry = nano("run", "attention", "--dry-run", *SMALL, *kinds).output
     assert "nanolib can predict the duration of a notebook after one run" in dry

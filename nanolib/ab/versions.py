@@ -57,8 +57,7 @@ class Version:
     def start_folder(self) -> Path:
         """Return the folder in which the version's processes start.
 
-        The processes start in the folder in which the user started `nano ab`. If the version does
-        not have that folder, the processes start in the root.
+        This is the folder in which the user started `nano ab`, or the root if the version lacks it.
         """
         folder = self.root / self.folder
         return folder if folder.is_dir() else self.root

@@ -37,8 +37,8 @@ class Line:
         base: Estimate of the base, in the unit of the metric.
         current: Estimate of the current run, in the unit of the metric. If there is a verdict,
             `current / base` is its ratio.
-        verdict: Statistics of a timing.
-        message: Reason for the finding, or its details.
+        verdict: Statistics of a timing, or None for another finding.
+        message: Reason for the finding, or details about the finding.
         machine: Short ID of the machine, or empty if there is only one machine.
     """
 
@@ -101,7 +101,7 @@ class Comparison:
         threshold: Smallest change that counts, as a share.
         noise: Notes about interference, and about results that were not compared.
         differ: Packages that differ between the interpreters of both sides.
-        missing: Experiments that only the base has, whose cases are not compared.
+        missing: Experiments that only the base has. Their cases are not compared.
     """
 
     lines: tuple[Line, ...]
@@ -115,7 +115,7 @@ class Comparison:
     def of(
         cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]
     ) -> Self:
-        """Return a comparison with the findings sorted, and with the further attributes in `rest`."""
+        """Sort the findings and return a comparison. `rest` contains further attributes."""
 
         def badness(line: Line) -> tuple[int, float]:
             worse = line.verdict.worse if line.verdict else math.inf

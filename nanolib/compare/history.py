@@ -1,4 +1,4 @@
-"""Follow each case over the runs of a machine, and find the revisions at which its level changed."""
+"""Follow each case over the runs of a machine, and find the revisions that changed a metric."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ class Change:
         worse: Whether the new level is worse.
         before: Revision of the last run before the change.
         after: Revision of the first run after the change.
-        runs: Number of runs after the change if there are too few to be sure, else None.
+        runs: Number of runs after the change if there are too few to be sure, otherwise None.
     """
 
     at: int
@@ -48,9 +48,9 @@ class Change:
         """Return the size of the change, and the revisions or other places to examine."""
         where = f"between {self.before or '?'} and {self.after or '?'}"
         if not (self.before or self.after):
-            where = "between runs without a revision: look at the code, the machine or its versions"
+            where = "between runs without a revision; check the code, the machine and its packages"
         elif self.before == self.after:
-            where = f"at the same revision {self.after}: look at the machine or its versions"
+            where = f"at the same revision {self.after}; check the machine and its packages"
         so_far = f", in {self.runs} run{'s' if self.runs > 1 else ''} so far" if self.runs else ""
         return f"{'from 0' if math.isinf(self.ratio) else f'{self.ratio - 1:+.1%}'} {where}{so_far}"
 
@@ -69,7 +69,7 @@ class History:
         points: Table with a line per run, the oldest first, and the columns `run_id`, `started`,
             `git_revision`, `estimate`, `low`, `high` and `confidence`.
         changes: Changes of the level.
-        newest: Change in the last one or two runs, which may be a spike, or None.
+        newest: Change in the last one or two runs, or None. The change may be a spike.
     """
 
     machine_id: str
@@ -89,12 +89,12 @@ class History:
 
     @property
     def latest(self) -> Change | None:
-        """Latest change, which may be a spike, or None."""
+        """Latest change, or None. The change may be a spike."""
         return self.newest or (self.changes[-1] if self.changes else None)
 
     @property
     def command(self) -> str:
-        """Command that measures both revisions of the latest change, or empty without two commits."""
+        """Command that measures both commits of the latest change, or an empty text."""
         step = self.latest
         if step is None or self.metric not in TIMED or step.before == step.after:
             return ""
@@ -134,7 +134,7 @@ def histories(
 
 
 def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], Change | None]:
-    """Find the changes of a level, and a change in the last one or two runs, which may be a spike."""
+    """Find the changes of a metric's level, and a possible change in the last one or two runs."""
     values, direction = points["estimate"].to_numpy(dtype=float), METRICS[metric].direction
     revisions = list(points["git_revision"])
 
@@ -159,9 +159,9 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], C
 
 
 def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Return the interference that each run found at its start, for runs with interference.
+    """Return the interference at the start of each run, for runs with interference.
 
-    Interference during a case is left out, because the affected rows have a flag.
+    Interference during a case is excluded, because the affected rows have a flag.
     """
     found = {
         run["run_id"]: [line for line in run["interference"] if not line.startswith(DURING)]
@@ -189,7 +189,7 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
 def since_before(store: Store, run_ids: Sequence[str]) -> Comparison | None:
     """Compare runs with earlier runs of the same experiment, suite and machine.
 
-    Runs of `nano ab` are left out, because each of them is already a comparison.
+    Runs of `nano ab` are left out, because such a run is already a comparison.
 
     Args:
         store: Store with the runs.

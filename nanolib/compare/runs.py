@@ -24,7 +24,7 @@ from nanolib.stats.intervals import TooFewSamples, median_interval
 _EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
 _COUNTED_MEMORY = ("peak_memory", "reserved_memory")
 COUNTED = (*_COUNTED_MEMORY, *_EQUAL)
-BUSY = "machine was busy; measure again or use nano ab"
+BUSY = "the machine was busy; measure again or use nano ab"
 
 Row = Mapping[str, Any]
 Figures = dict[tuple[str, str, str], Row]  # The keys are metric, scope and method.
@@ -76,7 +76,7 @@ def compare_rows(
         )
     if machines and (others := sorted(of_base ^ of_current)):
         short = ", ".join(f"machine {one[:6]}" for one in others)
-        notes.append(f"left out, since only one side has runs: {short}")
+        notes.append(f"not compared, because only one side has runs: {short}")
     then, now = (_newest_cases(rows, machines) for rows in (base, current))
     in_base, in_current = ({key[:2] for key in cases} for cases in (then, now))
     notes += _only_in("base", in_base - in_current)
@@ -94,8 +94,8 @@ def compare_rows(
             lines += [replace(line, machine=machine) for line in found]
     timings = [line.message for line in lines if line.verdict is not None]
     if unknown := timings.count(UNKNOWN):
-        few = f"{unknown} of {len(timings)} timings: fewer than {LEAST_RUNS} earlier runs of one revision here"
-        notes.append(f"{few}, so suspect at most; nano ab decides")
+        few = f"{unknown} of {len(timings)} timings have fewer than {LEAST_RUNS} earlier runs of one revision"
+        notes.append(f"{few}, so they are suspect at most; use nano ab to decide")
     missing = sorted({experiment for _, experiment in in_base - in_current})
     return Comparison.of(_adjusted(lines), bool(machines), threshold, noise=notes, missing=missing)
 
@@ -105,7 +105,7 @@ def _newest_cases(
 ) -> dict[tuple[str, str, str], _Case]:
     """Return the newest run of each case by machine, experiment and case ID.
 
-    The newest run counts even if it failed. Modeled times are left out.
+    The newest run counts even if the run failed. Modelled times are excluded.
 
     Args:
         rows: Measurements of a set of runs.
@@ -129,7 +129,7 @@ def _newest_cases(
 def _only_in(side: str, only: Iterable[tuple[str, str]]) -> list[str]:
     """Return a note about the experiments that only one side has."""
     names = [f"{name} on machine {machine}" if machine else name for machine, name in sorted(only)]
-    return [f"not compared, since only {side} has them: {', '.join(names)}"] if names else []
+    return [f"experiments only in {side} are not compared: {', '.join(names)}"] if names else []
 
 
 def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
@@ -161,7 +161,7 @@ def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
 
 
 def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tuple[Row, Row]]:
-    """Yield the rows that both sides have, with the method in the scope if there are several methods."""
+    """Yield the rows that both sides have. The scope names the method if there are several."""
     methods = Counter(key[:2] for key in then)
     for key, row in then.items():
         if row["metric"] in metrics and key in now:
@@ -171,7 +171,7 @@ def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tupl
 
 
 def exact_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
-    """Yield the findings about deterministic metrics, which must be equal, and about counted memory."""
+    """Yield the findings about deterministic metrics and about counted memory."""
     for before, after in _pairs(then, now, _EQUAL):
         if before["estimate"] == after["estimate"]:
             yield _line(before, after, Kind.EQUIVALENT)
@@ -230,7 +230,7 @@ def _timing_line(
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
-    """Adjust p over all timings that can fail a gate, and over all other timings."""
+    """Adjust p over all timings that can fail a gate, and separately over all other timings."""
     yield from (line for line in lines if line.verdict is None)
     timings = [line for line in lines if line.verdict is not None]
     for capped in (False, True):
@@ -259,8 +259,8 @@ def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFr
         current: Measurements of the other machine, with their samples.
 
     Returns:
-        The base with scaled latencies, and the number of latencies without a prediction, which are
-        left out.
+        The base with scaled latencies, and the number of excluded latencies, which have no
+        prediction.
     """
     _, *key = KEY  # The machines differ, so the key excludes their IDs.
     timed = current[current["metric"] == "latency"]
@@ -284,6 +284,6 @@ def overall_shift(lines: Sequence[Line]) -> str:
     try:
         low, ratio, high = np.exp(median_interval(np.log(ratios)))
     except TooFewSamples:
-        return f"{len(ratios)} latencies are too few for a ratio of all of them"
+        return f"{len(ratios)} latencies are too few for a ratio over all latencies"
     shift = format_with_interval(ratio, low, high)
-    return f"current / base, scaled by the peak rates of both machines: {shift} over {len(ratios)} latencies"
+    return f"median current / base, scaled by peak rates: {shift} over {len(ratios)} latencies"

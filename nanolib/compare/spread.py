@@ -11,7 +11,7 @@ from nanolib.stats.compare import Spread
 
 LEAST_RUNS = 3  # With fewer runs of a revision, the spread is unknown.
 RECENT_RUNS = 60  # Largest number of runs per experiment and machine in charts and spreads.
-UNKNOWN = "spread between runs unknown; nano ab decides"
+UNKNOWN = "the spread between runs is unknown; use nano ab to decide"
 KEY = ["machine_id", "experiment", "case_id", "scope", "method"]  # Columns that identify a timing.
 
 Repeats = Mapping[tuple[str, ...], pd.DataFrame]
@@ -33,7 +33,7 @@ def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None
 
     Args:
         of: Runs of each timing, from `repeats`.
-        timing: Row of the run to judge. The spread excludes this run, because it may be slow.
+        timing: Row of the run to judge. The spread excludes this run, because the run may be slow.
 
     Returns:
         The spread, or None if no revision has three runs.

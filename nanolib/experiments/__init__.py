@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MEASURING = ("attention", "model", "warmup", "energy", "fp8", "distributed")
 
-# An experiment imports torch, so it is loaded only when a command needs it.
+# An experiment imports torch, so nanolib imports an experiment only when a command needs it.
 ALL: dict[str, Callable[[], ModuleType]] = {
     name: partial(import_module, f"{__name__}.{name}.cases") for name in MEASURING
 }

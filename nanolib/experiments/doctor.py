@@ -1,4 +1,4 @@
-"""Report what this machine can measure, and its peak rates, for `nano doctor`."""
+"""Report what this machine can measure, and the peak rates of the machine, for `nano doctor`."""
 
 import platform
 import shutil
@@ -35,8 +35,9 @@ class Params(shared.Params):
     """Parameters of `nano doctor`.
 
     Attributes:
-        dtypes: Dtypes of the matrix products. tf32 and FP8 are added if the device has them.
-        sustained_s: Length of a sustained measurement of each product, s. 0 means none.
+        dtypes: Dtypes of the matrix products. nanolib adds tf32 and FP8 if the device has them.
+        sustained_s: Duration of a sustained measurement of each product, s. 0 means no such
+            measurement.
     """
 
     NAME: ClassVar[str] = "doctor"
@@ -47,7 +48,7 @@ class Params(shared.Params):
 
 
 def cases(params: Params) -> list[Case]:
-    """List the peaks of each product and of the copy, and the sustained rates if requested."""
+    """List the peak rates of the products and of the copy, and the sustained rates if requested."""
     device = resolve_device(params.device)
     kinds = [*params.dtypes, *(kind for kind in PRODUCTS if not no_product(kind, device))]
     found = ceiling_cases(device, kinds, params.budget_s)
@@ -57,26 +58,27 @@ def cases(params: Params) -> list[Case]:
 
 
 def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, str]]:
-    """Return facts, capabilities and peak rates of this machine. The rates are stored as a run.
+    """Return facts, capabilities and peak rates of this machine, and store the rates as a run.
 
     Args:
         budget_s: Time limit of each peak rate, s.
-        sustained_s: Length of a sustained measurement of each product, s. 0 means none.
+        sustained_s: Duration of a sustained measurement of each product, s. 0 means no such
+            measurement.
 
     Returns:
         Text of each fact, by heading and name.
 
     Raises:
-        BadInput: A budget is not positive, or the output folder cannot be created.
+        BadInput: A time limit is not valid, or the output folder cannot be created.
     """
     params = Params(budget_s=budget_s, sustained_s=sustained_s)
-    # An error of the folder is reported before any measurement.
+    # nanolib reports an error of the folder before it measures anything.
     make_folder(output_folder())
     with limit_threads():  # Runs limit their threads too.
         machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),
-        "what can be measured here": _capabilities(machine, device),
+        "what this machine can measure": _capabilities(machine, device),
         f"peak rates of {device}, measured now": _ceilings(params),
     }
 
@@ -106,11 +108,11 @@ def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     found = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
     kinds = [
         kind for kind in ATTENTION_KINDS if kind != "own"
-    ]  # The kind `own` needs a function of the user.
+    ]  # The attention `own` needs a function of the user.
     found |= {f"attention {kind}": _attention_support(kind, device) for kind in kinds}
     sensors = find_sources()
     for source in sensors.sources:
-        found[f"power of {source.of}"] = f"{source.name}, changes every {source.period_s:g} s"
+        found[f"power of {source.of}"] = f"{source.name}, updated every {source.period_s:g} s"
     found |= {f"power by {kind}": f"no: {reason}" for kind, reason in sensors.missing.items()}
     with resident_peak() as peak:
         pass
@@ -126,7 +128,7 @@ def _attention_support(kind: str, device: str) -> str:
         attention.attend(kind, x, x, x, causal=True)
     except Unsupported as error:
         return f"unsupported: {error}"
-    except Exception as error:  # The compiler may not work.
+    except Exception as error:  # A compiler can raise any exception.
         return f"fails: {one_line(error)}"
     return "runs"
 

@@ -1,4 +1,4 @@
-"""Add controls to a live notebook that set its parameters, predict, measure and keep results."""
+"""Add controls to a live notebook, to set parameters and to predict, measure and keep results."""
 
 import functools
 import json
@@ -51,10 +51,11 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
 class Explore:
     """Controls, a prediction, buttons, a chart and a table of one notebook.
 
-    `explore` describes the arguments.
+    The arguments are those of `explore`.
 
     Attributes:
-        controls: Control of each parameter: the notebook's own parameters and `budget_s`.
+        controls: Controls by the name of their parameter, for the notebook's own parameters and
+            `budget_s`.
         widget: Widget that the notebook shows.
     """
 
@@ -107,7 +108,7 @@ class Explore:
         return type(self._params)(**self._params.model_dump() | given)
 
     def _update(self, _: Any = None) -> None:
-        """Show the command of the controls, or the error in a control."""
+        """Show the command with the values of the controls, or the error of a value."""
         self.predicted.value = ""
         try:
             self.command.text = command_of(self.params())
@@ -121,7 +122,7 @@ class Explore:
             ceilings = ceilings_of(store, this_machine().machine_id)
         table = prediction_table(self._experiment, self.params(), ceilings)
         if table.empty:
-            self.predicted.value = "<i>No formula predicts these cases</i>"
+            self.predicted.value = "<i>No formula predicts these cases.</i>"
             return
         title = "Predicted"
         if not ceilings:
@@ -148,7 +149,7 @@ class Explore:
                 run.finish()
                 failed = failures(run.measurements()).drop(columns="experiment")
             lines = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
-            self.status.value = escape(f"{'. '.join(lines)}. Not kept yet.")
+            self.status.value = escape(f"{'. '.join(lines)}. Results are not stored yet.")
             self.keep.disabled = False
         except Canceled:
             self.status.value = "Canceled."
@@ -195,11 +196,11 @@ class Explore:
         except BadInput as error:
             self.status.value = escape(error.lines[0])
             return
-        self.status.value, self.keep.disabled = f"Kept in {escape(store.path.name)}.", True
+        self.status.value, self.keep.disabled = f"Results are in {escape(store.path.name)}.", True
 
 
 def command_of(params: shared.Params) -> str:
-    """Return the `nano run` command with the parameters that differ from the suite."""
+    """Return the `nano run` command with the parameters that differ from the default suite."""
     usual = _usual(params.NAME)
     words = ["nano", "run", DEFAULT_SUITE, params.NAME]
     for name, value in params.defining().items():
@@ -216,7 +217,7 @@ def _usual(experiment: str) -> dict[str, Any]:
 
 
 def _control(params: shared.Params, name: str) -> Any:
-    """Return the control of a parameter, which is a checkbox, a dropdown or a text field."""
+    """Return a checkbox, a dropdown or a text field that sets a parameter."""
     import ipywidgets as widgets
 
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation

@@ -78,14 +78,14 @@ def _opened(params: Params) -> Store:
 
 
 def changes(params: Params) -> regressions.Part:
-    """Compare the chosen runs with earlier runs, and find changes over all runs."""
+    """Compare the selected runs with earlier runs, and find changes over the recent runs."""
     with _opened(params) as store:
         runs = store.runs_of(select_runs(store, params.runs))
         return regressions.changes(*what_changed(store, runs))
 
 
 def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Read the chosen runs, with the newest measurement of each case.
+    """Read the selected runs, with the newest measurement of each case.
 
     Returns:
         The runs, all machines, the rows of each experiment on the machine of its newest run, and

@@ -1,4 +1,4 @@
-"""Scale the value axis of a chart: its range, its ticks, and the points that it cannot show."""
+"""Set the range and the ticks of a value axis, and drop points that the axis cannot show."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-_MOST_NAMED = 4  # Largest number of series with a lost point that the subtitle names.
+_MOST_NAMED = 4  # Largest number of series that the subtitle names.
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Axis:
     fmt: str
 
     def encode(self, column: str, end: str = "") -> dict[str, Any]:
-        """Return the encoding of a column, or of the ranges from that column to the column `end`."""
+        """Return the encoding of a column, or of the ranges from the column to the column `end`."""
         ticks = {"values": log_ticks(*self.domain)} if self.log else {"tickCount": 5}
         channel = alt.Y if self.channel == "y" else alt.X
         along = channel(
@@ -59,7 +59,7 @@ def drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     drawn = numbers.where(numbers.gt(0) & np.isfinite(numbers))
     lost = data.loc[drawn[value].isna() & numbers[value].notna(), "series"].unique()
     if "low" in data:
-        # An interval that reaches zero is drawn from the lower end of the axis.
+        # An interval that reaches zero begins at the lower end of the axis.
         drawn["low"] = drawn["low"].where(~numbers["low"].le(0), drawn.min().min() / 1.5)
     return data.assign(**drawn), ", ".join(lost[:_MOST_NAMED])
 
@@ -93,7 +93,7 @@ def domain_of(
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 of each decade from `low` to `high`, or only the decades if there are many."""
+    """Return ticks at 1, 2 and 5 of each decade, or only at decades if there are many decades."""
     decades = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     found = [m * decade for decade in decades for m in (1, 2, 5) if low <= m * decade <= high]
     return found if len(found) <= 7 else [decade for decade in decades if low <= decade <= high]

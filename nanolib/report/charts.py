@@ -17,7 +17,7 @@ from nanolib.report.tables import Column, IntervalColumn, add_metric_columns, pe
 from nanolib.report.theme import Chart, Drawing, empty_chart, hues
 
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
-COUNTED_KEY = "Points: counted, exact. Dashed: predicted."
+COUNTED_KEY = "Points: counted exactly. Dashed: predicted."
 ROOFLINE_KEY = "The prediction is the roofline of the peak rates measured in the same run."
 PLAN_KEY = "The prediction counts the same bytes on tensors that have shapes and no data."
 
@@ -150,12 +150,13 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     # A timing without work has no share of a peak rate.
     known = table[["flops", "moved", "peak", "bandwidth"]].astype(float)
     table = table[(np.isfinite(known) & (known > 0)).all(axis=1)].reset_index(drop=True)
-    table["case"] = table["name"] + " n=" + table["seq_len"].astype(int).astype(str)
+    table["case"] = table["name"] + " seq_len=" + table["seq_len"].astype(int).astype(str)
     if table["batch_size"].nunique() > 1:
         table["case"] += " batch=" + table["batch_size"].astype(int).astype(str)
     table["intensity"] = table["flops"] / table["moved"]
     table["ridge"] = table["peak"] / table["bandwidth"]
-    for end in ("", "_low", "_high"):  # The peak rate replaces an end that is not known.
+    # Without an interval, the estimate of the peak rate replaces both ends of the interval.
+    for end in ("", "_low", "_high"):
         flops = table[f"peak{end}"].fillna(table["peak"])
         copied = table[f"bandwidth{end}"].fillna(table["bandwidth"])
         table[f"attainable{end}"] = np.minimum(flops, table["intensity"] * copied)
@@ -164,7 +165,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 
 
 def roofline_chart(experiment: str) -> Chart:
-    """Return a function that draws measured rates over the intensity, and the peak rates dashed."""
+    """Return a function that draws measured rates over the intensity, with dashed peak rates."""
 
     def chart(rows: pd.DataFrame) -> Drawing:
         table = roofline_table(rows, experiment)
@@ -178,7 +179,7 @@ def roofline_chart(experiment: str) -> Chart:
                 "x": table["intensity"],
                 **point_columns(table, "achieved", "y"),
                 "note": [
-                    f"{case}, {share:.0%} of its peak, {bound}-bound"
+                    f"{case}, {share:.0%} of the roofline, {bound}-bound"
                     for case, share, bound in table[["case", "share", "bound"]].to_numpy()
                 ],
             }
@@ -188,8 +189,8 @@ def roofline_chart(experiment: str) -> Chart:
             pd.concat([points, _peaks(table, points)], ignore_index=True),
             f"Roofline{shared}",
             subtitle=[
-                "Memory is the limit left of the bend, and arithmetic is the limit right of it.",
-                "Only bytes that must move are counted, so cached data can exceed the slope.",
+                "Left of the bend: memory-bound. Right of the bend: compute-bound.",
+                "Only bytes that must move count, so cached data can exceed the roofline.",
                 "Dashed: peak rates of the same run.",
             ],
             unit="Rate (FLOP/s)",
@@ -217,7 +218,7 @@ def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
-    """Report for each scope whether its cases are compute-bound, and their best share of the roofline."""
+    """Report for each scope which cases are compute-bound, and the best share of the roofline."""
     table = roofline_table(rows, experiment)
     if table.empty:
         return []
@@ -229,9 +230,9 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
         roof, next_step = scaled(best["attainable"], "FLOP/s"), ""
         evidence = f"{best['case']} reaches {percent(best, 'share')} of the roofline's {roof}"
         if best["share_low"] > 1:
-            why = "part of its data stays in a cache"
+            why = "part of the data stays in a cache"
             if best["bound"] == "compute":
-                why = "the peak rate was measured too low"
+                why = "the measured peak rate is too low"
                 next_step = "run nano doctor on an idle machine"
             reached = scaled(best["achieved"], "FLOP/s")
             evidence = f"{best['case']} reaches {reached}, above the roofline's {roof}: {why}"

@@ -16,12 +16,12 @@ __all__ = ["Lines", "Table", "Tables", "show"]
 
 
 class Table:
-    """Table whose cells do not wrap, and which scrolls if it is too wide.
+    """Table whose cells do not wrap. A table that is too wide scrolls.
 
     Args:
         frame: Table of text, for example from `tables.readable`.
-        lengths: Sequence length of each line as text, by which the report page filters. The text is
-            empty if a line has no length.
+        lengths: Sequence length of each line as text, or an empty text for no length. The report
+            page filters lines by these lengths.
 
     Example:
         >>> Table(pd.DataFrame({"case": ["dense"], "ms": ["1.5"]}))  # A notebook shows HTML.
@@ -47,7 +47,7 @@ class Table:
         return "Nothing was measured." if self.frame.empty else self.frame.to_string(index=False)
 
     def folded(self, title: str, is_open: bool) -> str:
-        """Return the HTML of the table in a block with its title, which a reader can fold."""
+        """Return the HTML of a section that readers can fold, with the title and the table."""
         text = f"{escape(title)} (<span class=count>{len(self.frame)}</span>)"
         mark = " open" if is_open else ""
         return f"<details{mark}><summary>{text}</summary>{self._repr_html_()}</details>"
@@ -74,7 +74,7 @@ class Lines:
     """List of findings, with a heading for each model or shape.
 
     Args:
-        findings: Findings whose texts are escaped in HTML.
+        findings: Findings to list. The HTML contains their escaped texts.
 
     Example:
         >>> Lines([Finding("Dense is faster"), Finding("Not clear", "batch 2")])
@@ -105,7 +105,7 @@ class Lines:
 
 
 class Tables:
-    """All tables of a section that have a line, of which the first table is unfolded.
+    """The main table of a section, unfolded, and all other tables that have a line.
 
     Args:
         section: Section of the report.

@@ -1,4 +1,4 @@
-"""Export results for sharing: a database, JSON, CSV or Markdown, without user name, host name or absolute path."""
+"""Export results as a database, JSON, CSV or Markdown, without user, host and path names."""
 
 import html
 import json
@@ -31,7 +31,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         endings = ", ".join(_ENDINGS)
         raise BadInput(f"export: {target.name!r} has no known ending; use one of {endings}")
     if not run_ids:
-        raise BadInput("export: there are no runs to write; run: nano run quick")
+        raise BadInput("export: there are no runs to write; first run nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
     if target.suffix == ".sqlite":
@@ -66,7 +66,7 @@ def _table(store: Store, run_ids: list[str]) -> pd.DataFrame:
 
 
 def _markdown(table: pd.DataFrame) -> str:
-    """Return the table in Markdown without details, and without columns that name a single run or machine."""
+    """Return the table in Markdown, without details and without IDs that all rows share."""
     single = [name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
     table = table.drop(columns=["details", *single])
     table["flags"] = table["flags"].map(", ".join)
@@ -74,7 +74,7 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows of a database table as JSON records, without private columns and with null for NaN."""
+    """Return rows of a database table as JSON records, without private columns and without NaN."""
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     return list(public_rows(name, records))
 

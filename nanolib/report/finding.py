@@ -14,7 +14,7 @@ MOST_FINDINGS = 5  # Readers skip longer lists, and the tables show all other re
 
 
 class Order(enum.StrEnum):
-    """Order of two estimates that their intervals allow."""
+    """Order of two estimates, according to their intervals."""
 
     BELOW = "below"
     ABOVE = "above"
@@ -43,7 +43,7 @@ class Estimate:
 
     @classmethod
     def of(cls, line: Mapping[str, Any], column: str, metric: str = "", name: str = "") -> Self:
-        """Read a column of a line, with its interval from `_low` and `_high` and the label `_busy`."""
+        """Read a column of a line, with the interval from `_low` and `_high`, and `_busy`."""
         ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
         return cls(*ends, metric, name, bool(line.get(f"{column}_busy") == 1))
 
@@ -73,10 +73,10 @@ class Finding:
     """Conclusion from measurements.
 
     Attributes:
-        text: Conclusion that a reader understands without its evidence.
+        text: Conclusion that a reader understands without the evidence.
         evidence: Numbers that support the conclusion, with their intervals.
         next_step: Imperative that names a parameter or a command.
-        about: Model or shape, which is the heading of all findings about it.
+        about: Heading of the finding, such as a model or a shape.
         compared: Pairs of estimates whose order the text states.
         figures: Other estimates in the finding.
     """
@@ -96,7 +96,7 @@ class Finding:
         figures = dict.fromkeys(one for pair in pairs for one in pair[::2] if one.low != one.high)
         evidence = ", ".join(str(one) for one in list(figures)[:_MOST_ESTIMATES])
         next_step = "repeat the run when no other process uses the machine"
-        text = "Machine busy: no order drawn"
+        text = "Other processes used the machine, so these estimates have no order"
         return Finding(text, evidence, next_step, self.about, (), tuple(figures))
 
     @property
@@ -117,13 +117,13 @@ def unclear(what: str, evidence: str) -> tuple[str, str]:
 
     Args:
         what: Names of the things that were compared.
-        evidence: Their numbers.
+        evidence: Numbers of these things.
     """
     return f"No clear difference between {what}", f"{evidence} {OVERLAP}"
 
 
 def comparing(first: Estimate, *others: Estimate) -> Pairs:
-    """Pair an estimate with each other estimate and with the order that the intervals allow."""
+    """Pair an estimate with each other estimate, and with the order of the two."""
     return tuple((first, first.compare_to(other), other) for other in others)
 
 

@@ -24,7 +24,7 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
 
     @functools.wraps(make)
     def made(rows: pd.DataFrame) -> _Made:
-        # Several threads draw charts, so both values are read in one step.
+        # Several threads draw charts, so one step reads both values.
         known, found = last[0]
         if known() is not rows:
             found = make(rows)
@@ -113,7 +113,7 @@ def drop_missing(table: pd.DataFrame, column: str) -> pd.DataFrame:
 def pick(
     rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
 ) -> pd.DataFrame:
-    """Return the rows with a number of one metric, and of one scope and method if they are given."""
+    """Return the rows with a number of one metric, and of one scope and method if given."""
     mask = (rows["metric"] == metric) & rows["estimate"].notna()
     if scope is not None:
         mask &= rows["scope"] == scope
@@ -135,12 +135,12 @@ GPUS_SEEN = frozenset({"NVIDIA H200"})
 def _gpus(run: Mapping[str, Any], machine: pd.Series) -> str:
     names = [gpu["name"] for gpu in machine["gpus"]]
     is_untested = not run["device"].startswith("cpu") and not GPUS_SEEN.intersection(names)
-    note = " (nanolib is not yet tested on this GPU: docs/gpu.md)" if is_untested else ""
+    note = " (nanolib is not yet tested on this GPU, see docs/gpu.md)" if is_untested else ""
     return (", ".join(names) or "no GPU") + note
 
 
 def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per run for people, with its machine, start time, duration and versions."""
+    """Return a line per run for people, with machine, start time, duration and versions."""
     by_id = machines.set_index("machine_id")
     lines = []
     for run in runs.to_dict("records"):
@@ -153,7 +153,7 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 "Suite": run["suite"],
                 "Label": run["label"],
                 "Started": run["started"][:19].replace("T", " ") + " UTC",
-                "Took": "—" if pd.isna(run["duration_s"]) else f"{run['duration_s']:.0f} s",
+                "Duration": "—" if pd.isna(run["duration_s"]) else f"{run['duration_s']:.0f} s",
                 "Status": run["status"],
                 "Machine": f"{run['machine_id'][:6]}: {machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB, {gpus}",
                 "torch": run["versions"].get("torch", ""),
@@ -178,11 +178,11 @@ def _failed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
-    """Return a finding per flag, with the number of its timings and its meaning."""
+    """Return a finding per flag: how many timings have the flag, and what the flag means."""
     timed = pick(rows, "latency")
     counts = timed["flags"].explode().value_counts()
     return [
-        Finding(f"{flag} ({count} of {len(timed)} timings)", FLAG_TEXT.get(flag, ""))
+        Finding(f"{count} of {len(timed)} timings have the flag {flag}", FLAG_TEXT.get(flag, ""))
         for flag, count in counts.items()
     ]
 
@@ -194,7 +194,7 @@ def why_empty(rows: pd.DataFrame, experiment: str) -> str:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
     counts = _failed(rows)["status"].value_counts().items()
     counts = ", ".join(f"{count} {status}" for status, count in counts)
-    return f"no case gave a number ({counts or 'none has ended'})"
+    return f"no case has a result ({counts or 'no case has ended'})"
 
 
 _PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}

@@ -1,4 +1,4 @@
-"""Write the report: a page that needs no network, the same text in Markdown, pictures and tables."""
+"""Write the report: a page that needs no network, the same text in Markdown, and files."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def build(
     """
     (rows, runs), machines = store.shown(run_ids), store.machines()
     make_folder(folder)
-    # All files are moved to the folder at the end, so a failure leaves the old report complete.
+    # nanolib moves all files to the folder at the end, so a failure leaves the old report complete.
     with (
         TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
         schemapi.debug_mode(False),  # The tests check every chart, and the check is slow.
@@ -90,7 +90,7 @@ def _parts(
     runs: pd.DataFrame,
     machines: pd.DataFrame,
 ) -> Iterator[Part]:
-    """Yield a part for each section and machine, the newest run's machine first, then summaries."""
+    """Yield a part for each section and machine, newest machine first, and then the summaries."""
     newest = runs.sort_values("started", kind="stable")[::-1]
     for section in sections:
         machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
@@ -98,7 +98,7 @@ def _parts(
             yield _answer(section, machine, at == 0, rows[rows["machine_id"] == machine])
     yield changes(*what_changed(store, runs))
     hardware = overview.hardware_table(rows, machines)
-    yield Part("hardware", "Which hardware?", tables=_whole_table("Hardware", hardware))
+    yield Part("hardware", "Which hardware was used?", tables=_whole_table("Hardware", hardware))
     tables = _whole_table("What failed", overview.failures(rows))
     flags = overview.flag_lines(rows)
     if tables or flags:
@@ -133,7 +133,7 @@ def _answer(section: Section, machine: str, newest: bool, rows: pd.DataFrame) ->
 
 
 def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list[Finding]]]:
-    """Yield each sequence length with its findings, if there are several lengths to choose from."""
+    """Yield each sequence length with its findings, if there are several sequence lengths."""
     own = overview.of_experiment(rows, section.experiment)
     seq_lens = own.get("factor.seq_len", pd.Series(dtype=float))
     lengths = seq_lens.dropna().unique()
@@ -168,12 +168,12 @@ def _markdown(parts: list[Part]) -> str:
         for title, (_, readable) in part.tables.items():
             lines += [f"### {title}", markdown_table(readable)]
     if not any(part.machine for part in parts):
-        lines.append("Nothing was measured yet. Run: nano run quick")
+        lines.append("Nothing was measured yet. Run nano run quick.")
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
-    """Return a table for people without empty columns, and with the sequence length of each line."""
+    """Return a table for people, without empty columns, that the page filters by length."""
     filled = [not set(readable[name]) <= {"", "—"} for name in readable]
     lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
     return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
@@ -191,7 +191,7 @@ def _web_page(
 
     Args:
         parts: Parts of the page in order.
-        specs: Maps the name of each chart to its Vega-Lite.
+        specs: Vega-Lite specification of each chart, by the name of the chart.
         rows: Measurements of the parts.
         runs: Runs of the measurements.
         machines: All machines of the store.

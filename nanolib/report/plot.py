@@ -5,7 +5,7 @@ A chart needs a table with a line per mark. `line` charts need the columns `seri
 
 low, high: Ends of the interval.
 pred: Predicted value.
-sure: Whether the value is measured and settled, otherwise the mark is hollow.
+sure: Whether the value is measured and settled. If not, the mark is hollow.
 hue: Name of a color in `theme.COLOURS`.
 part: Name of the part of a bar.
 panel: Name of the panel that shows the mark.
@@ -59,7 +59,7 @@ def plot(
         data: Table with the columns that this module describes. A line chart with a single `x`
             becomes a `rows` chart.
         title: Title of the chart.
-        kind: `line` over an ordered quantity, `rows` per series, or `bars` for parts of a whole.
+        kind: Layout: `line` over an ordered quantity, `rows` per series, or `bars` with parts.
         subtitle: Lines below the title.
         unit: Title of the value axis.
         xunit: Title of the horizontal axis of a line chart.
@@ -86,7 +86,7 @@ def plot(
     lines = [line for line in subtitle if line]
     if value in log:
         data, left_out = drop_unloggable(data, value)
-        lines += [f"Not on the logarithmic axis: {left_out}."] if left_out else []
+        lines += [f"The logarithmic axis excludes points of {left_out}."] if left_out else []
     guides = [*(band or ()), *([] if ref is None else [ref])]
     has_zero = value not in log and (kind != "rows" or ref is None)
     domain = domain_of(data, value, value in log, has_zero, guides)
@@ -120,7 +120,7 @@ def plot(
 def _layer(
     mark: str, encoding: _Encoding, *filters: str, data: Any = alt.Undefined, **look: Any
 ) -> alt.Chart:
-    # Each method of `alt.Chart` copies the chart, so the layer is made in one call.
+    # Each method of `alt.Chart` copies the chart, so one call makes the layer.
     return alt.Chart(
         data,
         mark=alt.MarkDef(type=mark, **look),
@@ -212,7 +212,7 @@ def _draw_lines(
     ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _COLOR)
     along = base | axis.encode("end") | {"text": alt.Text("label:N"), "color": ink}
     names = _layer("text", along, "isValid(datum.end)", align="left", dx=9)
-    # The page filters lengths, so the browser finds the last point of a series.
+    # The page filters sequence lengths, so the browser finds the last point of a series.
     names = names.transform_joinaggregate(last="max(x)", groupby=["series"])
     return data, [*layers, names.transform_filter("datum.x == datum.last")]
 
@@ -227,14 +227,14 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps
-        # Labels keep the gap if they move only up or only down, so the mean of both moves is used.
+        # Moving labels only up or only down keeps the gaps, and so does the mean of both moves.
         both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
         found[at.index] = [unscale(one / px) for one in both / 2 + steps]
     return found
 
 
 def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
-    """Return the encoding of a row per series, in the order of the data, and the layer of labels."""
+    """Return the encoding of one row per series, in the order of the data, and the label layer."""
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
     order = list(dict.fromkeys(data["series"]))
     base = {"y": alt.Y("series:N", title=None, sort=order, axis=ink)}
@@ -272,7 +272,7 @@ _LINKS = {"run_id": "link_run", "factor.seq_len": "link_n", "seq_len": "link_n"}
 
 
 def links(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the columns `link_run` and `link_n`, by which the report page filters charts.
+    """Return the columns `link_run` and `link_n`. The report page filters charts by `link_n`.
 
     Args:
         frame: Measurements, or a table of cases.
@@ -281,6 +281,6 @@ def links(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def point_columns(table: pd.DataFrame, column: str, axis: str = "x") -> dict[str, Any]:
-    """Return the points of a chart: a column of the table, its interval, and the columns of `links`."""
+    """Return columns for the points of a chart: values, intervals and the columns of `links`."""
     ends = {end: table[f"{column}_{end}"] for end in ("low", "high")}
     return {axis: table[column]} | ends | links(table)

@@ -40,7 +40,9 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
     if since is not None:
         verdict += comparison_verdict(since)
         words = "A: earlier runs. B: the newest runs, measured at another time."
-        charts["since_the_run_before"] = comparison_chart(since, "Since the run before", words)
+        charts["since_the_run_before"] = comparison_chart(
+            since, "Changes since earlier runs", words
+        )
         table = since.table(everything=False)
         if len(table):
             tables["Changed and inconclusive cases"] = table, table
@@ -72,7 +74,7 @@ def ab_verdict(rows: pd.DataFrame) -> list[Finding]:
     if not found.lines:
         return [Finding("No two versions were compared", next_step="run nano ab HEAD~1 .")]
     drift = "Blocks of A and B were interleaved and paired, so machine drift affects both equally"
-    next_step = "to find the commit, run nano ab with other revisions"
+    next_step = "run nano ab with other revisions to find the commit"
     return [_counts(found, *found.noise), *_changed(found), Finding(drift, next_step=next_step)]
 
 
@@ -85,17 +87,17 @@ def ab_table(rows: pd.DataFrame) -> pd.DataFrame:
 def ab_ratio(rows: pd.DataFrame) -> Drawing:
     """Draw the ratio of two versions with its interval for each case."""
     found = ab_comparison(rows)
-    return comparison_chart(found, "Two versions side by side", f"{found.noise[0]}.")
+    return comparison_chart(found, "Ratio of two versions", f"{found.noise[0]}.")
 
 
 def comparison_verdict(found: Comparison) -> list[Finding]:
     """Return the findings of a comparison of the newest runs with the runs before."""
     drift = "The runs were measured at different times, so machine drift is not controlled"
     return [
-        _counts(found, "Against the runs before"),
-        *(Finding("Take these times with care", noise) for noise in found.noise),
+        _counts(found, "The newest runs were compared with earlier runs"),
+        *(Finding("The comparison has a limitation", noise) for noise in found.noise),
         *_changed(found),
-        Finding(drift, next_step="to measure both in turns, run nano ab REV_A REV_B"),
+        Finding(drift, next_step="run nano ab REV_A REV_B to measure both in turns"),
     ]
 
 
@@ -113,7 +115,9 @@ def _changed(found: Comparison) -> list[Finding]:
             compared, evidence = comparing(ratio, Estimate.exact(1.0)), [line.change, line.message]
         about = f"machine {line.machine}" if line.machine else ""
         words = ", ".join(filter(None, evidence))
-        findings.append(Finding(f"{line.finding}, {line.name}", words, "", about, compared))
+        findings.append(
+            Finding(f"The verdict on {line.name} is {line.finding}", words, "", about, compared)
+        )
     return findings
 
 
@@ -121,7 +125,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> Drawing:
     """Draw ratios with their intervals, and the band of ratios that count as no change.
 
     Args:
-        found: Comparison whose first 40 timings are drawn.
+        found: Comparison. The chart shows the first 40 timings.
         title: Title of the chart.
         subtitle: Sentence that names A and B.
     """
@@ -149,7 +153,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> Drawing:
         ref=1.0,
         band=(1 - MARGIN, 1 + MARGIN),
         width=420,
-        empty="no timing has enough blocks on both sides",
+        empty="no timing has enough blocks in both A and B",
     )
 
 
@@ -176,11 +180,11 @@ def history_chart(found: list[History]) -> Drawing:
     what = METRICS[found[0].metric].title
     return plot(
         pd.concat(parts, ignore_index=True),
-        "Over the runs",
+        "Timings over the runs",
         subtitle=[
             f"{what} of {len(found)} timings, each on one machine. In color: the level changed."
         ],
-        unit="Relative to the first run",
+        unit="Ratio to the first run",
         xunit="Run, oldest first",
         log="y",
         fmt=".2~f",
@@ -198,17 +202,17 @@ def history_verdict(found: list[History]) -> list[Finding]:
     level = f"{len(changed)} of {len(found)} timings changed their level over up to {runs} runs"
     findings = [Finding(level)]
     if runs < LEAST_HISTORY:
-        few = f"A change of level is found in at least {LEAST_HISTORY} runs"
-        findings.append(Finding(few, next_step="until then, run nano compare latest~1 latest"))
+        few = f"nanolib needs at least {LEAST_HISTORY} runs to find a change of level"
+        findings.append(Finding(few, next_step="run nano compare latest~1 latest until then"))
     for name, last in sorted(changed, key=lambda one: -one[1].at)[:6]:
-        findings.append(Finding(f"{'worse' if last.worse else 'better'}, {name}", str(last)))
+        findings.append(Finding(f"{name} became {'worse' if last.worse else 'better'}", str(last)))
     for name, one in sorted(newest, key=lambda found: -abs(math.log(found[1].newest.ratio)))[:3]:
-        findings.append(Finding(f"sticks out, {name}", str(one.newest), one.command))
+        findings.append(Finding(f"{name} may have changed recently", str(one.newest), one.command))
     return findings
 
 
 def _by_name(found: list[History]) -> dict[str, History]:
-    """Return the histories by their names, which include the machine if there are several."""
+    """Return the histories by name. A name includes the machine if there are several machines."""
     several = len({one.machine_id for one in found}) > 1
     named = {}
     for one in found:

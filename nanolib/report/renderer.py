@@ -1,7 +1,7 @@
 """Render charts in JupyterLab without a network, and as pictures on code hosts and in nbconvert.
 
-JupyterLab bundles Vega 5. Altair writes Vega-Lite 6, whose layered charts JupyterLab cannot draw.
-nanolib therefore compiles charts to Vega 5, and adds a PNG for viewers that do not draw Vega.
+JupyterLab bundles Vega 5, and cannot draw the layered charts of Altair's Vega-Lite 6. nanolib
+therefore compiles charts to Vega 5, and adds a PNG for viewers that do not draw Vega.
 """
 
 import base64
@@ -19,14 +19,14 @@ from altair.utils import schemapi
 from nanolib.measurement import BadInput, printable
 from nanolib.report.theme import Drawing
 
-VEGALITE_VERSION = "5.20"  # Version that compiles to Vega 5, which JupyterLab bundles.
-PAGE_VERSION = "6.4"  # Version that compiles to Vega 6, which vl-convert bundles for pages.
+VEGALITE_VERSION = "5.20"  # Vega-Lite that compiles to Vega 5, which JupyterLab bundles.
+PAGE_VERSION = "6.4"  # Vega-Lite that compiles to Vega 6, which vl-convert bundles for pages.
 _SCALE = 2  # Pixels per point of a picture in a report.
-_NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because notebooks are committed.
+_NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because git stores the notebooks.
 
 
 def compiled(spec: dict[str, Any], vl_version: str = PAGE_VERSION) -> dict[str, Any]:
-    """Compile Vega-Lite to Vega, without control characters, which make vl-convert end the process."""
+    """Compile Vega-Lite to Vega without control characters, because they crash vl-convert."""
     return vl_convert.vegalite_to_vega(_without_control(spec), vl_version=vl_version)
 
 
@@ -40,13 +40,13 @@ def _without_control(value: Any) -> Any:
 
 @functools.cache
 def javascript() -> str:
-    """Return the JavaScript of Vega for the report page, which the user's cache folder keeps."""
+    """Return Vega's JavaScript for the report page, and keep a copy in the user's cache folder."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanolib"
     kept = folder / f"vega-{PAGE_VERSION}-{vl_convert.__version__}.js"
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle(vl_version=PAGE_VERSION)
-    with contextlib.suppress(OSError):  # If the home is read-only, each report bundles Vega again.
+    with contextlib.suppress(OSError):  # In a read-only folder, each report bundles Vega again.
         folder.mkdir(parents=True, exist_ok=True)
         half = kept.with_suffix(f".{os.getpid()}")
         half.write_text(bundle, encoding="utf-8")
@@ -55,13 +55,13 @@ def javascript() -> str:
 
 
 def live_chart(chart: Drawing) -> alt.JupyterChart:
-    """Return a widget that shows a chart, and that shows another chart if its `chart` is set."""
+    """Return a widget that shows a chart. Set the widget's `chart` to show another chart."""
     alt.JupyterChart.enable_offline()  # Without this call, the widget loads Vega from the network.
     return alt.JupyterChart(chart, embed_options={"actions": False})
 
 
 def _palette(picture: bytes) -> bytes:
-    """Reduce a PNG to 256 colors, which are enough for a chart and take an eighth of the bytes."""
+    """Reduce a PNG to 256 colors. A chart needs no more, and the file is eight times smaller."""
     from PIL import Image
 
     packed = io.BytesIO()
@@ -72,14 +72,14 @@ def _palette(picture: bytes) -> bytes:
 
 
 def _pictures(spec: dict[str, Any]) -> dict[str, bytes]:
-    """Return the chart as the contents of a PNG and an SVG file, by their endings."""
+    """Return the contents of a PNG file and an SVG file of the chart, by file ending."""
     drawn = vl_convert.vega_to_svg(compiled(spec))
     png = _palette(vl_convert.svg_to_png(drawn, scale=_SCALE))
     return {".png": png, ".svg": drawn.encode()}
 
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
-    """Write the pictures NAME.png and NAME.svg of a chart in Vega-Lite to a folder."""
+    """Save a Vega-Lite chart as NAME.png and NAME.svg in a folder."""
     for ending, content in _pictures(spec).items():
         (folder / f"{name}{ending}").write_bytes(content)
 
@@ -89,7 +89,7 @@ def save_as(chart: Drawing, path: Path) -> None:
 
     Args:
         chart: Chart to write.
-        path: Path that ends with `.html` for an interactive page without a network, `.png` or `.svg`.
+        path: Path that ends with `.png`, `.svg`, or `.html` for an interactive page.
 
     Raises:
         BadInput: The ending is unknown.

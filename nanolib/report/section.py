@@ -16,7 +16,7 @@ class CaseTable:
 
     Attributes:
         of: Function that makes the table from measurements of any experiments.
-        columns: Maps each column that people see to its title. A file of the table has all columns.
+        columns: Title of each column that people see. A file of the table contains all columns.
     """
 
     of: Callable[[pd.DataFrame], pd.DataFrame]
@@ -38,7 +38,7 @@ class Section:
             charts answers the question.
         tables: Maps a title to a table, the main table first.
         verdict: Function that makes the findings from measurements.
-        files: Maps a file name to the function that draws a chart which only the folder contains.
+        files: Maps a file name to a function that draws a chart. Only the folder has these charts.
     """
 
     experiment: str
@@ -49,7 +49,7 @@ class Section:
     files: Mapping[str, Chart] = field(default_factory=dict)
 
     def main_chart(self, rows: pd.DataFrame) -> Drawing:
-        """Return the first chart that has data, or else the first chart, which shows the reason."""
+        """Return the first chart that has data. Otherwise, return the first chart."""
         drawings = [*self.charts.values(), *self.files.values()]
         for draw in drawings:
             if not is_empty(chart := draw(rows)):
@@ -77,7 +77,7 @@ class Part:
         charts: Maps a file name to a chart.
         tables: Maps a title to the table with all columns, and to the same table for people.
         machine: ID of the machine that the part is about, or empty for all machines.
-        newest: Whether the newest run of the question is from this machine.
+        newest: Whether the newest run of the experiment is from this machine.
         rows: Measurements of the machine.
         by_length: Maps a sequence length to the findings of only that length.
         files: Maps a file name to a chart that only the folder contains.

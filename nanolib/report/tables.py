@@ -33,27 +33,28 @@ class Column:
     detail: str = ""
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
-        """Return the new columns of the table, from a measurement for each line."""
+        """Return the new columns. `found` has one measurement for each line of the table."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
         return {self.name: found["estimate"]}
 
 
 class IntervalColumn(Column):
-    """Column of a table of cases that also adds the columns `_low`, `_high`, `_predicted` and `_busy`.
+    """Column with further columns for the interval, the prediction and interference.
 
-    The column `_busy` is true if other processes used the machine.
+    The names of these columns end with `_low`, `_high`, `_predicted` and `_busy`. `_busy` is true
+    if other processes used the machine.
     """
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
-        """Return the new columns of the table, from a measurement for each line."""
+        """Return the new columns. `found` has one measurement for each line of the table."""
         sources = {"": "estimate", "_low": "low", "_high": "high", "_predicted": "predicted"}
         busy = [Flag.BUSY_MACHINE in flags for flags in found["flags"]]
         ends = {self.name + end: found.get(name) for end, name in sources.items()}
         return ends | {f"{self.name}_busy": busy}
 
 
-# The names in these columns are shown without underscores.
+# Tables for people show the values of these columns without underscores.
 _IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
 
 
@@ -67,8 +68,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
 
     Args:
         table: Table of cases.
-        names: Maps each column to its title. The interval of a column is in the columns `_low` and
-            `_high`.
+        names: Title of each column. The columns that end with `_low` and `_high` contain the
+            interval.
     """
     unknown = [None] * len(table)
     result = pd.DataFrame(index=table.index)
@@ -98,9 +99,9 @@ CASE = ("run_id", "case_id")  # Columns that identify a case.
 
 
 def case_rows(rows: pd.DataFrame, factors: Sequence[str], required: str) -> pd.DataFrame:
-    """Return a line per case that has the factor `required`, with its IDs, factors, status and message.
+    """Return a line per case with the factor `required`: IDs, factors, status and message.
 
-    The status of a case without a stored ending is `ok`.
+    The status of a case without a stored `case_duration` is `ok`.
     """
     rows = drop_missing(rows, f"factor.{required}")
     if rows.empty:
@@ -185,9 +186,9 @@ def with_speed_ups(
         key: Names of the columns that identify a line.
 
     Returns:
-        The table with the smallest speed-up over any baseline as `name`, with `name_low`,
-        `name_high`, `name_busy` and `name_baseline`. The column `name_over` contains a tuple of all
-        speed-ups, each with the name of its baseline.
+        The table with new columns. `name` is the smallest of the speed-ups over the baselines.
+        `name_low`, `name_high` and `name_busy` describe that speed-up, and `name_baseline` names
+        its baseline. `name_over` is a tuple of all speed-ups with the names of their baselines.
     """
     found: dict[tuple[Any, ...], list[Estimate]] = {}
     for row in pick(rows, "speed_up").to_dict("records"):
@@ -234,13 +235,13 @@ _STATES = {
     Flag.THROTTLED: "throttled",
     Flag.OVERSUBSCRIBED: "more ranks than cores",
     Flag.LOW_SAMPLE_COUNT: "few blocks",
-    Flag.SEQUENTIAL: "timed alone",
-    Flag.MASK_IS_DENSE: "removes nothing",
+    Flag.SEQUENTIAL: "not timed in turns",
+    Flag.MASK_IS_DENSE: "mask removes nothing",
 }
 
 
 def with_state(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `state` with the failure of a case, the doubts about its numbers, or `ok`."""
+    """Add the column `state` with the failure of a case, the flags of its numbers, or `ok`."""
     flags = table.get("flags", [()] * len(table))
     messages = table["message"].fillna("")
     states = []

@@ -1,4 +1,4 @@
-"""Set the colors, fonts and grid of all charts, in notebooks, on the report page and in pictures."""
+"""Set the colors, fonts and grid of all charts, in notebooks, reports and pictures."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-Drawing = alt.TopLevelMixin  # a chart, or several charts next to each other
-Chart = Callable[[pd.DataFrame], Drawing]  # draws a chart of measurements
+Drawing = alt.TopLevelMixin  # One chart, or several charts next to each other.
+Chart = Callable[[pd.DataFrame], Drawing]  # Function that draws a chart of measurements.
 
 COLOURS = {
     "paper": "#FFFFFF",
@@ -15,7 +15,7 @@ COLOURS = {
     "line": "#DEE3E8",
     "ink": "#191D22",
     "muted": "#58626D",  # Color of the labels of axes.
-    # Each color of a series has a contrast of at least 4.9 : 1 with the paper, so labels can use it.
+    # Each color of a series has a contrast of at least 4.9 : 1 with the paper, enough for labels.
     "c1": "#0B62B0",
     "c2": "#C2480A",
     "c3": "#00785A",
@@ -55,7 +55,7 @@ def empty_chart(title: str, why: str) -> Drawing:
 
 
 def is_empty(chart: Drawing) -> bool:
-    """Return whether a chart was made by `empty_chart`."""
+    """Return whether `empty_chart` made a chart."""
     return isinstance(getattr(chart, "usermeta", None), dict)
 
 
@@ -71,7 +71,7 @@ def side_by_side(*charts: Drawing) -> Drawing:
 def themed(chart: Drawing) -> Drawing:
     """Set the fonts, grid and colors of a finished chart, and return the chart."""
     words = {"fill": COLOURS["muted"], "fontSize": _TEXT}
-    # Each `configure_…` method copies the whole chart, so the configuration is assigned.
+    # Each `configure_…` method copies the whole chart, so nanolib assigns the configuration.
     chart.config = alt.Config.from_dict(
         {
             "style": {"guide-label": words, "guide-title": words},
@@ -110,7 +110,7 @@ def variables() -> str:
 
 
 def with_variables(text: str) -> str:
-    """Replace the colors in the JSON of charts by CSS variables, so that dark mode needs no redraw."""
+    """Replace colors in the JSON of charts by CSS variables, so that dark mode needs no redraw."""
     for name, color in COLOURS.items():
         text = text.replace(f'"{color}"', f'"var(--{name})"')
     return text

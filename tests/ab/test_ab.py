@@ -51,7 +51,7 @@ def test_a_slower_revision_regressed(repository, compared, tmp_path):
     (row,) = ab_table(rows).to_dict("records")
     assert row["finding"] == "regressed" and "in 20 pairs of processes" in row["message"]
     versions, changed, _ = map(str, ab_verdict(rows))
-    assert versions.startswith("A is base (") and changed.startswith("regressed, work:run")
+    assert versions.startswith("A is base (") and changed.startswith("The verdict on work:run")
     assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
 
 

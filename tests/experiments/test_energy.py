@@ -33,10 +33,10 @@ def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):
     read = rows[rows.metric.isin(["energy", "power", "energy_per_token"]) & rows.estimate.notna()]
     assert set(read.provenance) == {"replayed"} and set(read.method) == {"replay"}
     assert read[read.metric == "power"].estimate.between(99, 103).all()
-    assert " W (prefill) by a replayed recording." in "\n".join(VERDICTS["energy"](rows))
+    assert " W (prefill) in a replayed trace." in "\n".join(VERDICTS["energy"](rows))
     for name in ("energy_per_token", "power_over_time"):
         text = str(CHARTS[name](rows).to_dict())
-        assert "replayed from a recording" in text and "Read from a sensor" not in text
+        assert "replayed from a recording" in text and "Measured by a sensor" not in text
 
 
 def test_the_live_view_draws_a_recording_by_phase_and_says_when_it_has_ended(tmp_path, monkeypatch):
@@ -91,5 +91,5 @@ def test_a_machine_without_a_sensor_has_no_measured_joule(tmp_path, monkeypatch)
     assert list(costs["mode"]) == ["again", "minimal", "standard", "deep"]
     assert (costs.wall_low <= costs.wall).all() and (costs.wall <= costs.wall_high).all()
     findings = "\n".join(VERDICTS["energy"](rows))
-    assert "Most of the time goes to" in findings
+    assert "Most of the time is spent in" in findings
     assert "Profiling overhead: " in findings or "Machine busy" in findings

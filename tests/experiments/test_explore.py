@@ -101,7 +101,10 @@ def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for
     assert panel.measure.disabled and not panel.cancel.disabled
     assert panel.status.value == "Starting …"
     until(lambda: not panel.measure.disabled)
-    assert panel.status.value == "Measured. Not kept yet." and panel.chart.chart is not before
+    assert (
+        panel.status.value == "Measured. Results are not stored yet."
+        and panel.chart.chart is not before
+    )
     assert "dense" in panel.measured.value and "64" in panel.measured.value
     with Store() as store:
         assert store.runs().empty

@@ -59,7 +59,7 @@ def _calls(case):
     """What a case compiles, by being called."""
     if hasattr(case, "workloads"):
         return [work.call for work in case.workloads(*case.inputs(0))]
-    from nanolib.experiments.model.look import text_batch
+    from nanolib.experiments.model.data import text_batch
     from nanolib.experiments.model.steps import Training
     from nanolib.models import fp8
 

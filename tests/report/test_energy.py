@@ -36,12 +36,12 @@ def test_each_source_of_energy_has_a_line(measured):
     [
         (
             (Provenance.MEASURED, "rapl", 1.1),
-            ["A token costs 250 mJ [227 … 275] at 25 W (decode) by rapl."],
+            ["A token uses 250 mJ [227 … 275] at 25 W (decode) according to rapl."],
         ),
         (
             (Provenance.ESTIMATED, "utilisation", 6),
             [
-                "A token costs an estimated 41.7 to 1,500 mJ (decode) by utilisation.",
+                "A token uses an estimated 41.7 to 1,500 mJ (decode) according to utilisation.",
                 "This machine's power was not measured: no power sensor was found, and estimated "
                 "ranges allow no comparison. Next: run nano doctor to see which sensors it supports.",
             ],
@@ -58,7 +58,7 @@ def test_a_reading_is_a_point_with_its_range_and_an_estimate_a_hollow_range(
     assert ("Hollow: a range estimated" in chart) == ('"sure": false' in chart) == is_hollow
     assert ('"sure": true' in chart) == (not is_hollow)
     power = CHARTS["power_over_time"](rows).to_json()
-    assert "no sensor read this machine's power" in power
+    assert "no sensor measured this machine's power" in power
 
 
 def test_a_window_that_was_too_short_says_so(say):
@@ -70,13 +70,13 @@ def test_a_window_that_was_too_short_says_so(say):
 @pytest.mark.parametrize(
     ("between", "said"),
     [
-        (60, "Most of the time goes to gaps between operations (60%), gate (20%) and up (15%): faster kernels would "
-             "change less than half of the time. Next: increase batch_size to shorten the gaps."),
+        (60, "Most of the time is spent in gaps between operations (60%), gate (20%) and up (15%): faster kernels can "
+             "shorten less than half of the time. Next: increase batch_size to reduce the share of gaps."),
 
-        (20, "Most of the time goes to gate (40%), up (30%) and gaps between operations (20%)."),
+        (20, "Most of the time is spent in gate (40%), up (30%) and gaps between operations (20%)."),
     ],
 )  # fmt: skip
 def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):
     rest = 100 - between
     operations = {"between": between, "gate": rest / 2, "up": rest * 3 / 8, "down": rest / 8}
-    assert f"decode, n = 64: {said}" in say("energy", [layer_case(operations)])
+    assert f"decode, 64 tokens: {said}" in say("energy", [layer_case(operations)])

@@ -17,7 +17,7 @@ def test_a_model_is_reported_with_its_batch_its_tail_and_its_ratios(say):
     lines = say("model", [*cases, inference(1, 2, 3, seq_len=32)])
     assert [line for line in lines if "takes" in line] == [  # one sentence for each model
         f"{TINY}: Inference takes 12.0 ms [11.0 … 15.0], a generated token 2.00 ms [1.90 … 2.50] and a training step 36.0 ms "
-        "[35.0 … 39.0]: the first token takes 20.0 ms [19.0 … 22.0], p99 of the next ones is 6 ms; "
+        "[35.0 … 39.0]: the first token takes 20.0 ms [19.0 … 22.0]; p99 of later tokens is 6 ms; "
         "training peaks at 60 MiB, 12.0× the weights."
     ]
 
@@ -25,32 +25,32 @@ def test_a_model_is_reported_with_its_batch_its_tail_and_its_ratios(say):
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ((5, 6, 7), "inference 2.00× [1.57 … 3.00] as fast (faster)"),
-        ((5, 6, 11), "inference 2.00× [1.00 … 3.00] as fast (no clear difference)"),
-        ((16, 24, 25), "inference 0.50× [0.44 … 0.94] as fast (slower)"),
+        ((5, 6, 7), "inference is 2.00× [1.57 … 3.00] as fast (faster)"),
+        ((5, 6, 11), "inference is 2.00× [1.00 … 3.00] as fast (no clear difference)"),
+        ((16, 24, 25), "inference is 0.50× [0.44 … 0.94] as fast (slower)"),
     ],
 )
 def test_an_optimization_is_faster_or_slower_when_the_ranges_do_not_overlap(say, ends, said):
     shape = {"name": "tiny (compile)", "optimization": "compile"}
     shorter = [inference(1, 2, 3, seq_len=32), inference(1, 2, 3, seq_len=32, **shape)]
     lines = say("model", [inference(), inference(*ends, **shape), *shorter])
-    assert [line for line in lines if "against eager" in line] == [
-        f"tiny (compile) in float32, n = 64, against eager float32: {said}."
+    assert [line for line in lines if "versus eager" in line] == [
+        f"tiny (compile) float32 versus eager float32 at 64 tokens: {said}."
     ]
 
 
 @pytest.mark.parametrize(
     ("needed", "said"),
     [
-        ([0] * 5, "No warm-up step is needed for forward + backward: none of 5 fresh processes needs any. "
+        ([0] * 5, "No warm-up step is needed for forward + backward: none of 5 fresh processes needs a warm-up step. "
                   "The steady step time is 10.2 ms."),
 
         ([1, 2, 1, 1, 2],
-         "2 warm-up steps are enough for forward + backward: 5 fresh processes need 1, 2, 1, 1, 2. "
+         "2 warm-up steps are enough for forward + backward: 5 processes need 1, 2, 1, 1, 2 steps. "
          "The steady step time is 10.2 ms."),
         ([1, None, 1, 1, None],
          "The warm-up of forward + backward is unclear in 2 of 5 fresh processes: it never settles. "
-         "The others need 1, 1, 1 steps. Next: increase curve_steps"),
+         "The other processes need 1, 1, 1 steps. Next: increase curve_steps"),
 
     ],
 )  # fmt: skip
@@ -65,9 +65,9 @@ def test_how_many_warm_up_steps_are_enough_in_every_process(say, needed, said):
 @pytest.mark.parametrize(
     ("ratios", "said"),
     [
-        ((2.5, 2.4, 2.6, 2.2, 2.9), "The mean of forward is higher without warm-up than after 5 steps: +150% [+120% … +190%]"),
+        ((2.5, 2.4, 2.6, 2.2, 2.9), "The mean time of forward is higher without warm-up than after 5 steps: +150% [+120% … +190%]"),
         ((1.1, 1.2, 0.99, 1.1, 1.1),
-         "No clear difference between the mean of forward without warm-up and after 5 steps: +10% [-1% … +20%] "
+         "No clear difference between the mean times of forward without warm-up and after 5 steps: +10% [-1% … +20%] "
          "(the intervals overlap)"),
 
     ],
@@ -78,7 +78,7 @@ def test_what_no_warm_up_does_to_the_mean_is_reported_over_all_processes(say, ra
         for at, ratio in enumerate(ratios)
     ]
     _, line = say("warmup", processes)
-    assert line == f"{said}, the range of 5 fresh processes, with a CV of 33%."
+    assert line == f"{said}, the range over 5 processes, and a CV of 33%."
 
 
 def test_a_peak_is_reported_with_what_uses_it(say):
@@ -88,9 +88,9 @@ def test_a_peak_is_reported_with_what_uses_it(say):
     ]
     row = exact("peak_memory", 4.0, scope="training_step", predicted=4.0, details={"parts": parts})
     lines = say("model", [inference(), model_case("training", [row])])
-    assert next(line for line in lines if "peak of" in line) == (
+    assert next(line for line in lines if "Peak memory" in line) == (
         f"{TINY}: The peak of a training step is 4 MiB, of which saved activations are 75%: "
-        "weights 25%; planned: 4 MiB."
+        "weights 25%; the plan is 4 MiB."
     )
 
 
@@ -103,8 +103,14 @@ def _generation(batch, low, ms, high):
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ((1.9, 2, 2.1), "Batch 4 gives 4.00× the tokens/s of batch 1: each user gets 500 → 500"),
-        ((7, 8, 9), "Batch 4 gives 1.00× the tokens/s of batch 1 (no clear difference): each user"),
+        (
+            (1.9, 2, 2.1),
+            "Batch 4 generates 4.00× the tokens/s of batch 1: each user gets 500 instead of 500",
+        ),
+        (
+            (7, 8, 9),
+            "Batch 4 generates 1.00× the tokens/s of batch 1 (no clear difference): each user",
+        ),
     ],
 )
 def test_the_largest_batch_is_compared_with_the_smallest(say, ends, said):

@@ -25,7 +25,10 @@ def _drawn(log="", subtitle=(), unit="", **columns):
 @pytest.mark.parametrize("bad", BAD)
 def test_what_a_logarithmic_axis_cannot_show_is_left_out_and_named(bad):
     spec, rows = _drawn("y", ["As it was."], y=[2.0, bad, 5.0])
-    assert spec["title"]["subtitle"] == ["As it was.", "Not on the logarithmic axis: <odd>."]
+    assert spec["title"]["subtitle"] == [
+        "As it was.",
+        "The logarithmic axis excludes points of <odd>.",
+    ]
     assert [row["y"] for row in rows if "series" in row] == [2.0, None, 5.0]
 
 

@@ -38,7 +38,7 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
     ]
     assert say("distributed", cases)[0] == (
         "float32: Decoding over 4,096 keys is faster on 4 ranks than on one: "
-        f"3.00× [2.74 … 3.75], 75% [68% … 94%] of perfect scaling. {said}"
+        f"the speed-up is 3.00× [2.74 … 3.75], 75% [68% … 94%] of perfect scaling. {said}"
     )
 
 

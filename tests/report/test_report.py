@@ -88,4 +88,4 @@ def test_a_section_says_what_became_of_its_cases(failed, section, status):
     charts = [draw(rows) for draw in (section.charts | section.files).values()]
     assert all(map(is_empty, charts))
     if section.experiment in MEASURING:
-        assert "no case gave a number" in str([chart.usermeta for chart in charts])
+        assert "no case has a result" in str([chart.usermeta for chart in charts])

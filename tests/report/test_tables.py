@@ -32,14 +32,14 @@ def test_cases_that_failed_and_flags_are_counted(measured):
     (bad,) = overview.failures(rows).to_dict("records")
     assert bad["case"].startswith("odd ") and (bad["status"], bad["message"]) == ("oom", "full")
     (line,) = overview.flag_lines(rows)
-    assert str(line).startswith(f"{Flag.GOT_SLOWER} (1 of 2 timings): ")
+    assert str(line).startswith(f"1 of 2 timings have the flag {Flag.GOT_SLOWER}: ")
 
 
 def test_a_case_that_would_not_fit_is_reported_with_its_reason(say):
     why = ended(Status.OOM_PREDICTED, "it needs 9 MiB and 1 MiB are free")
     refused = inference()[0] | {"name": "huge"}, [why]
     text = "\n".join(say("model", [inference(), refused]))
-    assert "huge, n = 64, was not started: it needs 9 MiB" in text
+    assert "huge was not started at 64 tokens: it needs 9 MiB" in text
 
 
 def test_the_warm_up_table_compares_means_within_each_process(measured):

@@ -1,1 +1,1 @@
-"""Measure speed, memory, error and loss of attention kinds and sparse patterns."""
+"""Measure speed, memory, error and loss of dense, sparse and other attention."""

@@ -1,4 +1,4 @@
-"""Measure one attention kind on one shape, and predict its work."""
+"""Measure one attention at one shape, and predict the work of the attention."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, t
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 _ERROR_ROWS = 128  # This number of queries is enough to find a wrong tile.
-# All other factors describe the shape.
+# All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """Case of one attention kind on one shape, whose `name` charts show."""
+    """Case of one attention at one shape. Charts show the `name` of the case."""
 
     name: str
     attention_type: str
@@ -44,12 +44,12 @@ class AttentionCase(Case):
 
     @property
     def masked(self) -> bool:
-        """Whether the kind has a sparse mask."""
+        """Whether the attention has a sparse mask."""
         return self.attention_type in ("sparse", "flex")
 
     @property
     def by_flex(self) -> bool:
-        """Whether FlexAttention computes the case, which can be `flex`, or `sparse` on CUDA."""
+        """Whether FlexAttention computes the case: `flex`, and some cases of `sparse` on CUDA."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
         size = self._parsed.block_size
@@ -84,7 +84,7 @@ class AttentionCase(Case):
 
     @property
     def work(self) -> attention.Work | None:
-        """Return the kept connections, or None if the input or code of the user decides."""
+        """Return the kept connections, or None if the input or the user's code decides them."""
         if self.runs_code:
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
@@ -92,18 +92,18 @@ class AttentionCase(Case):
 
     @property
     def group(self) -> str:
-        """Return the shape, which all kinds that are timed in turns share."""
+        """Return the shape as text. nanolib times all attentions of one shape in turns."""
         factors = self.factors.items()
         return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
 
     @property
     def title(self) -> str:
-        """Return the name of the kind."""
+        """Return the name of the attention."""
         return self.name
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the kind is a dense kernel, with which the other kinds are compared."""
+        """Whether the attention is a dense kernel, and therefore a baseline."""
         return self.attention_type in ("dense", "flash_attn")
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ class AttentionCase(Case):
         return attention.attend(kind, *inputs, causal=self.causal, options=options)
 
     def workloads(self, *inputs: Tensor) -> Iterator[Workload]:
-        """Yield a forward pass without gradients, and then forward with backward if requested."""
+        """Yield a forward pass without gradients and, if requested, forward with backward."""
 
         def forward() -> Tensor:
             with torch.no_grad():
@@ -171,7 +171,7 @@ class AttentionCase(Case):
         return work.flops(self.batch_size, self.num_heads, self.head_dim)
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run the case, after a call on a few tokens."""
+        """Call the attention on a few tokens, and return why this machine cannot run the case."""
         if self.attention_type == "flex":
             backend = self.options.get("backend", "auto")
             return flex.unsupported(self.device, self.backward, backend)
@@ -186,7 +186,7 @@ class AttentionCase(Case):
         return ""
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Measure work, memory and error, and the latency in turns with the other kinds."""
+        """Measure work, memory and error, and time the calls in turns with other attentions."""
         inputs = self.inputs(params.seed)
         forward, *_ = self.workloads(*inputs)
         work, mask = self.work, None
@@ -228,7 +228,7 @@ class AttentionCase(Case):
                 yield measure(call, predicted=latency.predicted, **cold)
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
-        """Time building the mask. `kept` is false if each forward pass builds the mask again."""
+        """Time the building of a mask. `kept` is false if each forward pass builds a mask again."""
         make = flex.mask_of if self.by_flex else choose_mask
 
         def build() -> None:
@@ -241,7 +241,7 @@ class AttentionCase(Case):
         return replace(built, details=built.details | {"kept": kept})
 
     def _counts(self, work: attention.Work, forward: Workload) -> Measurements:
-        """Yield the sparsity with its target, and the FLOPs by torch's counter."""
+        """Yield the sparsity with the target, and the FLOPs that torch's counter finds."""
         dense_mask = self.masked and not work.sparsity
         yield exact(
             "sparsity",
@@ -273,7 +273,7 @@ class AttentionCase(Case):
         return backward
 
     def _error(self, out: Tensor, inputs: _Inputs, block_mask: BlockMask | None) -> Measurement:
-        """Compare evenly spread queries of the first sequence with float64 and the same mask."""
+        """Compare evenly spaced queries of the first sequence with float64 and the same mask."""
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
         mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()

@@ -26,13 +26,13 @@ class Params(shared.Params):
     Attributes:
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
-        attention_types: Attention kinds, each `{kind: dense, backend: flash}` or
-            `{kind: sparse, pattern: window, ...}`. A bare name is the kind with its defaults.
-        dtypes: Types of q, k and v.
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads, a divisor of `num_heads`. 0 means `num_heads`.
+        attention_types: Attentions to measure, such as `dense`, `{kind: dense, backend: flash}` or
+            `{kind: sparse, pattern: window}`. Options that are not set have default values.
+        dtypes: Dtypes of q, k and v.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key and value heads, a divisor of `num_heads`. 0 means `num_heads`.
         head_dim: Width of a head.
-        causal: Whether to mask the future.
+        causal: Whether to mask future tokens.
         backward: Whether to measure the backward pass too.
         cold_cache: Whether to time the forward pass with a cold cache too.
         quality_patterns: Sparse patterns that replace dense attention in a trained decoder, or
@@ -40,10 +40,10 @@ class Params(shared.Params):
         quality_sparsities: Target sparsities of the quality patterns.
         quality_seq_len: Sequence length of the trained decoder, tokens.
         quality_block_size: Side of a tile of the quality patterns, tokens.
-        quality_seeds: Number of decoders to train, each from its own weights.
-        quality_steps: Training steps before the attention is replaced.
-        quality_finetune_steps: Training steps after the replacement, of the dense and the sparse
-            decoder.
+        quality_seeds: Number of decoders to train, each with a seed for its initial weights.
+        quality_steps: Training steps before sparse attention replaces dense attention.
+        quality_finetune_steps: Training steps of the dense and the sparse decoder after the
+            replacement.
         quality_d_model: Width of the trained decoder.
         quality_layers: Number of layers of the trained decoder.
     """
@@ -109,7 +109,7 @@ class Params(shared.Params):
         for value in values:
             if "kind" not in value:
                 kinds = ", ".join(attention.kinds())
-                raise ValueError(f"{shown(value)} has no attention kind; give kind: one of {kinds}")
+                raise ValueError(f"{shown(value)} has no kind; set kind to one of {kinds}")
             try:
                 attention.parse_options(*_kind(value))
             except BadInput as error:
@@ -137,7 +137,7 @@ class Params(shared.Params):
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return a kind and its options, with the installed version for flash-attn."""
+    """Return the name of an attention and its options, with flash-attn's installed version."""
     options = {name: option for name, option in value.items() if name != "kind"}
     if value["kind"] == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()
@@ -146,7 +146,7 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def cases(params: Params) -> list[Case]:
-    """List the cases: the peak rates, every kind at every shape, and the loss of each pattern."""
+    """List the cases: peak rates, each attention at each shape, and the loss of each pattern."""
     device = resolve_device(params.device)
     kv_heads = params.num_kv_heads or params.num_heads
     heads = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
@@ -180,7 +180,7 @@ _UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")
 
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
-    """Return the name of a kind, such as `dense (flash)`, `window 256` or `flex window s=0.9`."""
+    """Name an attention and its options, such as `dense (flash)` or `flex window s=0.9`."""
     if attention_type not in ("sparse", "flex"):
         values = " ".join(map(str, options.values()))
         return f"{attention_type} ({values})" if values else attention_type

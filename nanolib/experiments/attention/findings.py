@@ -45,7 +45,7 @@ _COLUMNS = (
     IntervalColumn("backward", "Backward, ms [95 %]", "latency", "backward"),
     Column("backward_share", "", "mfu", "backward"),
     Column("speed_up", "Speed-up, × [95 %]"),
-    Column("peak_memory", "Peak, MiB", "peak_memory", "forward"),
+    Column("peak_memory", "Peak memory, MiB", "peak_memory", "forward"),
     Column("peak_memory_backward", "", "peak_memory", "forward_backward"),
     Column("relative_error", "", "relative_error", "forward"),
     Column("state", "State"),
@@ -55,8 +55,8 @@ _QUALITY = (
     Column("pattern", "Pattern"),
     IntervalColumn("sparsity", "Sparsity", "sparsity"),
     IntervalColumn("dense_loss", "Dense loss, nats/byte [95 %]", "loss", "dense"),
-    IntervalColumn("replaced", "Replaced, Δ [95 %]", "loss_difference", "replaced"),
-    IntervalColumn("fine_tuned", "Fine-tuned, Δ [95 %]", "loss_difference", "fine_tuned"),
+    IntervalColumn("replaced", "Replaced, Δ loss [95 %]", "loss_difference", "replaced"),
+    IntervalColumn("fine_tuned", "Fine-tuned, Δ loss [95 %]", "loss_difference", "fine_tuned"),
     Column("seeds", "Seeds"),
     Column("state", "State"),
 )
@@ -70,7 +70,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     `speed_up` is the smallest speed-up over a dense kernel that was timed in the same rounds.
     `once` is the time of building the mask and of compiling, in ms. `speed_up_paid` is the
     speed-up of a forward pass that includes `once`. `bound` is the largest speed-up that the
-    skipped tiles allow. `mask_is_dense` is true if a sparse kind has a mask that removes nothing.
+    skipped tiles allow. `mask_is_dense` is true if the mask of sparse attention removes nothing.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # `quality_table` shows the rows that have a pattern.
@@ -115,12 +115,12 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-# If patterns differ at a length, the first of these orders describes that length.
+# If patterns have different orders at a length, the first of these orders describes the length.
 _ORDERS = {
     "faster": "Sparse attention is faster than every dense kernel",
     "busy": "A busy machine allows no comparison of sparse and dense attention",
     "unclear": "No clear difference between sparse and dense attention",
-    "slower": "Dense attention is faster than sparse",
+    "slower": "Dense attention is faster than sparse attention",
 }
 _NARROWER = "increase budget_s"
 _NONE = Estimate.exact(0.0, "no difference")
@@ -133,10 +133,10 @@ _EFFECTS = {
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return at which lengths sparse attention is faster than dense, and its effect on the loss."""
+    """Return at which lengths sparse attention is faster, and how it changes the loss."""
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
-        return [Finding("Attention was not measured", next_step="nano run quick attention")]
+        return [Finding("Attention was not measured", next_step="run nano run quick attention")]
     groups = list(_split_groups(timed))
     findings = []
     for about, group in groups:
@@ -144,7 +144,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     if not _has_mask(timed).any():
         next_step = "add {kind: sparse, pattern: window} to attention_types"
         text = "Sparse attention was not measured"
-        findings.append(Finding(text, "only dense kernels were", next_step))
+        findings.append(Finding(text, "only dense kernels were measured", next_step))
     findings += _compare_losses(quality_table(rows))
     for find in (_compare_own, _find_dense_masks, _find_fastest):
         for about, group in groups:
@@ -171,7 +171,7 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     lines = drop_missing(sparse, "speed_up")
     if lines.empty:
         if len(sparse):
-            text = "Sparse attention was not compared with dense"
+            text = "Sparse attention was not compared with dense attention"
             why = "no dense kernel was timed in the same rounds"
             yield Finding(text, why, "add {kind: dense} to attention_types", about)
         return
@@ -198,7 +198,7 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
 
 
 def _find_order(line: pd.Series, group: pd.DataFrame) -> str:
-    """Return the key in `_ORDERS` of one pattern against all dense kernels of its length."""
+    """Return the key in `_ORDERS` that compares a pattern with all dense kernels at its length."""
     figures = line["speed_up_over"]
     if any(figure.busy for figure in figures):
         return "busy"
@@ -213,7 +213,7 @@ def _format_gain(line: pd.Series) -> str:
     text = f"{line['name']} (sparsity {line['sparsity']:.0%}) is {times(line, 'speed_up')} as fast "
     text += f"as {line['speed_up_baseline']} {_format_lengths([line['seq_len']])}"
     if line["mask_kept"] == 0:
-        return f"{text}, including its mask, which each call chooses"
+        return f"{text}, including the mask, which each call chooses"
     if line["once"] > 0:
         text += f", or {times(line, 'speed_up_paid')} in the first call, which includes building "
         text += "the mask and compiling" if line["compile"] > 0 else "the mask"
@@ -238,11 +238,11 @@ def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
         where = _format_lengths(sorted(nothing["seq_len"].unique()))
         text = f"The mask of {join_words(nothing['name'])} removes nothing {where}"
         next_step = "reduce block_size, or use longer seq_lens"
-        yield Finding(text, "it is excluded from the comparison", next_step, about)
+        yield Finding(text, "the comparison excludes such masks", next_step, about)
 
 
 def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """Yield the fastest dense kernel, at the longest length with two timed dense kernels."""
+    """Yield the fastest dense kernel, at the longest length with at least two timed kernels."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return
@@ -292,7 +292,7 @@ def _compare_loss(line: pd.Series) -> Finding:
     text = f"In a trained decoder, {line['pattern']} ({line['sparsity']:.0%} sparse) "
     text += ", and after a fine-tune it ".join(effects)
     ends = [f"{one.estimate:+.3f} [{one.low:+.3f} … {one.high:+.3f}]" for one in figures]
-    evidence = f"{' and '.join(ends)} nats/byte, {int(line['seeds'])} seeds, "
-    evidence += f"dense loss {line['dense_loss']:.2f}"
+    evidence = f"{' and '.join(ends)} nats/byte with {int(line['seeds'])} seeds, "
+    evidence += f"and the dense loss is {line['dense_loss']:.2f}"
     compared = tuple(pair for figure in figures for pair in comparing(figure, _NONE))
     return Finding(text, evidence, compared=compared)

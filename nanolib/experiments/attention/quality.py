@@ -1,4 +1,4 @@
-"""Measure the loss of a trained decoder after sparse attention replaces dense.
+"""Measure the loss of a trained decoder after sparse attention replaces dense attention.
 
 Losses are paired by seed: the dense and the sparse model start from the same weights and read the
 same text in the same order.
@@ -20,14 +20,14 @@ from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
 from nanolib.run.case import Case, Ceilings, Plan, over_seeds
 
-# These patterns have no option `sparsity`, so another option is varied to reach the target. Each
-# entry has the option, its largest value (0 means the sequence length) and its type.
+# These patterns have no option `sparsity`, so nanolib varies another option to reach the target.
+# Each entry has the option, its largest value (0 means the sequence length) and its type.
 _SEARCHED: dict[str, tuple[str, float, type]] = {
     "threshold": ("mass", 1.0, float),
     "dca": ("window", 0.0, int),
 }
 QUALITY_PATTERNS = (*WINDOWED, *BY_TILE, *_SEARCHED)
-_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # Each use of the text has its own random stream.
+_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # Training, fine-tuning and testing draw different text.
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
 _BISECTIONS = 8
 _Weights = dict[str, torch.Tensor]
@@ -35,7 +35,7 @@ _Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class QualityCase(Case):
-    """Loss of a small decoder with one sparse pattern at one target sparsity, over several seeds."""
+    """Case of the loss of a small decoder with one sparse pattern at one target sparsity."""
 
     supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
 
@@ -54,7 +54,7 @@ class QualityCase(Case):
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
 
     def plan(self) -> Plan:
-        """Plan a training step of the dense model, which no pattern exceeds by much."""
+        """Plan a training step of the dense model, because patterns need little more memory."""
         return planned_training(self, self._config(), _BATCH)
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
@@ -90,7 +90,7 @@ class QualityCase(Case):
         return NanoConfig(**shape | changes)
 
     def _batches(self, stream: int, count: int, seed: int = 0) -> list[torch.Tensor]:
-        """Return batches of text. Only `_HELD_OUT` reads the last tenth of the text."""
+        """Return batches of text. Only `_HELD_OUT` takes batches from the last tenth of text."""
         data = text.load("")
         cut = len(data) * 9 // 10
         part = data[cut:] if stream == _HELD_OUT else data[:cut]
@@ -103,7 +103,7 @@ class QualityCase(Case):
         return fmean(float(model.loss(ids)) for ids in self._batches(_HELD_OUT, _HELD_OUT_BATCHES))
 
     def _tuned_loss(self, model: Transformer, seed: int) -> float:
-        """Train dense and sparse models further on the same text, and return the loss."""
+        """Fine-tune a model on the text of a seed, and return the loss."""
         train(model, self._batches(_TUNED, self.finetune_steps, seed), _RATE / 3)
         return self._loss(model)
 
@@ -116,7 +116,7 @@ class QualityCase(Case):
         return model
 
     def _options(self, weights: _Weights) -> dict[str, Any]:
-        """Return the options for the target sparsity, found on text if the pattern depends on it."""
+        """Return the options that reach the target sparsity. Patterns in `_SEARCHED` need text."""
         count = max(1, round((1 - self.target) * self.seq_len / 8))
         options = {"global_tokens": count, "random_tokens": self.block_size}
         if self.pattern not in _SEARCHED:

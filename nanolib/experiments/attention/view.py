@@ -1,4 +1,4 @@
-"""Draw the charts of the attention notebook: speed-up over dense, parts of the time, added loss."""
+"""Draw the charts of the attention notebook: speed-up, parts of the time, and added loss."""
 
 import pandas as pd
 
@@ -38,7 +38,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
     table = table[~table["is_dense"] & ~table["mask_is_dense"]] if len(table) else table
     title = "Speed-up of sparse over dense attention"
     if table.empty:
-        lacking = "no sparse kind was measured with a dense one"
+        lacking = "sparse attention was not timed in turns with dense attention"
         return empty_chart(title, lacking if len(timed) else why_empty(rows, "attention"))
     dense = join_words(figure.name for figures in table["speed_up_over"] for figure in figures)
     sparsity = table["sparsity"].map(", sparsity {:.0%}".format)
@@ -58,8 +58,8 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         data,
         title,
         subtitle=[
-            f"Forward, timed in turns with {dense}. The smallest speed-up counts.",
-            "Masks that are built once are excluded. Hollow: not settled.",
+            f"Forward pass, timed in turns with {dense}. Smallest speed-up over any kernel.",
+            "Without the time to build masks that are built once. Hollow: not settled.",
             "Dashed: upper bound from skipped tiles.",
         ],
         unit="Speed-up (×)",
@@ -71,7 +71,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
 
 
 def attention_parts(rows: pd.DataFrame) -> Drawing:
-    """Draw forward, backward and mask time of each kind at the longest length."""
+    """Draw forward, backward and mask time of each attention at the longest sequence length."""
     table = drop_missing(attention_table(rows), "forward")
     if len(table):
         table = table[table["seq_len"] == table["seq_len"].max()]
@@ -83,7 +83,7 @@ def attention_parts(rows: pd.DataFrame) -> Drawing:
         table = table[table["x"] > 0]
     return plot(
         table,
-        "Time at the longest sequence length",
+        "Attention time at the longest sequence length",
         "bars",
         unit="Median time (ms)",
         empty="attention was not measured",
@@ -113,7 +113,7 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
         pd.concat(panels),
         title,
         subtitle=subtitle,
-        unit="Loss above dense (nats/byte)",
+        unit="Loss minus dense loss (nats/byte)",
         xunit="Sparsity",
         fmt="+.2~f",
         ref=0.0,

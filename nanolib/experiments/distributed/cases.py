@@ -22,25 +22,26 @@ class Params(shared.Params):
     """Parameters of the distributed notebook.
 
     Attributes:
-        world_sizes: Numbers of ranks.
-        seq_lens: Lengths of the sharded cache for decoding, tokens, or empty for none.
-        algorithms: Decoding algorithms: `three_allreduce`, `fused`, `gather`, `ring`, `pass_q`.
-        q_len: New tokens per sequence.
-        prefill_seq_lens: Lengths of whole sequences to attend to, tokens, or empty for none.
-        prefill_algorithms: Prefill algorithms: `ring`, `zigzag`, `ulysses`.
-        backward: Whether to measure prefill with its backward pass too.
-        memory_seq_lens: Lengths to plan peak memory for, tokens, or empty for none.
-        memory_measured_up_to: Longest length to measure peak memory at, on one rank, tokens.
+        world_sizes: Numbers of ranks to measure.
+        seq_lens: Lengths of the sharded cache in decoding, tokens, or empty for no decoding.
+        algorithms: Decoding algorithms to measure: `three_allreduce`, `fused`, `gather`, `ring`,
+            `pass_q`.
+        q_len: Number of new tokens per sequence in decoding.
+        prefill_seq_lens: Sequence lengths of prefill, tokens, or empty for no prefill.
+        prefill_algorithms: Prefill algorithms to measure: `ring`, `zigzag`, `ulysses`.
+        backward: Whether to measure the backward pass of prefill too.
+        memory_seq_lens: Sequence lengths to plan peak memory for, tokens, or empty for none.
+        memory_measured_up_to: Longest sequence whose peak memory is measured on one rank, tokens.
         batch_size: Sequences per batch.
-        num_heads: Query heads.
-        num_kv_heads: Key and value heads, a divisor of `num_heads`.
+        num_heads: Number of query heads.
+        num_kv_heads: Number of key and value heads, a divisor of `num_heads`.
         head_dim: Width of a head.
-        dtypes: Types of q, k and v.
-        threads: Threads of each rank on a CPU.
-        extrapolate_to_ranks: Numbers of ranks to predict with the cost model.
+        dtypes: Dtypes of q, k and v.
+        threads: Number of threads of each rank on a CPU.
+        extrapolate_to_ranks: Numbers of ranks for which the cost model predicts the latency.
         rank_timeout_s: Longest time that a rank waits for another rank, s.
-        private_network: Whether to give the ranks a private network, if the system allows it, so
-            that their bytes can be counted.
+        private_network: Whether to give the ranks a private network, if the system allows it, to
+            count the bytes that the ranks send.
     """
 
     NAME: ClassVar[str] = "distributed"

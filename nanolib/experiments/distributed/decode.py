@@ -1,4 +1,4 @@
-"""Measure decoding over a cache that is sharded across ranks, and fit the cost of sending."""
+"""Measure decoding over a cache that is sharded across ranks, and fit a cost model of sending."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,7 +102,7 @@ class DecodeCase(SequenceCase):
         return not shortage(Plan({"decode": needed}), self.device)
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure times, speed-ups, parts, bytes and errors, and fit the cost of sending."""
+        """Measure times, speed-ups, parts, bytes and errors, and fit the cost model of sending."""
         alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
         launch = Launch(*measure_on_ranks(rank, self, params, alone=bool(alone)))
         link, rows = link_rows(launch, f"{self.world_size} ranks")
@@ -124,7 +124,7 @@ class DecodeCase(SequenceCase):
     def _modelled(
         self, algorithm: str, world: int, compute_ms: float, link: LinkCost, flags: tuple[Flag, ...]
     ) -> Measurement:
-        """Model the latency on more ranks: compute is split evenly, and sending follows the fit."""
+        """Model the latency on more ranks, from evenly divided compute and the cost of sending."""
         compute = compute_ms * self.world_size / world
         sending = _sending_ms(link, self.traffic(algorithm, world))
         return Measurement(
@@ -152,8 +152,8 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     """Fit the cost per message and per byte to the times of collectives.
 
     Args:
-        launch: Answers of the ranks, whose `links` list the messages, the bytes and the scope of
-            each collective.
+        launch: Answers of the ranks. The list `links` of an answer describes the messages, the
+            bytes and the scope of each collective.
         scope: Scope of the rows with the fitted cost.
 
     Returns:

@@ -1,6 +1,6 @@
 """Time calls on all ranks of a case, and turn the answers into rows.
 
-The time of a call is its time on the slowest rank.
+The time of a call is the time on the slowest rank.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,9 +33,9 @@ def time_calls(
     """Time whole calls on one rank, in turns, and then the parts of calls.
 
     Args:
-        calls: Maps a scope to a whole call.
-        parts: Calls by algorithm. Each call takes a timer, which times its parts.
-        budget_s: Time limit of all whole calls, and time limit of all parts, s.
+        calls: Whole calls by scope.
+        parts: Calls by algorithm. Each call takes a timer that times the parts of the call.
+        budget_s: Time limit of all whole calls together, and of all parts together, s.
         device: Device of this rank.
         seed: Seed of the random order of the turns.
 
@@ -49,7 +49,7 @@ def time_calls(
 
 
 def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
-    """Format the communication steps of each algorithm, and the bytes of the rank that sends most."""
+    """Format the communication steps of each algorithm, and the largest bytes of any rank."""
     steps = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
     most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]
     return {"communication steps": ", ".join(steps), "bytes sent per rank": ", ".join(most)}
@@ -57,7 +57,7 @@ def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Launch:
-    """Answers of the ranks of one case, and the rows made from them.
+    """Answers of the ranks of one case, with methods that make rows from the answers.
 
     Attributes:
         answers: Answer of each rank: the result of `time_calls`, with `bytes` and `errors` by

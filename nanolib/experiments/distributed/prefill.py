@@ -1,4 +1,4 @@
-"""Measure attention over a whole sequence that is sharded across ranks, and plan its memory."""
+"""Measure attention over a whole sequence that is sharded across ranks, and plan the memory."""
 
 import contextlib
 import sys
@@ -109,7 +109,7 @@ class PrefillCase(SequenceCase):
 
 @dataclass(frozen=True)
 class MemoryCase(Case):
-    """Peak memory of attention over a sequence: planned, or measured on one rank."""
+    """Case of the peak memory of attention: planned, or measured on one rank."""
 
     supports_ab: ClassVar[bool] = False
 
@@ -181,7 +181,7 @@ class MemoryCase(Case):
 
 @contextlib.contextmanager
 def _pretended_ranks(world_size: int) -> Iterator[None]:
-    """Create a process group whose collectives do nothing, which is enough for fake tensors."""
+    """Create a process group whose collectives do nothing, because fake tensors have no data."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     excepthook = sys.excepthook  # torch replaces this hook and never restores the original.
@@ -257,7 +257,7 @@ class _Share:
 
     @torch.no_grad()
     def in_parts(self, timer: Any) -> None:
-        """Run the parts one after the other, without overlap, so that each part has its own time."""
+        """Run the parts one after the other, without overlap, so that each part has a time."""
         if self._algorithm == DENSE:
             with timer.time_block("comp_attention"):
                 self._attend()

@@ -22,7 +22,7 @@ KINDS = ("compute", "wait", "communication")
 UNCLEAR = "unclear"
 _SENT = (
     Column("communication_steps", "", "communication_steps"),
-    Column("sent", "Sent, B", "wire_bytes", method="formula"),
+    Column("sent", "Sent data, B", "wire_bytes", method="formula"),
     Column("counted", "", "wire_bytes", method="interface"),
     Column("relative_error", "", "relative_error"),
     Column("state", "State"),
@@ -31,7 +31,7 @@ _SHAPE = (Column("ranks", "Ranks"), Column("seq_len", "Seq len"), Column("algori
 _EFFICIENCY = Column("efficiency", "Efficiency [95 %]")
 _DECODE = (
     *_SHAPE,
-    IntervalColumn("latency", "Token, ms [95 %]", "latency", ""),
+    IntervalColumn("latency", "Time per token, ms [95 %]", "latency", ""),
     *(
         IntervalColumn(kind, f"{kind.capitalize()}, ms [95 %]", "component_time", kind)
         for kind in KINDS
@@ -44,8 +44,8 @@ _PREFILL = (
     *_SHAPE,
     Column("direction", "Direction"),
     IntervalColumn("latency", "Time, ms [95 %]", "latency"),
-    IntervalColumn("memory", "Peak per rank, MiB", "peak_memory"),
-    Column("memory_predicted", "Planned, MiB"),
+    IntervalColumn("memory", "Peak memory per rank, MiB", "peak_memory"),
+    Column("memory_predicted", "Planned memory, MiB"),
     _EFFICIENCY,
     *_SENT,
 )
@@ -74,7 +74,7 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per decoding algorithm, number of ranks and length.
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling. `binds`
-    is what limits a decoded token, as `find_limit` names it.
+    is the limit of decoding, from `find_limit`.
     """
     parts = rows["scope"].str.partition(": ")
     named = rows.assign(algorithm=parts[0], scope=parts[2])
@@ -91,7 +91,7 @@ def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
-    # The scope of a row of bytes is only the algorithm, since only forward passes are counted.
+    # Only forward passes are counted, so the scope of a row of bytes is only the algorithm.
     parts = rows["scope"].str.partition(" ")
     named = rows.assign(algorithm=parts[0], direction=parts[2].replace("", "forward"))
     called = ["algorithm", "direction"]
@@ -155,7 +155,7 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
 
 
 def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines with a core for each rank, since other lines show no valid speed."""
+    """Return the lines with a core for each rank, because other lines have no valid speed."""
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
 
 

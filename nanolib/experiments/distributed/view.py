@@ -26,11 +26,11 @@ from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
 from nanolib.report.theme import Drawing, empty_chart
 
-_SCALES = Estimate.exact(0.8)  # Smallest efficiency at which more ranks are advised.
+_SCALES = Estimate.exact(0.8)  # Above this efficiency, a finding advises more ranks.
 # Each limit of a decoded token has a finding and a next step.
 _LIMITS = {
     "compute": ("Decoding is compute-bound", ""),
-    "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to the free cores"),
+    "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to fit the cores"),
     "communication": (
         "Decoding is communication-bound",
         "use longer seq_lens or smaller world_sizes",
@@ -39,8 +39,8 @@ _LIMITS = {
 
 
 def decode_scaling(rows: pd.DataFrame) -> Drawing:
-    """Draw the time per token over ranks, as measured and by the cost model."""
-    title = "Time per token over ranks"
+    """Draw the time per token by number of ranks, as measured and by the cost model."""
+    title = "Time per token by number of ranks"
     table = drop_missing(decode_table(rows), "latency")
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
@@ -72,18 +72,18 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
             "Hollow: more ranks than cores, so the speed is not valid.",
         ],
         unit="Time per token (ms)",
-        xunit="Ranks",
+        xunit="Number of ranks",
         log="xy",
     )
 
 
 def _format_shapes(table: pd.DataFrame) -> pd.Series:
-    return "n = " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
+    return "seq len " + table["seq_len"].astype(int).map("{:,}".format) + ", " + table["dtype"]
 
 
 def decode_shares(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each component of a token, such as local attention or waiting."""
-    title = "Where the time of a token goes"
+    title = "Time per token by component"
     table = component_table(rows_with_factor(rows, "distributed", "algorithms"))
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
@@ -108,13 +108,13 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
             "Slowest rank. Ranks synchronize before each communication step, "
             "so waiting does not count as communication."
         ],
-        unit="Median over calls (ms)",
+        unit="Median time (ms)",
     )
 
 
 def sharded_memory(rows: pd.DataFrame) -> Drawing:
     """Draw the peak memory of a rank over the sequence length, as measured and as planned."""
-    title = "Peak memory of a rank"
+    title = "Peak memory per rank"
     peaks = pick(rows_with_factor(rows, "distributed", "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
     if peaks.empty:
@@ -134,7 +134,7 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
         data[is_whole | (ranks == several)].sort_values(["series", "x"]),
         title,
         subtitle=["Points: measured. Dashed: planned without allocating memory."],
-        unit="Peak live memory (GiB)",
+        unit="Peak memory (GiB)",
         xunit="Sequence length (tokens)",
         log="xy",
     )
@@ -167,7 +167,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     ]
     found = [*scaling[:2], *limits[:1], *prefill[:2]]
     nothing = "Attention across ranks was not measured"
-    return found or [Finding(nothing, next_step="nano run quick distributed")]
+    return found or [Finding(nothing, next_step="run nano run quick distributed")]
 
 
 def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
@@ -178,7 +178,7 @@ def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, .
 
 
 def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of the launch with the fastest call on the most ranks, fastest first."""
+    """Return the lines of the launch with the fastest call on the most ranks, the fastest first."""
     most = table[table["world_size"] == table["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
     best = most.iloc[0]
@@ -186,7 +186,7 @@ def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
-    """Compare the fastest algorithm with one rank, and with the other algorithms of its launch."""
+    """Compare the fastest algorithm with one rank, and with other algorithms in the same launch."""
     best = lines.iloc[0]
     algorithm, ranks = best["algorithm"].replace("_", " "), f"{best['ranks']} ranks"
     rivals = {figure.name for figure in best["speed_up_over"]} - {best["gain_baseline"]}
@@ -203,7 +203,7 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
         text = f"{what} on {ranks} was not compared with one rank"
         return Finding(text, which, about=about, compared=compared)
     text = f"{what} is faster on {ranks} than on one"
-    evidence = f"{times(best, 'gain')}, {share} of perfect scaling. {which}"
+    evidence = f"the speed-up is {times(best, 'gain')}, {share} of perfect scaling. {which}"
     if gain.compare_to(ONE) is Order.NO_DIFFERENCE:
         text, ratio = unclear(f"{ranks} and one rank for {what.lower()}", times(best, "gain"))
         evidence = f"{ratio}. {which}"

@@ -12,7 +12,7 @@ from torch import nn
 from nanolib.experiments.energy.layer_profile import profile
 from nanolib.experiments.model.case import GenerationCase, ModelCase, ModelWorkCase
 from nanolib.experiments.model.cases import OwnModelParams, model_name
-from nanolib.experiments.model.look import text_batch
+from nanolib.experiments.model.data import text_batch
 from nanolib.experiments.model.steps import Generating
 from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.energy.meter import EnergyMeter
@@ -36,22 +36,22 @@ class Params(OwnModelParams):
     Attributes:
         presets: Names in `nanolib.PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        model: Your own model instead of the presets: `package.module:build`, or
+        model: Your own model instead of the presets, as `package.module:build` or
             `hf:LlamaForCausalLM` (extra `hf`).
-        model_options: Arguments of that function, or of that class's configuration.
-        seq_lens: Tokens of the prompt, or of a training sequence.
-        batch_size: Sequences.
-        new_tokens: Tokens to generate before the cache starts again.
-        dtype: Type of the weights.
-        phases: `prefill`, `decode`, `training_step`.
-        window_s: Length of a measurement window, s. A sensor needs ten of its updates.
-        idle_s: Length of the idle window before it, s.
+        model_options: Arguments of your model's function, or of the class's configuration.
+        seq_lens: Lengths of the prompt or of a training sequence, tokens.
+        batch_size: Sequences per batch.
+        new_tokens: Tokens to generate before decoding restarts at the end of the prompt.
+        dtype: Dtype of the weights.
+        phases: Phases to measure: `prefill`, `decode`, `training_step`.
+        window_s: Length of a measurement window, s. A window needs ten updates of the sensor.
+        idle_s: Length of the idle window before each measurement window, s.
         power_trace: CSV file with the columns `t_s` (s) and `power_w` (W) to replay instead of a
             sensor, or empty for this machine's own power.
-        profiling: Profiling modes to measure the overhead of, or empty for none. The last
-            one profiles the layers.
-        detail_every_n_calls: Interval between calls that are profiled in detail.
-        detail_every_n_layers: Interval between layers that are profiled in detail.
+        profiling: Profiling modes whose overhead is measured, or empty for none. The deepest
+            mode profiles the layers.
+        detail_every_n_calls: Number of calls from one detailed call to the next.
+        detail_every_n_layers: Number of layers from one detailed layer to the next.
     """
 
     NAME: ClassVar[str] = "energy"
@@ -106,7 +106,7 @@ class Params(OwnModelParams):
 
     @property
     def reads(self) -> tuple[str, int]:
-        """Return the parameters that set the longest sequence, and its number of tokens."""
+        """Return the parameters that set the longest sequence, and the length of that sequence."""
         field, longest = super().reads
         if "decode" not in self.phases:
             return field, longest
@@ -119,9 +119,9 @@ class Params(OwnModelParams):
 
 @dataclass(frozen=True)
 class EnergyCase(ModelWorkCase):
-    """Case of one phase of one model on one shape."""
+    """Case of one phase of one model at one shape."""
 
-    supports_ab: ClassVar[bool] = False  # A window of seconds is not a block.
+    supports_ab: ClassVar[bool] = False  # A window of seconds is not a round of timed calls.
 
     name: str
     preset: str
@@ -171,7 +171,7 @@ class EnergyCase(ModelWorkCase):
         yield from self._rows(params, built, call)
 
     def _rows(self, params: Params, built: nn.Module, call: Callable[[], object]) -> Measurements:
-        """Yield FLOPs, time per call, and energy and power by each source."""
+        """Yield FLOPs, time per call, and energy and power from each source."""
         yield exact("flops", int(self._counted_as.known({})["flops"]), scope=self.phase)
         with EnergyMeter(params.sources(), sink=traces.current(), device=self.device) as meter:
             idle = meter.idle(params.idle_s)

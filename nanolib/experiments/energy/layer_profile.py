@@ -35,7 +35,7 @@ def profile(
     statistics of the window are also stored in the trace of the case.
 
     Args:
-        phase: First word of the scope of the rows.
+        phase: Phase of the model, and first word of the scope of each row.
         model: Model to profile.
         call: Function that calls the model once.
         modes: Profiling modes. The last mode is the deepest and profiles the layers.
@@ -43,8 +43,8 @@ def profile(
 
     Yields:
         A `layer_time` row per layer (ms per call), with operations and statistics in the details. A
-        `layer_energy` row per layer and source (J per call), which divides the energy of the window
-        by time. An `overhead` row per mode, and a row of the baseline against itself.
+        `layer_energy` row per layer and source (J per call), from the layer's share of the time. An
+        `overhead` row per mode, and a row that compares the baseline with itself.
     """
     *_, config = modes.values()
     trace = traces.current()
@@ -107,7 +107,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
 
 
 def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: int) -> Measurements:
-    """Yield the layer's share of the window's energy by time, since no sensor reads a layer."""
+    """Yield the layer's energy by its share of the time, because no sensor measures a layer."""
     for track in meter.tracks:
         try:
             energy = track.energy(window)
@@ -124,6 +124,6 @@ def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: in
             provenance=Provenance.ESTIMATED,
             method=f"attributed:time_share {track.source.name}",
             scope=row.scope,
-            message="the window's energy by the layer's share of the forward pass",
+            message="energy of the window, times the layer's share of the forward pass",
             details={"layer": row.details["layer"], "of": track.source.of},
         )

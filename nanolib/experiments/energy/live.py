@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from nanolib.experiments.energy import cases as energy
-from nanolib.experiments.model.look import text_batch
+from nanolib.experiments.model.data import text_batch
 from nanolib.measurement import BadInput, Provenance
 from nanolib.meters.energy.meter import EnergyMeter
 from nanolib.models.generation import generation_of
@@ -27,7 +27,7 @@ class LivePower:
     """Widget with buttons that start and stop generation, and a chart of power and throughput.
 
     Args:
-        params: Parameters of the notebook. Only the first preset and length are used.
+        params: Parameters of the notebook. The widget uses only the first preset and length.
 
     Attributes:
         widget: Widget that a notebook displays.
@@ -95,7 +95,7 @@ class LivePower:
             power = f"{watts:.0f} W by {track.source.name}"
             if provenance is Provenance.ESTIMATED:
                 power = f"{low:.0f} to {high:.0f} W, estimated from CPU utilization"
-        except BadInput as error:  # The throughput is shown without power.
+        except BadInput as error:  # The chart shows the throughput without power.
             low = watts = high = math.nan
             has_ended = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
             power = (
@@ -112,8 +112,8 @@ class LivePower:
 
 
 def _chart(points: deque[dict[str, Any]]) -> Drawing:
-    """Draw power and throughput of the last minute, with hollow points for estimated power."""
-    look = {"xunit": "Seconds", "join": False, "width": 320}
+    """Draw power and throughput of the last minute. Points without a sensor are hollow."""
+    look = {"xunit": "Time (s)", "join": False, "width": 320}
     look["empty"] = "not measured yet"
     shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])
     shown["x"] -= shown["x"].min()
@@ -121,5 +121,5 @@ def _chart(points: deque[dict[str, Any]]) -> Drawing:
     title = f"Power, {points[-1]['provenance']}" if points else "Power"
     return side_by_side(
         plot(shown, title, unit="Power (W)", **look),
-        plot(made, "Throughput", unit="Tokens per second", log="y", **look),
+        plot(made, "Throughput", unit="Throughput (tokens/s)", log="y", **look),
     )

@@ -65,7 +65,7 @@ _PART_OF = {operation: part for part, names in _PARTS.items() for operation in n
 
 @cached
 def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per phase, shape and source, with the energy above idle in `net`."""
+    """Return a table with a line per phase, shape and source. `net` is the energy above idle."""
     rows = of_experiment(rows, "energy")
     if "factor.look" in rows:  # Other tables show the rows of profiling.
         rows = rows[rows["factor.look"].isna()]
@@ -89,18 +89,18 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
-    """Yield the columns that name the case of a row, and the row, for all rows of a metric."""
+    """Yield the columns that name a row's case, and the row, for each row of a metric."""
     found = pick(of_experiment(rows, "energy"), metric)
     for row in found.to_dict("records"):
         line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
-        case = f"{line['phase'].replace('_', ' ')}, n = {int(line['seq_len'])}"
+        case = f"{line['phase'].replace('_', ' ')}, {int(line['seq_len'])} tokens"
         case += f", {line['name']}" if found["factor.name"].nunique() > 1 else ""
         yield {"run_id": row["run_id"], **line, "case": case}, row
 
 
 @cached
 def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per layer and operation, with its part of the bar and its time in ms."""
+    """Return a table with a line per layer and operation, with a part of a bar and a time in ms."""
     lines = []
     for line, row in _profile_rows(rows, "layer_time"):
         for name, ms in row["details"].get("operations_ms", {}).items():
@@ -111,7 +111,7 @@ def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the overhead per profiling mode, phase and shape, as shares of the baseline."""
+    """Return a table of the overhead per profiling mode, phase and shape, as baseline shares."""
     lines = []
     for line, row in _profile_rows(rows, "overhead"):
         details = row["details"]
@@ -126,7 +126,7 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def energy_per_token(rows: pd.DataFrame) -> Drawing:
-    """Draw joules per token by phase with bounds, hollow if no sensor read the power."""
+    """Draw the energy per token by phase. Points without a sensor are hollow."""
     table = drop_missing(energy_table(rows), "energy_per_token")
     if table.empty:
         return empty_chart("Energy per token", why_empty(rows, "energy"))
@@ -134,13 +134,13 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
     estimated = table["provenance"] == Provenance.ESTIMATED
     low, high = (table[f"energy_per_token_{end}"].map("{:.2g}".format) for end in ("low", "high"))
     joules = table["energy_per_token"].map(format_number).mask(estimated, low + " to " + high)
-    subtitle = ["Bars: the bounds of the source."]
+    subtitle = ["Bars: bounds of the power source."]
     if estimated.any():
         subtitle.append("No power sensor. Hollow: a range estimated from CPU utilization.")
     if (table["provenance"] == Provenance.REPLAYED).any():
         subtitle.append(_REPLAYED)
     data = {
-        "series": phase + ", n = " + table["seq_len"].astype(int).astype(str),
+        "series": phase + ", seq len " + table["seq_len"].astype(int).astype(str),
         "panel": table["name"],
         "sure": table["provenance"] == Provenance.MEASURED,
         "hue": phase.map(hues(phase)),
@@ -159,7 +159,7 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
 
 
 def power_over_time(rows: pd.DataFrame) -> Drawing:
-    """Draw the power that a sensor read in each window, and in the idle window before it."""
+    """Draw the power in each measurement window, and in the idle window before each of them."""
     found = pick(of_experiment(rows, "energy"), "power")
     parts = []
     for row in found.to_dict("records"):
@@ -177,16 +177,16 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
         }
         parts.append(pd.DataFrame(line))
     if not parts:
-        why = "no sensor read this machine's power" if len(found) else why_empty(rows, "energy")
+        why = "no sensor measured this machine's power" if len(found) else why_empty(rows, "energy")
         return empty_chart("Power over time", why)
     data = pd.concat(parts, ignore_index=True)
-    subtitle = ["Read from a sensor."] if data["sure"].any() else []
+    subtitle = ["Measured by a sensor."] if data["sure"].any() else []
     return plot(
         data,
         "Power over time",
         subtitle=subtitle if data["sure"].all() else [*subtitle, _REPLAYED],
         unit="Power (W)",
-        xunit="Seconds since the work began",
+        xunit="Time since the work began (s)",
     )
 
 
@@ -213,21 +213,21 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return the energy per token by phase and source, and the operations that take most time."""
+    """Return the energy per token, the operations that take most of the time, and the overheads."""
     table = energy_table(rows)
     if table.empty:
-        return [Finding("Energy was not measured", next_step="nano run quick energy")]
+        return [Finding("Energy was not measured", next_step="run nano run quick energy")]
     costs = drop_missing(table, "energy_per_token").groupby(
         ["name", "seq_len", "source"], sort=False
     )
     findings = [_state_energy(*key, group) for key, group in costs]
     if (table["provenance"] == Provenance.ESTIMATED).any():
         why = "no power sensor was found, and estimated ranges allow no comparison"
-        next_step = "run nano doctor to see which sensors it supports"
+        next_step = "run nano doctor to list the supported sensors"
         findings.append(Finding("This machine's power was not measured", why, next_step))
     for row in table[table["status"] != "ok"].to_dict("records"):
         text = f"The energy of {row['phase'].replace('_', ' ')} was not measured"
-        about = f"{row['name']}, n = {int(row['seq_len'])}"
+        about = f"{row['name']}, {int(row['seq_len'])} tokens"
         findings.append(Finding(text, row["message"], about=about))
     profiles = {_find_largest: operation_table(rows), _compare_overheads: overhead_table(rows)}
     for find, table in profiles.items():
@@ -249,24 +249,24 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
             energy = " to ".join(format_number(end, low, high) for end in (low, high)) + f" {unit}"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
-    costs = "costs an estimated" if provenance == Provenance.ESTIMATED else "costs"
-    by = "by a replayed recording" if provenance == Provenance.REPLAYED else f"by {source}"
+    costs = "uses an estimated" if provenance == Provenance.ESTIMATED else "uses"
+    by = "in a replayed trace" if provenance == Provenance.REPLAYED else f"according to {source}"
     text = f"A token {costs} {join_words(parts)} {by}"
-    return Finding(text, about=f"{name}, n = {int(seq_len)}", figures=tuple(figures))
+    return Finding(text, about=f"{name}, {int(seq_len)} tokens", figures=tuple(figures))
 
 
 def _find_largest(case: str, part: pd.DataFrame) -> Finding:
-    """Return the operations that take half of the time, and at least three operations."""
+    """Return the slowest operations that together take half of the time, at least three."""
     total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
     shares = total / total.sum()
     most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))
     names = join_words(f"{_SPOKEN.get(name, name)} ({share:.0%})" for name, share in most.items())
     gaps = shares.get("between", 0)
-    evidence = "faster kernels would change less than half of the time" if gaps > 0.5 else ""
-    next_step = "increase batch_size to shorten the gaps" if gaps > 0.2 else ""
+    evidence = "faster kernels can shorten less than half of the time" if gaps > 0.5 else ""
+    next_step = "increase batch_size to reduce the share of gaps" if gaps > 0.2 else ""
     # In a training step, only the forward pass is profiled.
     what = "forward pass" if case.startswith("training step") else "time"
-    return Finding(f"Most of the {what} goes to {names}", evidence, next_step, case)
+    return Finding(f"Most of the {what} is spent in {names}", evidence, next_step, case)
 
 
 def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
@@ -276,15 +276,17 @@ def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
         cost = comparing(Estimate.of(row, "wall", "overhead", name=row["mode"]), _NOTHING)
         share = with_ends(row, "wall_percent", "%")
         if cost[0][1] is Order.NO_DIFFERENCE:
-            share = f"makes no clear difference ({share})"
-        costs.append(f"{row['mode']} {share}")
+            share = f"{share} (no clear difference)"
+        costs.append(f"{share} in mode {row['mode']}")
         compared += cost
-    return Finding(f"Profiling overhead: {', '.join(costs)}", about=case, compared=tuple(compared))
+    return Finding(
+        f"The profiling overhead is {', '.join(costs)}", about=case, compared=tuple(compared)
+    )
 
 
 SECTION = Section(
     "energy",
-    "What does a token cost in joules?",
+    "How much energy does a token need?",
     {
         "energy_per_token": energy_per_token,
         "operation_breakdown": operation_breakdown,

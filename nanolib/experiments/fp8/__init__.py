@@ -1,1 +1,1 @@
-"""Measure the speed, the loss parity and the numerics of FP8."""
+"""Measure the speed, the loss and the rounding error of FP8."""

@@ -26,29 +26,30 @@ class Params(OwnModelParams):
     """Parameters of the FP8 notebook.
 
     Attributes:
-        presets: Models to measure the speed of, names in `nanolib.PRESETS`.
+        presets: Names in `nanolib.PRESETS` of the models whose speed is measured.
         overrides: Fields of `NanoConfig` that differ from the preset.
-        model: Your own model instead of the presets: `package.module:build`, or
-            `hf:LlamaForCausalLM` (extra `hf`). Parity and numerics still use the small decoder.
-        model_options: Arguments of that function, or of that class's configuration.
-        precisions: `float32`, `tf32`, `float16`, `bfloat16`, `fp8_tensorwise`, `fp8_rowwise`,
-            `fp8_rowwise_with_gw_hp`.
-        modes: `forward`, `training_step`.
-        compiled: Whether to compile: `[false]`, `[true]` or both.
-        seq_len: Tokens per sequence for speed.
-        batch_size: Sequences for speed.
-        excluded_modules: Linear layers to keep in high precision: names, `*` and `?` allowed.
-        parity_recipes: Recipes to train next to bf16, with known-bad controls, or empty for none.
-        parity_seeds: Pairs of training runs per recipe, from `seed` on.
+        model: Your own model instead of the presets, as `package.module:build` or
+            `hf:LlamaForCausalLM` (extra `hf`). Loss and error still use the small decoder.
+        model_options: Arguments of your model's function, or of the class's configuration.
+        precisions: Precisions to measure: `float32`, `tf32`, `float16`, `bfloat16`,
+            `fp8_tensorwise`, `fp8_rowwise`, `fp8_rowwise_with_gw_hp`.
+        modes: Calls to time, `forward` or `training_step`.
+        compiled: Whether to compile the models: `[false]`, `[true]` or both.
+        seq_len: Tokens per sequence in the speed measurements.
+        batch_size: Sequences per batch in the speed measurements.
+        excluded_modules: Names of linear layers to keep in high precision. `*` and `?` match text.
+        parity_recipes: Recipes whose loss is compared with bf16, with known-bad controls, or empty
+            for none.
+        parity_seeds: Number of pairs of training runs per recipe. The first seed is `seed`.
         parity_steps: Training steps of each run.
-        parity_margin: Largest difference that counts as none, as a share of the loss.
-        d_model: Width of the small decoder for parity and numerics.
-        num_layers: Layers of the small decoder.
-        train_seq_len: Bytes per sequence of the small decoder.
-        train_batch_size: Sequences of the small decoder.
-        numerics: Casts to measure the error of.
+        parity_margin: Largest loss difference that counts as equivalent, as a share of the loss.
+        d_model: Width of the small decoder for loss and error.
+        num_layers: Number of layers of the small decoder.
+        train_seq_len: Sequence length of the small decoder, bytes.
+        train_batch_size: Sequences per batch of the small decoder.
+        numerics: Casts whose error is measured, or empty for none.
         numerics_steps: Training steps before the error is measured.
-        corpus: A text file or a folder instead of the standard library's sources.
+        corpus: Text file or folder to read, or empty for the sources of Python's standard library.
     """
 
     NAME: ClassVar[str] = "fp8"
@@ -126,7 +127,7 @@ class Params(OwnModelParams):
 
 
 def cases(params: Params) -> list[Case]:
-    """List the cases of peak rates, of models in each precision, of parity and of numerics."""
+    """List the cases of peak rates, of speed in each precision, of loss, and of rounding error."""
     device = resolve_device(params.device)
     keep = tuple(params.kept)
     speed = [

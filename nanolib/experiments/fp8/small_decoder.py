@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nanolib.config import NanoConfig
 from nanolib.experiments.model.case import planned_training
-from nanolib.experiments.model.look import text_batches
+from nanolib.experiments.model.data import text_batches
 from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.models import create_model, fp8, text
 from nanolib.models.attention.reference import relative_error
@@ -59,8 +59,8 @@ class ParityCase(SmallDecoderCase):
     """Case that compares one recipe with bf16 over several seeds.
 
     Attributes:
-        recipe: Dtype, FP8 recipe, control, or `bf16_again`, whose initial weights differ from bf16
-            in the last bit.
+        recipe: Dtype, FP8 recipe, known-bad control, or `bf16_again`. The initial weights of
+            `bf16_again` differ in the last bit from those of bf16.
         margin: Largest difference that counts as equivalent, as a share of the loss.
     """
 
@@ -86,7 +86,7 @@ class ParityCase(SmallDecoderCase):
 
     @property
     def emulated(self) -> bool:
-        """Return whether products are emulated (controls, FP8 without hardware, bf16 on a CPU)."""
+        """Return whether the case emulates products: controls, bf16 on a CPU, FP8 elsewhere."""
         if self.recipe in _TYPES:
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
@@ -147,12 +147,13 @@ def parity_verdict(differences: list[float], margin: float) -> str:
 
     Args:
         differences: Loss of the recipe minus loss of bf16 for each seed, nats per byte.
-        margin: Largest difference that counts as equivalent, declared before the run.
+        margin: Largest difference that counts as equivalent, nats per byte, declared before the
+            run.
 
     Returns:
-        The verdict is `equivalent` if the 90 % interval is within the margin, which is two
-        one-sided tests at 5 %. Otherwise, the verdict is `worse` or `better` if the 95 % interval
-        excludes zero, or else `inconclusive`.
+        `equivalent` if the 90 % interval is within the margin. This rule equals two one-sided
+        tests at 5 %. Otherwise, `worse` or `better` if the 95 % interval excludes zero, and
+        `inconclusive` if the interval contains zero.
     """
     low, _, high = mean_interval(differences, 0.90)
     if -margin < low and high < margin:
@@ -172,7 +173,7 @@ def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
     warm = max(1, case.steps // TENTHS)
 
     def rate(step: int) -> float:
-        """Return the learning rate of a step, which rises and then falls to zero."""
+        """Return the learning rate of a step. The rate rises and then falls to zero."""
         return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
 
     how = {"autocast": dtype if cast else None, "clip": 1.0}
@@ -202,10 +203,10 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class NumericsCase(SmallDecoderCase):
-    """Case of one cast of the operands of a small decoder after some training.
+    """Case that measures the error of one cast of the operands of a trained small decoder.
 
     Attributes:
-        variant: Key of `VARIANTS`, which names the cast.
+        variant: Name of the cast, a key of `VARIANTS`.
         steps: Number of training steps in bf16.
     """
 
@@ -222,7 +223,7 @@ class NumericsCase(SmallDecoderCase):
         return f"numerics {self.variant}"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the error of each product against float32, and the loss of each operand.
+        """Measure the error of each product, and the underflow and overflow of each operand.
 
         Yields:
             Rows of `relative_error` and `sqnr` (dB) with the scope `LAYER PRODUCT`, and `underflow`
@@ -234,7 +235,7 @@ class NumericsCase(SmallDecoderCase):
 
 def _error_rows(name: str, seen: dict[str, Tensor], cast: fp8.Cast) -> Measurements:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
-    # Each operand of a product has the dimension that the product sums over.
+    # The number next to each operand is the dimension over which the product sums.
     products = {
         "output": ((x, -1), (weight.t(), 0)),
         "input_gradient": ((gradient, -1), (weight, 0)),

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from nanolib.experiments.model.case import ModelCase, ModelWorkCase
-from nanolib.experiments.model.look import text_batch
+from nanolib.experiments.model.data import text_batch
 from nanolib.measurement import Measurement, Measurements, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
@@ -24,7 +24,7 @@ MODES = ("forward", "training_step")
 
 @dataclass(frozen=True)
 class SpeedCase(ModelWorkCase):
-    """Case of one model in one precision, whose plan excludes the memory of casts."""
+    """Case of one model in one precision. The plan excludes the memory of casts."""
 
     name: str
     preset: str
@@ -72,7 +72,7 @@ class SpeedCase(ModelWorkCase):
         return no_product(product_of(self.precision), self.device) or super().unsupported()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the FLOPs and the weights, and for FP8 the converted share and its upper bound."""
+        """Return FLOPs and weights, and for FP8 the converted share and the largest speed-up."""
         found = self.model_case.work  # A missing model of the user has no FLOPs.
         if self.recipe and found and not self.runs_code:
             built = replace(self.model_case, device="meta").build()
@@ -109,14 +109,14 @@ class SpeedCase(ModelWorkCase):
         details = latency.details | {"parameters": counted.parameters}
         yield replace(latency, details=details)
         yield exact("flops", flops, scope=self.mode)
-        # The share refers to the peak rate of the same products.
+        # The share of the peak rate refers to products in the same precision.
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
         yield from self._memory(model, work)
 
     def converted_share(self, model: nn.Module) -> Measurement:
-        """Return the share of FLOPs in FP8, with kept layers and upper bound in the details."""
+        """Return the share of FLOPs in FP8. The details contain the largest possible speed-up."""
         layers = fp8.audit(model)
         forward = replace(self.model_case, mode="inference").counted.flops
         tokens = self.batch_size * self.seq_len
@@ -150,5 +150,5 @@ class SpeedCase(ModelWorkCase):
 
 
 def product_of(precision: str) -> str:
-    """Return the name of the products of a precision, which is `fp8` for all recipes."""
+    """Return the name of the products in a precision. All FP8 recipes have `fp8` products."""
     return "fp8" if precision.startswith("fp8") else precision

@@ -34,12 +34,12 @@ _PARITY_METRIC = "loss_difference_from_bf16"
 _SPEED = (
     Column("what", "Model"),
     Column("precision", "Precision"),
-    IntervalColumn("latency", "Step, ms [95 %]", "latency"),
+    IntervalColumn("latency", "Latency, ms [95 %]", "latency"),
     Column("parameters", "", "latency", detail="parameters"),
     Column("speed_up", "Speed-up over bf16, × [95 %]"),
     Column("bound", "", "converted_share", detail="amdahl_bound"),
     Column("tokens_per_second", "Tokens/s", "tokens_per_second"),
-    Column("mfu", "Share of the peak", "mfu"),
+    Column("mfu", "Share of the peak rate", "mfu"),
     Column("weights", "Weights, MiB", "memory_part", "weights"),
     Column("gradients", "", "memory_part", "gradients"),
     Column("optimizer", "Optimizer, MiB", "memory_part", "optimizer"),
@@ -48,9 +48,9 @@ _SPEED = (
 )
 _PARITY = (
     Column("recipe", "Recipe"),
-    Column("verdict", "Against bf16", _PARITY_METRIC, detail="verdict"),
-    IntervalColumn("difference", "Loss above bf16, nats/byte [95 %]", _PARITY_METRIC),
-    Column("margin_nats", "Margin, nats", _PARITY_METRIC, detail="margin_nats"),
+    Column("verdict", "Verdict against bf16", _PARITY_METRIC, detail="verdict"),
+    IntervalColumn("difference", "Loss difference, nats/byte [95 %]", _PARITY_METRIC),
+    Column("margin_nats", "Margin, nats/byte", _PARITY_METRIC, detail="margin_nats"),
     Column("control", "", _PARITY_METRIC, detail="control"),
     IntervalColumn("loss", "Loss, nats/byte [95 %]", "loss"),
     Column("seeds", "Seeds"),
@@ -64,16 +64,16 @@ _SPEEDS = {
     Order.BELOW: "FP8 is slower than bf16",
 }
 _LOSSES = {
-    "equivalent": "matches bf16",
-    "worse": "is worse than bf16",
-    "better": "is better than bf16",
-    "inconclusive": "shows no clear difference from bf16",
+    "equivalent": "has a loss equivalent to bf16",
+    "worse": "has a higher loss than bf16",
+    "better": "has a lower loss than bf16",
+    "inconclusive": "shows no clear difference in loss from bf16",
 }
 
 
 @table_of("fp8", "precision")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per model, precision and mode, with Amdahl's upper bound in `bound`."""
+    """Return a table of models by precision and mode. `bound` is Amdahl's largest speed-up."""
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
@@ -84,7 +84,7 @@ def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("fp8", "recipe")
 def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per trained recipe, with the reason in `not_finite` if a loss is not finite."""
+    """Return a table of the trained recipes. `not_finite` is the reason for a missing loss."""
     rows = rows[(rows["metric"] != "loss") | (rows["scope"] == rows["factor.recipe"])]
     table = case_rows(rows, ["recipe", "seq_len", "seeds", "steps"], "recipe")
     table = add_metric_columns(table, rows, _PARITY)
@@ -97,7 +97,7 @@ def parity_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("fp8", "variant")
 def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per cast, layer and product, with the signal to noise in dB in `sqnr`."""
+    """Return a table of casts by layer and product. `sqnr` is the signal-to-noise ratio in dB."""
     found = pick(rows, "sqnr")
     if found.empty:
         return pd.DataFrame()
@@ -153,7 +153,7 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
             "Mean over seeds, 95 % interval. Green: the margin, declared before the run.",
             "Hollow: emulated, or too few steps. A control must be worse.",
         ],
-        unit="Loss above bf16 (nats/byte)",
+        unit="Loss minus bf16 loss (nats/byte)",
         fmt="+.2~g",
         ref=0.0,
         band=(-margin, margin),
@@ -161,8 +161,8 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
 
 
 def fp8_numerics(rows: pd.DataFrame) -> Drawing:
-    """Draw the signal to noise of each layer's products by cast, with the median of each cast."""
-    title = "Signal to noise of FP8 products"
+    """Draw the signal-to-noise ratio of each layer's products by cast, with medians."""
+    title = "Signal-to-noise ratio of FP8 products"
     table = numerics_table(rows)
     if table.empty:
         return empty_chart(title, why_empty(rows, "fp8"))
@@ -181,46 +181,46 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawing:
         subtitle=[
             "Emulated in a small decoder, one mark per product of a layer. Tick and number: median."
         ],
-        unit="Signal to noise (dB)",
+        unit="Signal-to-noise ratio (dB)",
         ref=float(medians.max()),
     )
 
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return at which sizes FP8 is faster, and its effect on the loss and on products."""
+    """Return for which models FP8 is faster, and how FP8 changes the loss and products."""
     findings = [
         *_compare_speed(speed_table(rows)),
         *_compare_losses(parity_table(rows)),
         *_compare_numerics(numerics_table(rows)),
     ]
-    return findings or [Finding("FP8 was not measured", next_step="nano run quick fp8")]
+    return findings or [Finding("FP8 was not measured", next_step="run nano run quick fp8")]
 
 
 def _compare_speed(table: pd.DataFrame) -> list[Finding]:
-    """Return at which of the measured sizes FP8 is faster than bf16, for each mode."""
+    """Return for each mode which of the measured models are faster in FP8 than in bf16."""
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
     timed = drop_missing(fp8, "speed_up")
     if timed.empty:
-        why = next(filter(None, fp8["message"]), "no FP8 case ran to its end")
+        why = next(filter(None, fp8["message"]), "no FP8 case was completed")
         return [Finding("FP8 speed was not measured", why)]
     groups = timed.groupby("mode", sort=False)
     return [_compare_sizes(str(mode), group) for mode, group in groups]
 
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
-    """Return at which sizes FP8 is faster, slower or shows no clear difference."""
+    """Return for which models FP8 is faster, slower or shows no clear difference."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     group = group.assign(order=[order for _, order, _ in pairs])
     sizes = {order: [] for order in _SPEEDS}
     for (_, name), orders in group.groupby(["parameters", "name"])["order"]:
         alike = orders.iloc[0] if orders.nunique() == 1 else Order.NO_DIFFERENCE
         sizes[Order.ABOVE if orders.eq(Order.ABOVE).any() else alike].append(name)
-    texts = [f"{_SPEEDS[order]} at {join_words(names)}" for order, names in sizes.items() if names]
+    texts = [f"{_SPEEDS[order]} for {join_words(names)}" for order, names in sizes.items() if names]
     best = group.loc[group["speed_up"].idxmax()]
-    evidence = f"up to {times(best, 'speed_up')}, for {best['name']} in {best['precision']}"
+    evidence = f"up to {times(best, 'speed_up')} as fast, for {best['name']} in {best['precision']}"
     main = next(order for order, names in sizes.items() if names)
     if main is Order.NO_DIFFERENCE:
         evidence += f" {OVERLAP}"
@@ -232,7 +232,7 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
 
 
 def _compare_losses(table: pd.DataFrame) -> list[Finding]:
-    """Return the loss of every recipe next to bf16, and whether the controls were detected."""
+    """Compare the loss of each recipe with bf16, and report controls that were not detected."""
     if table.empty:
         return []
     named = table.assign(recipe=table["recipe"].str.replace("_", " "))
@@ -241,27 +241,27 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     long = ended.drop(index=short.index)
     findings = [_compare_loss(row) for _, row in long.iterrows()]
     if len(short):
-        text = f"The loss of {join_words(short['recipe'])} was not compared with bf16"
+        text = f"The loss of {len(short)} of {len(ended)} recipes was not compared with bf16"
         evidence = f"{int(short['steps'].max())} training steps are {SMOKE_TEST}"
         next_step = f"set parity_steps to at least {LEARNING_STEPS}"
         findings.insert(0, Finding(text, evidence, next_step))
     missed = long[long["control"].eq(True) & (long["verdict"] != "worse")]
     if len(missed):
         text = f"The comparison did not detect the known-bad recipe {join_words(missed['recipe'])}"
-        why = 'so "matches bf16" is not reliable here'
+        why = "an equivalent loss in these runs is not reliable"
         findings.append(Finding(text, why, "increase parity_steps or parity_seeds"))
     return findings
 
 
 def _compare_loss(row: pd.Series) -> Finding:
-    """Return the loss of one recipe next to bf16."""
+    """Compare the loss of one recipe with bf16."""
     emulated = " (emulated)" if row["provenance"] == Provenance.EMULATED else ""
     text = f"{row['recipe']}{emulated} {_LOSSES[row['verdict']]} after {int(row['steps'])} steps"
     if pd.isna(row["difference"]):
         return Finding(text, row["not_finite"])
     difference = Estimate.of(row, "difference", "loss_difference_from_bf16", name=row["recipe"])
     evidence = f"{with_ends(row, 'difference')} nats/byte above bf16, "
-    evidence += f"margin ±{row['margin_nats']:.4f}, {int(row['seeds'])} seeds"
+    evidence += f"with a margin of ±{row['margin_nats']:.4f} and {int(row['seeds'])} seeds"
     if row["verdict"] in ("worse", "better"):
         compared = comparing(difference, Estimate.exact(0.0, "bf16"))
         return Finding(text, evidence, compared=compared)
@@ -270,12 +270,12 @@ def _compare_loss(row: pd.Series) -> Finding:
 
 
 def _compare_numerics(table: pd.DataFrame) -> list[Finding]:
-    """Return the median signal to noise of each cast."""
+    """Return the median signal-to-noise ratio of each cast."""
     if table.empty:
         return []
     medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)
     text = join_words(f"{value:.1f} dB ({name})" for name, value in medians.items())
-    return [Finding(f"Emulated products have a median signal to noise of {text}")]
+    return [Finding(f"The median signal-to-noise ratio of emulated products is {text}")]
 
 
 SECTION = Section(

@@ -1,4 +1,4 @@
-"""Define the cases of the model notebook: a model runs, trains or generates, and has a loss."""
+"""Define the cases of the model notebook: inference, training, generation and training loss."""
 
 import itertools
 import json
@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from torch import Tensor, nn
 
 from nanolib.config import PRESETS, NanoConfig
+from nanolib.experiments.model.data import text_batch, text_batches
 from nanolib.experiments.model.determinism import determinism_rows
 from nanolib.experiments.model.look import (
     Counted,
@@ -16,8 +17,6 @@ from nanolib.experiments.model.look import (
     count_by_formula,
     count_by_running,
     look_at,
-    text_batch,
-    text_batches,
 )
 from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
 from nanolib.measurement import Measurement, Measurements, exact
@@ -40,7 +39,7 @@ class ModelCase(ShapedCase):
     mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
 
-    position: ClassVar[int] = 0  # Tokens in the cache before the counted tokens.
+    position: ClassVar[int] = 0  # Number of cached tokens before the counted tokens.
 
     @property
     def model_case(self) -> Self:
@@ -49,7 +48,7 @@ class ModelCase(ShapedCase):
 
     @property
     def planned_as(self) -> Self:
-        """Return the case to plan, without a name, and eager if the model is compiled."""
+        """Return the case that nanolib plans: without a name, a compiled model or a CUDA graph."""
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
@@ -65,7 +64,7 @@ class ModelCase(ShapedCase):
         return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
 
     def __str__(self) -> str:
-        """Return the preset, the shape and the mode."""
+        """Return the name of the model, the mode and the shape."""
         shape = f"n={self.seq_len} batch={self.batch_size} {self.attention_type} {self.dtype}"
         return f"{self.name} {self.mode} {shape}"
 
@@ -105,7 +104,7 @@ class ModelCase(ShapedCase):
         return predicted if latency is None else predicted | {"latency": latency}
 
     def known(self, ceilings: Ceilings) -> dict[str, Any]:
-        """Predict the work, after a run that counts FLOPs if the FLOPs depend on data."""
+        """Predict the work. If the FLOPs depend on data, run the model once to count the FLOPs."""
         counted = self.counted
         if counted is None or (counted.count and counted.count.unread_masks):
             count_by_running(self.planned_as)
@@ -137,7 +136,7 @@ class ModelCase(ShapedCase):
         return self.optimization == "eager"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Measure size, work and memory, and the times in turns with other cases of the group."""
+        """Measure size, work and memory, and time the calls in turns with the rest of the group."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())
@@ -181,14 +180,14 @@ class ModelCase(ShapedCase):
         if self.planned_as.optimization == self.optimization:
             planned = look.breakdowns.get(work.scope)
             return breakdown_rows(work, model, self.device, look.plan, planned)
-        # The counter does not see the tensors of a compiled model.
+        # The memory counter misses the tensors of a compiled model.
         rows = memory_rows if self.device.startswith("cuda") else unattributed_rows
         return rows(work, self.device, look.plan)
 
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
-    """Case of a model that reads a prompt and generates. FLOPs are of the first new token."""
+    """Case of a model that reads a prompt and generates tokens. FLOPs are of the first token."""
 
     new_tokens: int = 1
 
@@ -204,7 +203,7 @@ class GenerationCase(ModelCase):
         return Generating(model, ids[:, :-1], self.new_tokens, self.optimization)
 
     def unsupported(self) -> str:
-        """Return why the case cannot run, such as more tokens than the context has."""
+        """Return why the case cannot run, for example because the context is too short."""
         length = self.context_length
         if length is not None and self.seq_len + self.new_tokens > length:
             return (
@@ -215,7 +214,7 @@ class GenerationCase(ModelCase):
 
 
 class ModelWorkCase(Case):
-    """Case that makes and plans the calls of a `ModelCase`, which is its `model_case`."""
+    """Case with the calls and the memory plan of a `ModelCase`. Subclasses define `model_case`."""
 
     @property
     def attention(self) -> str:
@@ -225,7 +224,7 @@ class ModelWorkCase(Case):
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Return the first fields of a `ModelCase`."""
+        """Return the values of the first fields of a `ModelCase`, up to `dtype`."""
         named = (self.device, self.name, self.preset, self.overrides, self.attention)
         return (*named, self.seq_len, self.batch_size, self.dtype)
 
@@ -245,7 +244,7 @@ class ModelWorkCase(Case):
 
 @dataclass(frozen=True)
 class LossCase(ModelWorkCase, ShapedCase):
-    """Case of a model that trains on real text for some steps."""
+    """Case of a model that trains on real text for `steps` steps."""
 
     supports_ab: ClassVar[bool] = False  # The case has no timings.
 
@@ -254,7 +253,7 @@ class LossCase(ModelWorkCase, ShapedCase):
     corpus: str
 
     def __str__(self) -> str:
-        """Return the preset and the steps."""
+        """Return the name of the model and the number of steps."""
         return f"{self.name} loss over {self.steps} steps"
 
     @property
@@ -264,7 +263,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         return ModelCase(*shape, "training")
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the loss before each step, and estimate it by the mean of the last tenth."""
+        """Measure the loss before each step, and report the mean of the last tenth of losses."""
         model = self.build(params.seed)
         check_loss(model)
         batches = text_batches(self, self.corpus, params.seed, self.steps)
@@ -284,7 +283,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         if len(finite) < self.steps:
             raise ArithmeticError(
                 f"the loss is not finite from step {len(finite) + 1} of {self.steps} on; "
-                "lower learning_rate, or take float32"
+                "lower learning_rate, or use float32"
             )
 
 

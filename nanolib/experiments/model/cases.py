@@ -1,4 +1,4 @@
-"""Define the parameters and the cases of the model notebook, and parameters of whole models."""
+"""Define the parameters and cases of the model notebook, and the parameters of your own models."""
 
 import contextlib
 import hashlib
@@ -31,10 +31,10 @@ from nanolib.run.peaks_case import ceiling_cases
 
 
 def valid_model(name: str) -> str:
-    """Check that a name has the form of a user's model, without running code.
+    """Check the syntax of the name of a user's model, without running code.
 
     Raises:
-        ValueError: The name does not have the form of a user's model.
+        ValueError: The syntax of the name is not valid.
     """
     try:
         check_name(name)
@@ -49,7 +49,7 @@ class OwnModelParams(shared.Params):
     Subclasses add `presets` and describe the parameters for their notebook.
     """
 
-    LENGTHS: ClassVar[str] = "seq_lens"  # Name of the parameter with the lengths.
+    LENGTHS: ClassVar[str] = "seq_lens"  # Name of the parameter with the sequence lengths.
     READS_TEXT: ClassVar[bool] = True  # Whether a preset reads bytes of text.
     CHOSEN: ClassVar[dict[str, str]] = {}  # Field of a preset → parameter that sets the field.
 
@@ -63,7 +63,7 @@ class OwnModelParams(shared.Params):
 
     @property
     def reads(self) -> tuple[str, int]:
-        """Return the parameter with the longest sequence that the model reads, and its tokens."""
+        """Return the parameter that sets the longest sequence, and the length of that sequence."""
         return self.LENGTHS, int(np.max(getattr(self, self.LENGTHS)))
 
     def models(self) -> list[tuple[str, dict[str, Any]]]:
@@ -73,7 +73,7 @@ class OwnModelParams(shared.Params):
         return [(preset, self.overrides) for preset in self.presets]
 
     def changes(self) -> list[dict[str, Any]]:
-        """Return the overrides of each configuration that is built from a preset."""
+        """Return the overrides of each configuration that the notebook makes from a preset."""
         return [self.overrides]
 
     @model_validator(mode="after")
@@ -83,7 +83,9 @@ class OwnModelParams(shared.Params):
                 "model_options: needs a model; set model, or use overrides for presets"
             )
         for name in self.overrides.keys() & self.CHOSEN:
-            raise ValueError(f"overrides: {name} is chosen by {self.CHOSEN[name]}; leave it out")
+            raise ValueError(
+                f"overrides: {self.CHOSEN[name]} sets {name}; remove {name} from overrides"
+            )
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
                 reads = {"longest": self.reads, "reads_text": self.READS_TEXT}
@@ -95,12 +97,12 @@ class OwnModelParams(shared.Params):
                 if vocabulary < text.VOCAB_SIZE:
                     raise BadInput(
                         f"model_options: vocab_size {vocabulary} is too small for text, "
-                        f"which has {text.VOCAB_SIZE} different bytes; raise it"
+                        f"which has {text.VOCAB_SIZE} different bytes; raise vocab_size"
                     )
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
-        """Run the code of your model once, without data, to plan all cases.
+        """Run the code of your model in one process, without data, to plan all cases.
 
         Args:
             cases: Cases to plan.
@@ -114,19 +116,20 @@ class OwnModelParams(shared.Params):
 
 
 def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longest: int) -> Any:
-    """Check the configuration of a model of transformers.
+    """Check the configuration of a model from the package transformers.
 
     Args:
         name: `hf:` and the name of a class of transformers.
         options: Fields of the model's configuration.
-        field: Name of the parameter with the longest sequence.
-        longest: Longest sequence that the model reads, tokens.
+        field: Name of the parameter that sets the longest sequence.
+        longest: Length of the longest sequence that the model reads, tokens.
 
     Returns:
         The configuration.
 
     Raises:
-        BadInput: The class does not exist or reads two sequences, or its context is too small.
+        BadInput: The class does not exist or does not read the ids of one sequence, or the
+            configuration is not valid.
         Unsupported: The package transformers is not installed.
     """
     config = hugging_face_config(name, options)
@@ -134,18 +137,18 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
     if context is not None and longest > context:
         raise BadInput(
             f"{field}: {longest} exceeds the max_position_embeddings {context} of {name}; "
-            f"shorten it or raise max_position_embeddings to {longest}"
+            f"shorten the sequence, or raise max_position_embeddings to {longest}"
         )
     if layers and getattr(config, layers) < 1:
         raise BadInput(f"model_options: {layers} must be at least 1, got {getattr(config, layers)}")
     read = inspect.signature(resolve(name).args[0].forward).parameters
-    refused = "" if "input_ids" in read else "no ids of tokens"
+    refused = "" if "input_ids" in read else "no token ids"
     if "decoder_input_ids" in read:
         refused = "two sequences"
     if refused:
         raise BadInput(
             f"model: {name} reads {refused}; "
-            "use a class that reads ids of one sequence, such as LlamaForCausalLM"
+            "use a class that reads the ids of one sequence, such as LlamaForCausalLM"
         )
     return config
 
@@ -165,24 +168,24 @@ class Params(OwnModelParams):
 
     Attributes:
         presets: Names in `nanolib.PRESETS`.
-        model: Your own model instead of the presets: `package.module:build`, or
+        model: Your own model instead of the presets, as `package.module:build` or
             `hf:LlamaForCausalLM` (extra `hf`).
-        model_options: Arguments of that function, or of that class's configuration.
+        model_options: Arguments of your model's function, or of the class's configuration.
         seq_lens: Sequence lengths, tokens.
         batch_sizes: Sequences per batch.
-        dtypes: Types of the weights.
-        attention_types: Attention kinds.
+        dtypes: Dtypes of the weights.
+        attention_types: Names of the attentions to measure, such as `dense`.
         overrides: Fields of `NanoConfig` that differ from the preset, such as `{num_layers: 2}`.
         optimizations: Names in `nanolib.models.optimize.OPTIMIZATIONS`. Only `eager` and
-            `cuda_graph` generate.
+            `cuda_graph` support generation.
         train: Whether to measure training steps too.
         new_tokens: Tokens to generate after a prompt of each sequence length, or 0 for none.
-        generation_batch_sizes: More batches for generation at the longest sequence length.
-        determinism: Whether to compare logits run to run, alone and in a batch, and by prefill and
-            by decode.
-        loss_steps: Training steps on real text to record the loss of, or 0 for none.
-        learning_rate: Learning rate of AdamW in these steps.
-        corpus: A text file or a folder instead of the standard library's sources.
+        generation_batch_sizes: Further batch sizes for generation at the longest sequence length.
+        determinism: Whether to compare logits between runs, between batch sizes, and between
+            prefill and decode.
+        loss_steps: Training steps on real text that measure the loss, or 0 for none.
+        learning_rate: Learning rate of AdamW.
+        corpus: Text file or folder to read, or empty for the sources of Python's standard library.
     """
 
     NAME: ClassVar[str] = "model"
@@ -227,12 +230,12 @@ class Params(OwnModelParams):
     )
 
     def changes(self) -> list[dict[str, Any]]:
-        """Return the overrides with each attention type."""
+        """Return the overrides once with each attention."""
         return [self.overrides | {"attention_type": kind} for kind in self.attention_types]
 
 
 def cases(params: Params) -> list[Case]:
-    """List the peak rates, each model in each mode, and its loss at the shortest length."""
+    """List the cases: peak rates, each model in each mode, and the loss at the shortest length."""
     device = resolve_device(params.device)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = ["own"] if params.model else params.attention_types

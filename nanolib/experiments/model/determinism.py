@@ -1,4 +1,4 @@
-"""Measure how far the logits of a model differ if they are computed in another way."""
+"""Measure how much logits differ between runs, between batch sizes, and by prefill and decode."""
 
 import contextlib
 import math
@@ -10,11 +10,11 @@ from nanolib.measurement import Measurements, Unsupported, exact
 from nanolib.models.generation import generation_of
 from nanolib.models.user import logits_of
 
-_POSITIONS = 8  # The last positions of each sequence are compared.
+_POSITIONS = 8  # Number of last positions of each sequence to compare.
 
 
 def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
-    """Compare logits of two runs, with and without a batch, and by prefill and by decode.
+    """Compare logits between two runs, between batch sizes, and between prefill and decode.
 
     Args:
         model: Model in evaluation mode.
@@ -73,8 +73,8 @@ def compare_logits(some: Tensor, others: Tensor) -> tuple[float, float]:
 
     Returns:
         The largest difference of two logits, and the share of positions with the same largest
-        logit. The unit of a difference is the last place of the largest logit of the position,
-        because logits near zero have tiny units.
+        logit. The unit of a difference is the unit in the last place (ULP) of the position's
+        largest logit, because the ULP of a logit near zero is tiny.
 
     Raises:
         Unsupported: A logit is not finite.

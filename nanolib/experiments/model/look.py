@@ -1,4 +1,4 @@
-"""Find the memory, the work and the traffic of a model at one shape, on tensors without data."""
+"""Find the memory, the FLOPs and the moved bytes of a model at one shape, without data."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from nanolib.meters.flops import BACKWARD_FACTOR, FlopCount, count_flops, model_
 from nanolib.meters.memory import fake_tensors, why_not_planned
 from nanolib.meters.memory_breakdown import MemoryBreakdown
 from nanolib.meters.tensor_bytes import BytesRead
-from nanolib.models import attention, create_model, text
+from nanolib.models import attention, create_model
 from nanolib.models.user import (
     build_model,
     context_length,
@@ -35,7 +35,7 @@ _LIMIT_S = 90.0
 
 @dataclass(frozen=True)
 class ShapedCase(Case):
-    """Case of a model at one shape, whose `name` charts show."""
+    """Case of a model at one shape. Charts show the `name` of the case."""
 
     name: str
     preset: str
@@ -47,7 +47,7 @@ class ShapedCase(Case):
 
     @property
     def own(self) -> bool:
-        """Return whether `preset` names a model of the user, whose options are `overrides`."""
+        """Return whether `preset` names a user's model, with the model's options in `overrides`."""
         return self.preset not in PRESETS
 
     @property
@@ -63,7 +63,7 @@ class ShapedCase(Case):
 
     @property
     def context_length(self) -> int | None:
-        """Return the longest sequence of the model, tokens, or None if it is not known."""
+        """Return the context length of the model in tokens, or None if the length is not known."""
         if self.runs_code:
             return None
         if self.own:
@@ -96,28 +96,6 @@ class ShapedCase(Case):
         return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
 
-def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[Tensor]:
-    """Draw batches of real text for a case.
-
-    Args:
-        case: A case with `batch_size`, `seq_len` and `device`.
-        corpus: Text file or folder, or empty for the standard library's sources.
-        seed: Seed of the random windows of the text.
-        count: Number of batches.
-
-    Yields:
-        Ids of tokens, int64, shape [batch_size, seq_len + 1], on the case's device.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shape = (count, case.batch_size, case.seq_len + 1)
-    return text.batches(text.load(corpus), *shape, generator, case.device)
-
-
-def text_batch(case: Any, corpus: str, seed: int) -> Tensor:
-    """Draw one batch of real text for a case."""
-    return next(text_batches(case, corpus, seed, 1))
-
-
 @dataclass(frozen=True)
 class Counted:
     """Work of one call of a model.
@@ -125,7 +103,7 @@ class Counted:
     Attributes:
         parameters: Number of weights.
         flops: FLOPs of the timed call. Training includes the backward pass of the weights that have
-            a gradient. Attention counts only the pairs that its mask keeps.
+            a gradient. In attention, only the pairs that the mask keeps count.
         bytes: Number of bytes that a call must move at least once.
         count: Counted FLOPs of a user's model, or None if a formula gave the FLOPs.
     """
@@ -141,7 +119,7 @@ class Look:
     """Memory and work of a case, found on tensors without data.
 
     Attributes:
-        plan: Peak memory by scope, or the reason why it is not planned.
+        plan: Peak memory by scope, or the reason why there is no plan.
         breakdowns: Memory use at the peak of each scope.
         counted: Work of a user's model, or None if the model needs data to run.
     """
@@ -152,10 +130,10 @@ class Look:
 
 
 class _ProductsOfExperts(TorchDispatchMode):
-    """Give the products of a mixture's experts a shape in dtypes other than torch's bfloat16."""
+    """Support products of experts without data in all dtypes. torch supports only bfloat16."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the empty result of a product of experts, or run another operation."""
+        """Return the result of a product of experts without data, or run another operation."""
         if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
             return func(*args, **kwargs or {})
         # The import is here, since the name is private to torch and only experts need it.
@@ -166,11 +144,11 @@ class _ProductsOfExperts(TorchDispatchMode):
 
 @contextlib.contextmanager
 def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None]:
-    """Make tensors without data within the block, and discard the output of the code.
+    """Make tensors without data within the context, and discard the output of the code.
 
     Args:
-        own: Whether the model is not a preset, so that it may have experts.
-        mode: Mode of earlier tensors, or None for a new mode.
+        own: Whether the model is not a preset, because only such a model may have experts.
+        mode: Mode of existing tensors, or None for a new mode.
     """
     experts = _ProductsOfExperts() if own else contextlib.nullcontext()
     with mode or fake_tensors(), experts, silent():
@@ -182,7 +160,7 @@ _STACKS: dict[str, StackMemory] = {}
 
 
 def look_at(case: Any) -> Look:
-    """Plan and count a `ModelCase` once per process, with a user's code in a separate process.
+    """Plan and count a `ModelCase` once per process. A user's code runs in a separate process.
 
     Raises:
         BadInput: The model does not exist.
@@ -199,8 +177,8 @@ def look_at_code(name: str, cases: Sequence[Any]) -> None:
     """Plan and count all cases of a user's code in one separate process.
 
     Args:
-        name: Source of the model, `package.module:build`.
-        cases: Cases of type `ModelCase`. Without cases, only the name is checked.
+        name: Name of the model's function, such as `package.module:build`.
+        cases: Cases of type `ModelCase`. Without cases, nanolib only checks the name.
 
     Raises:
         BadInput: The model does not exist.
@@ -254,7 +232,7 @@ def _breakdowns(case: Any) -> dict[str, MemoryBreakdown]:
 
 
 def count_by_running(case: Any) -> None:
-    """Count work that depends on data with a run, and store the result for `look_at`."""
+    """Run the model to count work that depends on data, and store the result for `look_at`."""
     _LOOKS[case.case_id] = replace(look_at(case), counted=_count(case))
 
 
@@ -278,7 +256,7 @@ def count_by_formula(case: Any) -> Counted:
     options = attention.shared_options(config.attention_type, config.attention_options)
 
     def kept(q_len: int, kv_len: int) -> float:
-        """Return the kept pairs per head, or all pairs if the mask depends on the input."""
+        """Return the kept pairs per head, or all causal pairs if the mask depends on the input."""
         mask = {"causal": True, "options": options, "heads": config.num_heads}
         found = attention.work(config.attention_type, q_len, kv_len, **mask)
         return (found or attention.work("dense", q_len, kv_len, causal=True)).kept

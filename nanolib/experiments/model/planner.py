@@ -21,12 +21,12 @@ from nanolib.run.memory_plan import FOLLOWED_BATCH, StackMemory, bytes_at
 from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
-MAX_MASKED = 2**17  # Masks of more tokens have too many tiles.
-_BISECT_EVERY = 4  # Guesses by lines may converge slowly, so every fourth guess bisects.
+MAX_MASKED = 2**17  # Masks of longer sequences have too many tiles to plan.
+_BISECT_EVERY = 4  # Guesses from lines may converge slowly, so every fourth guess bisects.
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
-# Mode, optimization, and optimization in mixed precision of each use.
+# Mode, optimization, and optimization in mixed precision, for each use of the model.
 USES = {
     "inference": ("inference", "eager", "eager"),
     "decoding": ("generation", "eager", "eager"),
@@ -37,14 +37,14 @@ USES = {
 
 @dataclass(frozen=True)
 class Use:
-    """Memory that one use of the model needs.
+    """Plan of the memory for one use of the model.
 
     Attributes:
         name: Key of `USES`.
         memory: Available memory of one rank, in bytes.
-        breakdown: Memory use of one rank at the peak of the use.
-        batches: Largest batch that fits, by context length, or 0 if no sequence fits. Lengths that
-            take too long to plan are missing.
+        breakdown: Parts of the peak memory of one rank.
+        batches: Largest batch size that fits, by context length, or 0 if no sequence fits. Lengths
+            that take too long to plan are missing.
         refused: Reason why there is no plan, in one line, or an empty string.
     """
 
@@ -56,15 +56,15 @@ class Use:
 
     @property
     def fits(self) -> bool:
-        """Return whether the peak fits in the memory."""
+        """Return whether the peak fits in the available memory."""
         return not self.refused and self.breakdown.peak <= self.memory
 
 
 class Planner:
-    """Plan uses of one model, from one recording of its calls per use and sequence length.
+    """Plan each use of one model from recordings of the model's calls.
 
     Args:
-        request: A `planning.Request` with the model, its dtypes, its optimizer and its ranks.
+        request: A `planning.Request` with the model, the dtypes, the optimizer and the ranks.
     """
 
     def __init__(self, request: Any) -> None:
@@ -75,7 +75,7 @@ class Planner:
         self._mode = fake_tensors()  # Calls that share weights must share the mode.
 
     def use(self, name: str) -> Use:
-        """Plan a use, and find the largest batch that fits at each context length."""
+        """Plan one use of the model, and find the largest batch that fits at each length."""
         found = partial(Use, name, self.request.memory)
         if self._late:
             return found(refused=self._late)
@@ -91,12 +91,12 @@ class Planner:
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        except (Exception, SystemExit) as error:  # A model that reads its data has no plan.
+        except (Exception, SystemExit) as error:  # A model that reads values has no plan.
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 
     def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:
-        """Find the largest batch at each context length, which never grows with the length."""
+        """Find the largest batch at each context length. A longer context never fits more."""
         fixed = sum(breakdown.by_kind.get(kind, 0) for kind in _SHARDED)
         most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
         for length in self.contexts:
@@ -115,9 +115,9 @@ class Planner:
         return sorted({length, *(power // part for part in (4, 1) if power >= part)})
 
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
-        """Plan the memory of one rank at the peak of a use."""
+        """Plan the peak memory of one rank for a use of the model."""
         batch //= self.ranks
-        # The user's code may depend on the batch, so the recorded calls have this batch.
+        # The user's code may depend on the batch size, so the recorded calls have this size.
         runs_code = self.source.runs_code
         followed = batch if runs_code else FOLLOWED_BATCH
         shortest, longest = min(self.contexts), max(self.contexts)
@@ -134,13 +134,13 @@ class Planner:
         return max(scopes.values(), key=lambda found: found.peak)
 
     def _followed(self, name: str, batch: int, lengths: tuple[int, ...]) -> StackMemory:
-        """Record the calls of a use at each length."""
+        """Record the calls for one use of the model at each length."""
         with without_data(self.source.own, self._mode):
             ats = (partial(self._at, name, batch, length) for length in lengths)
             return StackMemory(self.stack[1], *ats)
 
     def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
-        """Return the calls of a use at a shape, with one model and optimizer per depth."""
+        """Return the calls for one use of the model at a shape. One depth uses one model."""
         case, step = self._case(name, batch, length), self._step(name, depth)
         step.read(case.no_ids() if case.mode == "training" else case.no_ids()[:, :-1])
         return step
@@ -150,7 +150,7 @@ class Planner:
         return self._case(name, 1, 2).at_depth(depth, optimizer, layers)
 
     def _share_of_cache(self, name: str, length: int) -> float:
-        """Return the size of a cache in `kv_dtype` over its size in the dtype of the model."""
+        """Return the size of a cache in `kv_dtype`, divided by its size in the model's dtype."""
         case = self._case(name, 1, length)
         if not self.request.kv_dtype or case.mode != "generation":
             return 1.0
@@ -163,7 +163,7 @@ class Planner:
         return 1 - sum(x.nbytes - x.numel() * item for x in cached) / size
 
     def _need(self, name: str, length: int, batch: int) -> float:
-        """Return the bytes of a batch on a rank, or infinity if the model rejects the batch."""
+        """Return the peak bytes of one rank for a batch, or infinity if the model rejects it."""
         try:
             return self.breakdown(name, batch * self.ranks, length).peak
         except (Exception, SystemExit):
@@ -181,7 +181,7 @@ class Planner:
 
     @cached_property
     def stack(self) -> tuple[str, int]:
-        """Return the option for the number of equal blocks, and the number, or 0 if not known."""
+        """Return the option for the number of equal blocks, and the number, or 0 if unknown."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers
@@ -198,7 +198,7 @@ class Planner:
         return (field, depth) if equal else ("", 0)
 
     def _shared(self, whole: MemoryBreakdown, cache_share: float) -> MemoryBreakdown:
-        """Return the memory of one rank, with its share and the gathered weights under FSDP."""
+        """Return the memory of one rank: its share of the model, and the gathered weights."""
         parts = {
             part: round(size * cache_share) if part.kind == MemoryKind.CACHE else size
             for part, size in whole.parts.items()
@@ -216,27 +216,27 @@ class Planner:
         if MemoryKind.GRADIENTS in whole.by_kind:
             scattered = Part(MemoryKind.TEMPORARIES, "gradients before they are scattered")
             parts[scattered] = outside + block
-        # FSDP gathers the weights of the computing block and of the next block.
+        # FSDP gathers the weights of the current block and of the next block.
         return MemoryBreakdown(parts | {Part(MemoryKind.GATHERED): outside + min(2, depth) * block})
 
 
 def largest(
     need: Callable[[int], float], memory: int, start: int, most: int, fixed: int = 0
 ) -> int:
-    """Find the largest n from 1 to `most` whose need fits, or 0 if none fits.
+    """Find the largest batch from 1 to `most` that fits in memory, or 0 if none fits.
 
-    The search continues at the n at which the line through the last two needs reaches the memory.
-    Every fourth guess is the middle of the remaining range. A need is the largest of several linear
-    functions, so the need is convex. A convex function is never below the line through two of its
-    points, except between these points.
+    The next guess is the batch at which the line through the last two points reaches the memory.
+    Every fourth guess is the middle of the remaining range. The bytes are the largest of several
+    linear functions, so they are a convex function of the batch. A convex function is never below
+    the line through two of its points, except between these points.
 
     Args:
-        need: Function that returns the bytes for n, which rise and are convex, or infinity if n is
-            not valid.
+        need: Function that returns the bytes of a batch, or infinity if the batch is not valid.
+            The bytes must be a rising and convex function of the batch.
         memory: Available memory, in bytes.
-        start: First guess of n.
-        most: Largest allowed n.
-        fixed: Estimate of the bytes that do not depend on n.
+        start: First guess of the batch.
+        most: Largest allowed batch.
+        fixed: Estimate of the bytes that do not depend on the batch.
     """
     fits, too_many = 0, most + 1
     before, at, guesses = (0, fixed), min(start, most), 0
@@ -266,13 +266,13 @@ def uses_of(request: Any) -> Iterator[Use]:
         resolve(source.preset)
     if planner.ranks > 1 and not planner.stack[1]:
         raise BadInput(
-            f"ranks: FSDP needs equal blocks, and the blocks of {source.preset} are not known"
+            f"ranks: FSDP needs equal blocks, and nanolib finds none in {source.preset}; use 1 rank"
         )
     for name in USES:
         yield planner.use(name)
 
 
 def lengthened(preset: str, options: Mapping[str, Any], seq_len: int) -> dict[str, int]:
-    """Return the option that makes a preset's context as long as the sequence."""
+    """Return the option that makes a preset's context as long as the sequence, if necessary."""
     context = options.get("context_length") or PRESETS[preset].get("context_length", 0)
     return {"context_length": seq_len} if context < seq_len else {}

@@ -1,4 +1,4 @@
-"""Check whether a model fits in memory, what uses the memory, and which batch would fit."""
+"""Check whether a model fits in memory, what uses the memory, and which batch sizes fit."""
 
 import json
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ GIB = 2**30
 # These fields describe a config file, not a model.
 _NO_FIELDS = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"}
 _NO_FIELDS |= {"transformers_version", "_name_or_path"}
-_LIMIT_S = 120.0  # Time limit of each use of a user's model, s.
+_LIMIT_S = 120.0  # Time limit to plan each use of a user's model, s.
 
 
 def memory_bytes(amount: str | int) -> int:
@@ -43,7 +43,7 @@ def memory_bytes(amount: str | int) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size <= 0:
-        raise BadInput(f"memory: {shown(amount)} is not an amount; use one such as 80GiB or 24GB")
+        raise BadInput(f"memory: {shown(amount)} is not valid; use an amount such as 80GiB or 24GB")
     return size
 
 
@@ -84,19 +84,23 @@ class Request(StrictModel):
                 )
             if self.seq_len > MAX_MASKED:
                 raise ValueError(
-                    f"seq_len: {self.seq_len} is too long to plan; use dense attention"
+                    f"seq_len: {self.seq_len} is too long to plan a mask; use dense attention"
                 )
         if case.own and not case.runs_code:
             check_hugging_face(self.model, self.options, "seq_len", self.seq_len)
         if not case.own and self.seq_len > (most := case.config.context_length):
-            raise ValueError(f"seq_len: {self.seq_len} exceeds the context_length {most}; raise it")
+            raise ValueError(
+                f"seq_len: {self.seq_len} exceeds context_length {most}; raise context_length"
+            )
         if reason := case.not_planned():
-            raise ValueError(f"attention_type: {self.attention_type} cannot be planned: {reason}")
+            raise ValueError(
+                f"attention_type: {self.attention_type} has no plan ({reason}); use dense"
+            )
         return self
 
     @property
     def is_mixed(self) -> bool:
-        """Return whether training is in mixed precision."""
+        """Return whether training uses mixed precision."""
         return self.precision == "mixed" or (self.precision is None and self.dtype is None)
 
     @property
@@ -107,11 +111,11 @@ class Request(StrictModel):
         shape = f"{self.batch_size} × {self.seq_len} tokens"
         ranks = f" over {self.ranks} ranks (FSDP, modelled)" if self.ranks > 1 else ""
         memory = f"{format_bytes(self.memory)}{' each' if ranks else ''}"
-        return f"{precision}{cache}, {shape}{ranks}, {self.optimizer}, into {memory}"
+        return f"{precision}{cache}, {shape}{ranks}, {self.optimizer}, memory {memory}"
 
     @property
     def case(self) -> ModelCase:
-        """Return the case from which the cases of all uses are made."""
+        """Return the case from which `Planner` derives the case of each use of the model."""
         options, kind = self.options, self.attention_type
         if ":" in self.model:
             kind = "own"
@@ -132,7 +136,7 @@ class MemoryPlan:
 
     Attributes:
         title: Model, dtypes, shape and memory of the request.
-        uses: Memory of each use, in the order of `USES`.
+        uses: Plan of each use of the model, in the order of `USES`.
     """
 
     title: str
@@ -140,29 +144,29 @@ class MemoryPlan:
 
     @property
     def planned(self) -> list[Use]:
-        """Return the uses that have a plan."""
+        """Return the uses of the model that have a plan."""
         return [use for use in self.uses if not use.refused]
 
     @property
     def largest(self) -> Use:
-        """Return the use with the highest peak."""
+        """Return the use of the model with the highest memory peak."""
         return max(self.planned, key=lambda use: use.breakdown.peak)
 
     @property
     def sentences(self) -> list[str]:
-        """Return sentences about the uses that fit, do not fit, or have no plan."""
+        """Return sentences about the uses of the model that fit, do not fit, or have no plan."""
         fitting = [use.name for use in self.planned if use.fits]
-        lines = [f"fits: {'; '.join(fitting)}" if fitting else "nothing fits as it is"]
+        lines = [f"These uses fit: {'; '.join(fitting)}" if fitting else "No use fits"]
         lines += [_remedy(use) for use in self.planned if not use.fits]
         refused = [use for use in self.uses if use.refused]
-        return lines + [f"{use.name} is not known: {use.refused}" for use in refused]
+        return lines + [f"{use.name} was not planned: {use.refused}" for use in refused]
 
     @property
     def _unit(self) -> tuple[str, int]:
         return ("GiB", GIB) if self.largest.breakdown.peak >= GIB else ("MiB", MIB)
 
     def table(self) -> pd.DataFrame:
-        """Return a table of the peak of each use, with its kinds of memory and whether it fits."""
+        """Return a table of the peak memory of each use, by `MemoryKind`, and whether it fits."""
         name, unit = self._unit
         lines = {}
         for use in self.planned:
@@ -174,7 +178,7 @@ class MemoryPlan:
         return table.rename_axis("").reset_index()
 
     def batches(self) -> pd.DataFrame:
-        """Return a table of the largest batch that fits, by context length and use."""
+        """Return a table of the largest batch that fits, by context length and use of the model."""
         lengths = sorted({length for use in self.planned for length in use.batches})
         columns = {
             use.name: {length: _batch(use.batches.get(length)) for length in lengths}
@@ -183,7 +187,7 @@ class MemoryPlan:
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
     def parts(self, use: Use) -> pd.DataFrame:
-        """Return a table of the six largest parts of a peak, with the code that made each part."""
+        """Return a table of the six largest parts of a memory peak, and the code that made them."""
         name, unit = self._unit
         return pd.DataFrame(
             {
@@ -215,28 +219,28 @@ class MemoryPlan:
 
 
 def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
-    """Plan whether a model fits into memory, and what uses the memory.
+    """Plan whether a model fits in memory, and what uses the memory.
 
     nanolib plans inference, decoding and training on tensors without data.
 
     Args:
-        model: Preset, `package.module:build`, `hf:` and a class of transformers, or path of a
-            `config.json` of transformers.
-        memory: Memory of one rank, such as `80GiB`.
+        model: Model to plan: a preset, `package.module:build`, `hf:` and a class of transformers,
+            or the path of a `config.json` of transformers.
+        memory: Available memory of one rank, such as `80GiB`.
         **rest: Options of `nano plan`, with their defaults.
             `seq_len` (1024): Tokens per sequence.
-            `batch_size` (1): Sequences over all ranks.
+            `batch_size` (1): Number of sequences over all ranks.
             `dtype` (float32): Dtype of weights and activations.
             `precision`: Precision of training, `mixed` or `pure`. The default without `dtype`
                 is `mixed`: bfloat16 by autocast, with weights and optimizer states in float32.
             `kv_dtype`: Dtype of keys and values in a cache, by default the dtype of the model.
             `optimizer` (adamw): Optimizer of training: adamw, sgd or momentum.
             `attention_type` (dense): Attention of a preset.
-            `ranks` (1): Modelled FSDP ranks, which share weights, gradients and states.
+            `ranks` (1): Number of modelled FSDP ranks, which share weights, gradients and states.
             `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
 
     Returns:
-        Memory of each use. A peak contains the bytes of all live tensors, without the process.
+        Plan of each use of the model. A peak contains the bytes of all live tensors.
 
     Raises:
         BadInput: A value is not valid.
@@ -259,7 +263,7 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     uses = [*found, *(Use(name, asked.memory, refused=reason) for name in [*USES][len(found) :])]
     if all(use.refused for use in uses):
         refused = uses[0].refused.removeprefix("model: ")
-        raise BadInput(f"model: {shown(model)} cannot be planned: {refused}")
+        raise BadInput(f"model: {shown(model)} cannot be planned, because {refused}")
     return MemoryPlan(f"{model} in {asked.title}", tuple(uses))
 
 
@@ -277,20 +281,20 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _remedy(use: Use) -> str:
-    """Describe how much memory a use lacks, the largest kind of memory, and a batch that fits."""
+    """Describe how much memory a use lacks, what needs most memory, and a batch that fits."""
     peak, by_kind = use.breakdown.peak, use.breakdown.by_kind
     kind = max(by_kind, key=lambda kind: by_kind[kind])
-    ways = [f"batch {most} at {length} tokens" for length, most in use.batches.items() if most]
-    remedy = ways[-1] if ways else "a smaller model, or more ranks, each with a sequence"
+    ways = [f"batch size {most} at {length} tokens" for length, most in use.batches.items() if most]
+    remedy = ways[-1] if ways else "a smaller model, or more ranks with a sequence each"
     return (
         f"{use.name} needs {format_bytes(peak)}, "
-        f"{format_bytes(peak - use.memory)} more than there is; "
-        f"{kind} are {by_kind[kind] / peak:.0%} of it. Next: {remedy}"
+        f"{format_bytes(peak - use.memory)} more than available; "
+        f"{kind} are {by_kind[kind] / peak:.0%} of the peak. Next: use {remedy}"
     )
 
 
 def _batch(most: int | None) -> str:
-    """Format the largest batch, with a plus if larger batches were not tried."""
+    """Format the largest batch, with a plus if nanolib did not try larger batches."""
     if most is None:
         return "not planned"
     return f"{most}{'+' if most == MAX_BATCH else ''}" if most else "—"

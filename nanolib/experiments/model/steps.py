@@ -24,11 +24,11 @@ class Step:
 
     Attributes:
         scope: Scope of the rows about the whole call.
-        compared: Name of the result that is compared with the result of the eager model.
+        compared: Name of the result that nanolib compares with the result of the eager model.
         model: Model to call.
         ids: Input of the model, int64, shape [batch, length], or [batch, length + 1] for training.
-        phases: Maps a scope to a part of the call, in the order of the parts.
-        tokens: Number of tokens that a call reads or makes.
+        phases: Parts of the call by scope, in the order in which the parts run.
+        tokens: Number of tokens that a call reads or generates.
     """
 
     scope: ClassVar[str]
@@ -39,11 +39,11 @@ class Step:
     tokens: int
 
     def read(self, ids: Tensor) -> None:
-        """Replace the input, which may have another shape."""
+        """Replace the input. The new input may have another shape."""
         self.ids = ids
 
     def __call__(self) -> None:
-        """Call all phases."""
+        """Run all phases in order."""
         for phase in self.phases.values():
             phase()
 
@@ -53,23 +53,23 @@ class Step:
         return {MemoryKind.WEIGHTS: weights, MemoryKind.INPUTS: [self.ids]}
 
     def first(self) -> None:
-        """Make the tensors that the first call makes and later calls reuse."""
+        """Create the tensors that the first call creates and later calls reuse."""
 
     def owners(self) -> dict[int, Tensor]:
         """Map the `id` of each optimizer state to its weight."""
         return {}
 
     def workloads(self) -> Iterator[Workload]:
-        """List the calls whose memory is measured, which is the whole call."""
+        """Yield the calls whose memory is measured. By default, this is the whole call."""
         rest = {"first": self.first, "phases": self.phases, "owners": self.owners}
         yield Workload(self.scope, self, kinds=self.kinds, **rest)
 
     def result(self) -> Any:
-        """Compute the compared result, without an effect on later calls."""
+        """Compute the result to compare, without an effect on later calls."""
         raise NotImplementedError
 
     def eager_result(self) -> Any:
-        """Compute the compared result without the optimization."""
+        """Compute the result to compare without the optimization."""
         raise NotImplementedError
 
     def difference(self) -> float:
@@ -90,7 +90,7 @@ class Inferring(Step):
     """Forward pass without gradients.
 
     Args:
-        model: Model to call, which is put into evaluation mode.
+        model: Model to call. The step sets the model to evaluation mode.
         ids: Tokens, int64, shape [batch, length].
         optimization: Key of `OPTIMIZATIONS`.
     """
@@ -103,7 +103,7 @@ class Inferring(Step):
         self._forward = optimize(optimization, model, self._eager, ids)
         self.phases, self.tokens = {self.scope: self.result}, ids.numel()
 
-    @torch.no_grad()  # inference_mode breaks torchao's FP8 by rows.
+    @torch.no_grad()  # torchao's FP8 with a scale per row fails in inference_mode.
     def result(self) -> Any:
         """Compute the logits."""
         return self._forward(self.ids)
@@ -115,17 +115,17 @@ class Inferring(Step):
 
 
 def check_loss(model: nn.Module) -> None:
-    """Raise Unsupported if the model has no logits of tokens or no trainable weights."""
+    """Raise Unsupported if the model returns no logits of tokens or has no trainable weights."""
     lacking = ""
     if not predicts_tokens(model):
-        lacking = "gives no logits of tokens"
+        lacking = "returns no logits of tokens"
     elif not any(weight.requires_grad for weight in model.parameters()):
         lacking = "has no trainable weight"
     if lacking:
         raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")
 
 
-# The fused kernel of SGD does not take tensors without data.
+# The fused kernel of SGD does not support tensors without data.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, fused=True),
     "sgd": partial(torch.optim.SGD, foreach=False),
@@ -137,7 +137,7 @@ class Training(Step):
     """Forward pass, backward pass and optimizer step, with a scaled loss under fp16 autocast.
 
     Args:
-        model: Model to train, which is put into training mode.
+        model: Model to train. The step sets the model to training mode.
         ids: Tokens, int64, shape [batch, length + 1].
         optimization: Key of `OPTIMIZATIONS`.
         learning_rate: Learning rate of the optimizer.
@@ -180,7 +180,7 @@ class Training(Step):
         self._scaler.scale(self._loss).backward()
 
     def optimizer_step(self) -> None:
-        """Update the weights and drop the gradients."""
+        """Update the weights and free the gradients."""
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
@@ -203,7 +203,7 @@ class Training(Step):
         return torch.cat([gradient.flatten() for gradient in found])
 
     def kinds(self) -> dict[str, Iterable[Tensor]]:
-        """Return weights, input and the optimizer's states by kind."""
+        """Return the weights, the input and the optimizer's states by `MemoryKind`."""
         return super().kinds() | {MemoryKind.STATES: [state for _, state in self._states()]}
 
     def first(self) -> None:
@@ -221,13 +221,13 @@ class Training(Step):
 
 
 class Generating(Step):
-    """Generation: the model reads a prompt at once, and then makes tokens one by one.
+    """Generation: the model reads a prompt at once, and then generates tokens one by one.
 
     Args:
-        model: Model to call, which is put into evaluation mode.
+        model: Model to call. The step sets the model to evaluation mode.
         prompt: Tokens, int64, shape [batch, length].
-        new_tokens: Number of tokens after which the cache goes back to the end of the prompt.
-        optimization: `eager` or `cuda_graph`.
+        new_tokens: Number of tokens to generate before decoding restarts at the end of the prompt.
+        optimization: Optimization of decoding, `eager` or `cuda_graph`.
     """
 
     scope, compared = "decode", "cache"
@@ -261,7 +261,7 @@ class Generating(Step):
         return self.generation.tensors[:-2]
 
     def measure_prompt(self, params: Any, device: str) -> Measuring:
-        """Time the prompt, and then fill the cache, because a new length may compile a kernel."""
+        """Time the prefill, and then fill the cache, because a new length may compile a kernel."""
         prefill = self.generation.prefill
         timed = yield params.timed(device, {"prefill": prefill})
         yield timed["prefill"]
@@ -269,19 +269,19 @@ class Generating(Step):
         self.generation.all_tokens()
 
     def kinds(self) -> dict[str, Iterable[Tensor]]:
-        """Return weights, cache, prompt and last token by kind."""
+        """Return the weights, the cache, the prompt and the last token by `MemoryKind`."""
         *cache, prompt, token = self.generation.tensors
-        # The cache comes first, since a loop over the kinds would keep its last tensor alive.
+        # The cache is first, because a loop over the result keeps the last tensor alive.
         return {MemoryKind.CACHE: cache} | super().kinds() | {MemoryKind.INPUTS: [prompt, token]}
 
     def first(self) -> None:
-        """Read the prompt and make a token, since windows keep the prompt's tensors until then."""
+        """Read the prompt and generate a token, because windows need the prompt until then."""
         self.generation.prefill()
         if self.generation.new_tokens > 1:
             self.generation.decode()
 
     def workloads(self) -> Iterator[Workload]:
-        """List the calls whose memory is measured, for the prompt and for one token."""
+        """Yield the calls whose memory is measured: reading the prompt, and generating a token."""
         prefill = self.generation.prefill
         yield Workload("prefill", prefill, kinds=self.kinds, first=self._unread)
         yield from super().workloads()

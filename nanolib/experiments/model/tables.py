@@ -1,4 +1,4 @@
-"""Build the tables of models by shape, by part of a memory peak, and by batch of generation."""
+"""Build the tables of the model notebook: by shape, by part of a memory peak, by batch size."""
 
 import pandas as pd
 
@@ -27,7 +27,7 @@ CALLS = {
     "decode": "next token",
     "training_step": "training step",
 }
-SCOPES = ("inference", "decode", "training_step")  # The times of these scopes are ranked.
+SCOPES = ("inference", "decode", "training_step")  # Findings compare these times.
 
 _COLUMNS = (
     Column("name", "Model"),
@@ -40,7 +40,7 @@ _COLUMNS = (
     IntervalColumn("inference", "Inference, ms [95 %]", "latency", "inference"),
     Column("inference_share", "", "mfu", "inference"),
     Column("inference_tokens_per_second", "", "tokens_per_second", "inference"),
-    Column("inference_memory", "Peak reading, MiB", "peak_memory", "inference"),
+    Column("inference_memory", "Inference peak memory, MiB", "peak_memory", "inference"),
     IntervalColumn("prefill", "First token, ms [95 %]", "latency", "prefill"),
     IntervalColumn("decode", "Next token, ms [95 %]", "latency", "decode"),
     Column("decode_p99", "", "latency", "decode", detail="p99"),
@@ -49,7 +49,7 @@ _COLUMNS = (
     IntervalColumn("optimizer_step", "", "latency", "optimizer_step"),
     IntervalColumn("training_step", "Training step, ms [95 %]", "latency", "training_step"),
     Column("training_share", "", "mfu", "training_step"),
-    Column("training_memory", "Peak training, MiB", "peak_memory", "training_step"),
+    Column("training_memory", "Training peak memory, MiB", "peak_memory", "training_step"),
     Column("compile", "", "latency", "compile"),
     Column("difference", "", "relative_error", "against_eager", "logits"),
     Column("runs_ulp", "", "ulp_difference", "run_to_run"),
@@ -64,18 +64,18 @@ MODEL_COLUMNS = titles(_COLUMNS)
 DETERMINISM_COLUMNS = {
     "name": "Model",
     "shape": "Attention, batch, dtype",
-    "runs_ulp": "Run to run, ULP",
-    "batch_ulp": "Alone or in a batch, ULP",
-    "decode_ulp": "Prefill or decode, ULP",
+    "runs_ulp": "Difference between runs, ULP",
+    "batch_ulp": "Difference between batch sizes, ULP",
+    "decode_ulp": "Difference between prefill and decode, ULP",
     "agreement": "Greedy tokens that agree",
 }
 PART_COLUMNS = {
     "name": "Model",
     "call": "Call",
-    "kind": "Kind",
+    "kind": "Memory kind",
     "module": "Module",
-    "by": "Saved or made by",
-    "mib": "MiB",
+    "by": "Saved or allocated by",
+    "mib": "Size, MiB",
     "share": "Share of the peak",
 }
 
@@ -102,14 +102,14 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("model", "mode")
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with the largest peak of each eager model whose parts are known.
+    """Return a table with the largest memory peak of each eager model, if the parts are known.
 
-    If the model was trained, the peak of training is used.
+    A peak of training is preferred to all other peaks of a model.
 
     Returns:
         Table with the largest peak first, and the columns `run_id`, `name`, `attention_type`,
         `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB) and `parts`. Each part has
-        a kind, a module, an operation, a line and bytes.
+        a kind of memory, a module, an operation, a line of code and a size in bytes.
     """
     found = pick(rows, "peak_memory")
     if found.empty:
@@ -128,7 +128,7 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def part_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the largest parts of each model's largest peak.
+    """Return a table of the largest parts of each model's largest memory peak.
 
     Returns:
         Table with the columns `run_id` and `seq_len`, and the columns of `PART_COLUMNS`.
@@ -165,18 +165,18 @@ def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def call_of(row: pd.Series) -> str:
-    """Return the name of a call with its sequence length, for people."""
-    return f"{CALLS[row['scope']]}, n = {int(row['seq_len'])}"
+    """Return the name of a call with the sequence length, for people."""
+    return f"{CALLS[row['scope']]} at {int(row['seq_len'])} tokens"
 
 
 def bytes_by_kind(row: pd.Series) -> pd.Series:
-    """Return the bytes of a peak by kind, with the largest kind first."""
+    """Return the bytes of a memory peak by `MemoryKind`, in descending order."""
     return pd.DataFrame(row["parts"]).groupby(0, sort=False)[4].sum().sort_values(ascending=False)
 
 
 @cached
 def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with a line per batch of each eager generation that has several batches.
+    """Return a table of the eager generations with several batch sizes, a line per batch size.
 
     `user` and `total` are the tokens per second of one sequence and of all sequences.
     """

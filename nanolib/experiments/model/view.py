@@ -34,7 +34,7 @@ from nanolib.report.theme import Drawing
 
 
 def model_peaks(rows: pd.DataFrame) -> Drawing:
-    """Draw the memory at the largest peak of each model, by kind."""
+    """Draw the memory use at the largest peak of each model, by `MemoryKind`."""
     bars = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
         sizes = bytes_by_kind(row)
@@ -43,11 +43,11 @@ def model_peaks(rows: pd.DataFrame) -> Drawing:
         bars.append(pd.DataFrame(named | bar | links(row)))
     return plot(
         pd.concat(bars),
-        "Memory at the peak",
+        "Peak memory by kind of memory",
         "bars",
-        subtitle=["Counted, exact, at the largest peak of each model."],
+        subtitle=["Counted exactly, at the largest peak of each model."],
         unit="Live memory (MiB)",
-        empty="no peak was counted by kind",
+        empty="peak memory was not measured by kind of memory",
     )
 
 
@@ -59,17 +59,17 @@ def generation_batches(rows: pd.DataFrame) -> Drawing:
         lengths = table["seq_len"].astype(int).astype(str)
         points = {
             "panel": panel,
-            "series": table["name"] + ", " + shape + ", n = " + lengths,
+            "series": table["name"] + ", " + shape + ", seq len " + lengths,
             "x": table["batch_size"].astype(int),
         }
         parts.append(pd.DataFrame(points | point_columns(table, name, "y")))
     return plot(
         pd.concat(parts),
-        "Tokens per second as the batch grows",
-        unit="Tokens per second",
-        xunit="Sequences in the batch",
+        "Throughput by batch size",
+        unit="Throughput (tokens/s)",
+        xunit="Batch size (sequences)",
         log="xy",
-        empty="no generation was measured with several batches; give generation_batch_sizes",
+        empty="generation was not measured at several batch sizes; set generation_batch_sizes",
     )
 
 
@@ -79,7 +79,7 @@ def model_loss(rows: pd.DataFrame) -> Drawing:
     Args:
         rows: Rows of measurements with their samples.
     """
-    curves, subtitle = [pd.DataFrame()], ["Before each step, on bytes of the corpus. One seed."]
+    curves, subtitle = [pd.DataFrame()], ["Before each step, on bytes of the corpus, one seed."]
     for _, row in pick(rows_with_factor(rows, "model", "steps"), "loss").iterrows():
         name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
         losses = pd.Series(row["samples"], range(1, 1 + len(row["samples"])))
@@ -90,18 +90,18 @@ def model_loss(rows: pd.DataFrame) -> Drawing:
         subtitle.append(f"{steps} steps: {SMOKE_TEST}.")
     return plot(
         data,
-        "Loss on real text",
+        "Training loss on real text",
         subtitle=subtitle,
-        unit="Loss (nats per byte)",
-        xunit="Step",
-        empty="no loss was measured",
+        unit="Loss (nats/byte)",
+        xunit="Training step",
+        empty="the loss was not measured; set loss_steps",
     )
 
 
 model_performance = scaling_chart(
     "model",
     "latency",
-    "Time of a call",
+    "Time per call",
     [KEY, ROOFLINE_KEY],
     {scope: CALLS[scope] for scope in SCOPES},
     ["attention_type", "batch_size", "dtype"],
@@ -110,34 +110,34 @@ model_performance = scaling_chart(
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return the cost of each model, its memory use, and the effect of optimizations and batches."""
+    """Return findings about the time, memory, optimizations and batch sizes of each model."""
     table = model_table(rows)
     timed = drop_missing(table, "inference")
     if timed.empty:
-        return [Finding("No model case gave a time", next_step="nano run quick model")]
+        return [Finding("Model latency was not measured", next_step="run nano run quick model")]
     eager = timed[timed["optimization"] == "eager"]
     longest = (eager if len(eager) else timed).sort_values("seq_len", kind="stable")
     findings = [_cost(row) for _, row in longest.drop_duplicates(MODEL, keep="last").iterrows()]
     for _, row in table[table["status"] == "oom_predicted"].iterrows():
-        name = f"{row['name']}, n = {int(row['seq_len'])}, was not started"
+        name = f"{row['name']} was not started at {int(row['seq_len'])} tokens"
         findings.append(Finding(name, row["message"]))
     findings += [*_changes(table), *_determinism(rows), *_memory(rows), *_batches(rows)]
     return [*findings, *roofline_words(rows, "model")]
 
 
 def _about(row: pd.Series) -> str:
-    shape = f"batch {int(row['batch_size'])}, n = {int(row['seq_len'])}"
+    shape = f"batch {int(row['batch_size'])}, {int(row['seq_len'])} tokens"
     return f"{row['name']} ({row['attention_type']}, {row['dtype']}), {shape}"
 
 
 def _cost(row: pd.Series) -> Finding:
-    """Return the time of a model's calls at its longest length."""
+    """Return a finding about the time of a model's calls at the longest sequence length."""
     times, evidence = [f"Inference takes {in_ms(row, 'inference')}"], []
     scopes = ["inference"]
     if pd.notna(row["decode"]):
         times.append(f"a generated token {in_ms(row, 'decode')}")
         evidence.append(
-            f"the first token takes {in_ms(row, 'prefill')}, p99 of the next ones is {format_number(row['decode_p99'])} ms"
+            f"the first token takes {in_ms(row, 'prefill')}; p99 of later tokens is {format_number(row['decode_p99'])} ms"
         )
         scopes += ["prefill", "decode"]
     if pd.notna(row["training_step"]):
@@ -148,7 +148,7 @@ def _cost(row: pd.Series) -> Finding:
         )
         scopes.append("training_step")
     else:
-        evidence.append(f"{row['inference_tokens_per_second']:,.0f} tokens/s")
+        evidence.append(f"inference reads {row['inference_tokens_per_second']:,.0f} tokens/s")
     figures = tuple(Estimate.of(row, scope, "latency", row["name"]) for scope in scopes)
     return Finding(join_words(times), "; ".join(evidence), about=_about(row), figures=figures)
 
@@ -168,24 +168,24 @@ def _changes(table: pd.DataFrame) -> Iterator[Finding]:
             for pair in gains(row, row["name"], f"{scope}_speed_up", {base}):
                 gain, order, _ = pair
                 ratio = f"{gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast"
-                parts.append(f"{CALLS[scope]} {ratio} ({words[order]})")
+                parts.append(f"{CALLS[scope]} is {ratio} ({words[order]})")
                 compared += (pair,)
         if parts and pd.notna(row["difference"]):
-            parts.append(f"logits differ by {row['difference']:.1e}")
+            parts.append(f"the relative error of the logits is {row['difference']:.1e}")
         if parts:
-            name = f"{row['name']} in {row['dtype']}, n = {int(row['seq_len'])}, against {base}"
+            name = f"{row['name']} {row['dtype']} versus {base} at {int(row['seq_len'])} tokens"
             yield Finding(name, ", ".join(parts), compared=compared)
 
 
 _WAYS = {
     "runs": "from run to run",
-    "batch": "between a sequence alone and in a batch",
+    "batch": "between a batch of one sequence and a larger batch",
     "decode": "between prefill and decode",
 }
 
 
 def _determinism(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Return the models whose greedy tokens differ if the logits are computed in another way."""
+    """Yield a finding for each model and each computation that changes greedy tokens."""
     for _, row in determinism_table(rows).iterrows():
         for way, words in _WAYS.items():
             if row[f"{way}_agreement"] < 1:
@@ -195,14 +195,14 @@ def _determinism(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Return the kinds of memory at each model's largest peak."""
+    """Yield the largest memory peak of each model, with the share of each `MemoryKind`."""
     for _, row in peak_table(rows).iterrows():
         sizes = bytes_by_kind(row)
         (kind, most), *rest = (sizes / sizes.sum()).items()
         evidence = ", ".join(f"{other} {share:.0%}" for other, share in rest if share >= 0.05)
         if pd.notna(row["planned"]):
-            evidence += f"; planned: {row['planned']:,.0f} MiB"
-        call = f"The peak of a {CALLS[row['scope']]} is {row['mib']:,.0f} MiB"
+            evidence += f"; the plan is {row['planned']:,.0f} MiB"
+        call = f"Peak memory ({CALLS[row['scope']]}) is {row['mib']:,.0f} MiB"
         yield Finding(f"{call}, of which {kind} are {most:.0%}", evidence, about=_about(row))
 
 
@@ -219,14 +219,14 @@ def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
         ratio = f"{more.estimate / less.estimate:#.3g}× the tokens/s of {less.name}"
         if compared[0][1] is Order.NO_DIFFERENCE:
             ratio += " (no clear difference)"
-        each = f"each user gets {first['user']:,.0f} → {last['user']:,.0f} tokens/s"
-        answer = f"{more.name.capitalize()} gives {ratio}"
+        each = f"each user gets {last['user']:,.0f} instead of {first['user']:,.0f} tokens/s"
+        answer = f"{more.name.capitalize()} generates {ratio}"
         yield Finding(answer, each, about=_about(first), compared=compared)
 
 
 SECTION = Section(
     "model",
-    "What does a whole model cost?",
+    "How much time and memory does a model need?",
     {
         "model_performance": model_performance,
         "model_peaks": model_peaks,

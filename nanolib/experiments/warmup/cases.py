@@ -1,7 +1,7 @@
 """Define the parameters and the cases of the warm-up notebook.
 
-Each case is a fresh process that times all steps from the first step on. Numbers of warm-up steps
-are compared within the same process.
+Each case is a fresh process that times all steps from the first step on. nanolib compares numbers
+of warm-up steps within the same process.
 """
 
 import random
@@ -40,11 +40,11 @@ class Params(OwnModelParams):
         seq_len: Tokens per sequence.
         batch_size: Sequences per batch.
         warmup_steps: Numbers of warm-up steps to compare.
-        steps: Measured steps after the warm-up.
+        steps: Number of measured steps after the warm-up.
         curve_steps: Number of steps in the curve of step times.
-        processes: Fresh processes of each direction, in random order.
-        directions: Timed passes: `forward`, `forward_backward`.
-        isolation: Always `process`.
+        processes: Number of fresh processes for each direction, run in random order.
+        directions: Passes to time, `forward` or `forward_backward`.
+        isolation: Isolation of each case, always `process`.
     """
 
     NAME: ClassVar[str] = "warmup"
@@ -115,7 +115,7 @@ class WarmupCase(Case):
         return self.preset not in PRESETS and runs_code(self.preset)
 
     def unsupported(self) -> str:
-        """Return why the model of the user cannot be found."""
+        """Return why the model of the user cannot be found, or an empty string."""
         return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
@@ -127,7 +127,7 @@ class WarmupCase(Case):
         return Plan(reason="planning would warm up the process")
 
     def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
-        """Measure the step times, how many steps warm up, and the latency after each setting."""
+        """Measure step times, the needed warm-up, and the latency after each number of warm-ups."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
             model = create_model(config, self.device, seed=params.seed)

@@ -29,8 +29,8 @@ from nanolib.report.theme import Drawing, empty_chart
 from nanolib.stats.steady import MOVED
 
 _FEWEST = 5  # Smallest number of processes that gives a range.
-_REFERENCE = 5  # Number of warm-up steps of the mean that all other means are compared with.
-# Each row of a curve becomes several lines, so its columns get names for one step.
+_REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
+# Each row of a curve becomes several lines, so the columns get names for one step.
 _CURVE = {
     "scope": "direction",
     "factor.process": "process",
@@ -52,7 +52,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     `mean`, `sd`, `cv` and `median` are medians over the fresh processes, in ms except `cv`.
     `difference` compares the mean with the mean after five steps of the same process, as a ratio
-    minus 1. `mean`, `median` and `difference` have the range of the processes as `_low` and `_high`.
+    minus 1. Columns that end with `_low` and `_high` contain the range over the processes.
     """
     table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
     table = table.explode("warmup_steps", ignore_index=True)
@@ -100,7 +100,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each step of each fresh process, with hollow points for the warm-up."""
-    title = "Step time from the first step of fresh processes"
+    title = "Step times of fresh processes"
     data = curve_table(rows)
     if data.empty:
         return empty_chart(title, why_empty(rows, "warmup"))
@@ -121,8 +121,8 @@ def warmup_curve(rows: pd.DataFrame) -> Drawing:
     return plot(
         points,
         title,
-        subtitle=["In % of the median of the second half. Hollow: warm-up, or not settled."],
-        unit="% of the steady time",
+        subtitle=["Relative to the median of the second half. Hollow: warm-up, or not settled."],
+        unit="Step time (% of the steady time)",
         xunit="Step",
         ref=100.0,
     )
@@ -155,7 +155,7 @@ def warmup_settings(rows: pd.DataFrame) -> Drawing:
         "rows",
         subtitle=[
             f"Compared with the mean after {_REFERENCE} steps of the same process.",
-            "Bars: the range of the processes.",
+            "Bars: range over the processes.",
         ],
         unit="Difference of the mean (%)",
         ref=0.0,
@@ -170,7 +170,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     found = of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
-        return [Finding("Warm-up was not measured", next_step="nano run quick warmup")]
+        return [Finding("Warm-up was not measured", next_step="run nano run quick warmup")]
     cold = drop_missing(warmup_table(rows), "difference")
     if len(cold):
         cold = cold[(cold["warmup_steps"] == 0) & (cold["processes"] >= _FEWEST)]
@@ -196,19 +196,19 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
     if unclear := count - len(needed):
         text = f"The warm-up of {direction} is unclear in {unclear} of {count} fresh processes"
         why = curves.loc[curves["estimate"].isna(), "message"].iloc[0]
-        why += f". The others need {each} steps" if each else ""
+        why += f". The other processes need {each} steps" if each else ""
         return Finding(text, why, "increase curve_steps, or use an idle machine")
     steady = pd.Series([details["steady_median"] for details in curves["details"]]).median()
     most, next_step = int(needed.max()), ""
     if most:
         steps = "1 warm-up step is" if most == 1 else f"{most} warm-up steps are"
-        text, evidence = f"{steps} enough for {direction}", f"{count} fresh processes need {each}"
+        text, evidence = f"{steps} enough for {direction}", f"{count} processes need {each} steps"
     elif slower > MOVED:
         text, next_step = f"Use {_REFERENCE} warm-up steps for {direction}", "repeat the run"
-        evidence = f"the curves show no warm-up, but without it the mean is {slower:+.0%}"
+        evidence = f"the curves show no warm-up, but the mean without warm-up is {slower:+.0%}"
     else:
         text = f"No warm-up step is needed for {direction}"
-        evidence = f"none of {count} fresh processes needs any"
+        evidence = f"none of {count} fresh processes needs a warm-up step"
     evidence += f". The steady step time is {steady:.3g} ms"
     return Finding(text, evidence, next_step)
 
@@ -219,13 +219,13 @@ def _compare_without(line: dict[str, Any]) -> Finding:
     ratio = Estimate(*(end + 1 for end in ends), name=name, busy=line["busy"])
     order, direction = ratio.compare_to(ONE), line["direction"].replace("_", " + ")
     higher = "higher" if order is Order.ABOVE else "lower"
-    text = f"The mean of {direction} is {higher} without warm-up than after {_REFERENCE} steps"
+    text = f"The mean time of {direction} is {higher} without warm-up than after {_REFERENCE} steps"
     low, share, high = (f"{end:+.0%}" for end in ends)
     evidence = f"{share} [{low} … {high}]"
     if order is Order.NO_DIFFERENCE:
-        what = f"the mean of {direction} without warm-up and after {_REFERENCE} steps"
+        what = f"the mean times of {direction} without warm-up and after {_REFERENCE} steps"
         text, evidence = unclear(what, evidence)
-    evidence += f", the range of {line['processes']} fresh processes, with a CV of {line['cv']:.0%}"
+    evidence += f", the range over {line['processes']} processes, and a CV of {line['cv']:.0%}"
     return Finding(text, evidence, compared=comparing(ratio, ONE))
 
 
@@ -244,7 +244,7 @@ SECTION = Section(
                 "sd": "SD, ms",
                 "cv": "CV",
                 "median": "Median, ms [range]",
-                "difference": "Difference of the mean from 5 steps [range]",
+                "difference": "Difference from the mean after 5 steps [range]",
                 "status": "Status",
             },
         )

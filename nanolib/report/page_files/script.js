@@ -1,4 +1,4 @@
-// The lists at the top of the page filter every finding, chart and table. The address contains the choice.
+// The lists at the top of the page filter every finding, chart and table. The URL contains the choices.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
 const asked = new URLSearchParams(location.search), picks = all('#picks select'), narrow = matchMedia('(max-width: 720px)');
 const chosen = name => document.getElementById(name)?.value ?? '';

@@ -148,7 +148,7 @@ def test_one_that_ends_itself_ends_its_case_alone(store):
     rows = _measured(store, "odd_models:Ends", train=False)
     assert set(_ends(rows)["status"]) == {"error"}
     assert "ok" in set(rows.loc[rows["metric"] == "case_duration", "status"])  # the peaks
-    with pytest.raises(BadInput, match="cannot be planned: SystemExit: 3"):
+    with pytest.raises(BadInput, match="cannot be planned, because SystemExit: 3"):
         plan("odd_models:Ends", "1GiB")
 
 

@@ -147,7 +147,7 @@ def test_a_model_that_takes_too_long_is_not_planned_and_its_other_uses_are_not_t
 def test_it_is_public_and_says_what_is_missing():
     found = nanolib.plan("decoder_tiny", "0.75MiB", seq_len=32, options=SMALL)
     assert found.uses[0].memory == 3 * 2**18
-    assert "a smaller model, or more ranks, each with a sequence" in str(found)
+    assert "a smaller model, or more ranks with a sequence each" in str(found)
 
 
 def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path, monkeypatch):
@@ -197,30 +197,30 @@ BAD = {
     "nope": "model: 'nope' is not a known preset",
     "hf:Nope": "transformers has no model class 'Nope'",
     "mymodule:build": "needs the module 'mymodule'",
-    "failing:fails": "model: 'failing:fails' cannot be planned: AssertionError: never",
+    "failing:fails": "model: 'failing:fails' cannot be planned, because AssertionError: never",
     "nowhere.json": "model: 'nowhere.json' is not a config file of transformers (FileNotFound",
-    f"{TINY} --memory 5parsec": "memory: '5parsec' is not an amount",
-    f"{TINY} --memory {'9' * 400}GiB": "is not an amount; use one such as 80GiB",
+    f"{TINY} --memory 5parsec": "memory: '5parsec' is not valid",
+    f"{TINY} --memory {'9' * 400}GiB": "is not valid; use an amount such as 80GiB",
     f"{TINY} --ranks 3 --batch-size 4": "ranks: 3 does not divide batch_size 4",
     f"{TINY} --dtype int3": "dtype: 'int3' is not a known dtype",
     f"{TINY} --kv-dtype int3": "kv_dtype: Input should be 'float32', 'bfloat16', 'float16' or",
     f"{TINY} --seq-len 0": "seq_len: Input should be greater than 0, got 0",
     f"{TINY} --seq-len {'9' * 20}": "nano: seq_len: ",
-    f"{TINY} --seq-len 200000 --attention-type sparse": "200000 is too long to plan; use dense",
-    f"{TINY} -p context_length=64 --seq-len 128": "seq_len: 128 exceeds the context_length 64",
+    f"{TINY} --seq-len 200000 --attention-type sparse": "200000 is too long to plan a mask; use dense",
+    f"{TINY} -p context_length=64 --seq-len 128": "seq_len: 128 exceeds context_length 64",
     f"{TINY} --optimizer lion": "Input should be 'adamw', 'sgd' or 'momentum', got 'lion'",
-    f"{TINY} --attention-type flex": "cannot be planned: the memory counter cannot track",
+    f"{TINY} --attention-type flex": "flex has no plan (the memory counter cannot track",
     f"{TINY} --attention-type odd": "attention_type: 'odd' is not a known attention kind",
     f"{TINY} -p d_model=x": "d_model: Input should be a valid integer",
     f"{TINY} -p dtype=bfloat16": "options: dtype is not an option of the model; use --dtype",
     f"{TINY} --json nowhere/f.json": "nowhere is not a folder",
     f"{HF} -p attention_type=x": "attention_type is not an option of the model; use --attention-type",
     f"{HF} --attention-type sparse": f"attention_type: {HF} has its own attention; leave attention_type out",
-    f"{HF} --seq-len 9999": "shorten it or raise max_position_embeddings to 9999",
+    f"{HF} --seq-len 9999": "shorten the sequence, or raise max_position_embeddings to 9999",
     f"{HF} -p num_hidden_layers=-1": "must be at least 1",
     f"{HF} -p attn_implementation=flex_attention": "cannot be planned; use sdpa or eager",
     f"{HF} -p foo=1": "'foo' is not a field of LlamaConfig",
-    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "equal blocks, and the blocks of hf:Gemma2ForCausalLM",
+    "hf:Gemma2ForCausalLM --ranks 2 --batch-size 2": "nanolib finds none in hf:Gemma2ForCausalLM; use 1 rank",
 }
 
 
@@ -242,7 +242,9 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_pat
     asked = f"{TINY} --memory 3MiB --seq-len 64 {SMALL_WORDS} --precision pure"
     ended = _plan(f"{asked} --json {tmp_path / 'f.json'}")
     assert ended.exit_code == 0, ended.output
-    assert "fits: inference; decoding" in ended.output and "training needs " in ended.output
+    assert (
+        "These uses fit: inference; decoding" in ended.output and "training needs " in ended.output
+    )
     assert "training: the largest parts of the peak" in ended.output and "blocks.*" in ended.output
     _, _, batches = ended.output.partition("The largest batch that fits")
     rows = {line.split()[0]: line.split()[1:] for line in batches.splitlines()[2:5]}
@@ -252,7 +254,7 @@ def test_the_command_shows_what_fits_what_would_and_what_uses_the_memory(tmp_pat
     for use in found["uses"]:
         assert sum(use["kinds"].values()) == sum(p["bytes"] for p in use["parts"]) == use["bytes"]
     ended = _plan(f"{TINY} --memory 1KiB {SMALL_WORDS}")
-    assert ended.exit_code == 1 and "nothing fits as it is" in ended.output
+    assert ended.exit_code == 1 and "No use fits" in ended.output
 
 
 def test_training_is_mixed_unless_a_dtype_is_given():
