@@ -116,7 +116,9 @@ def test_a_fork_server_that_is_killed_is_one_line(version):
         (process,) = sides.renew()
         child = psutil.Process(process._pid)
         os.kill(child.ppid(), signal.SIGKILL)
-        with pytest.raises(BadInput, match="forked from: the process was killed by SIGKILL"):
+        with pytest.raises(
+            BadInput, match="fork server of both versions: the process was killed by SIGKILL"
+        ):
             sides.renew()
     until(lambda: not said(child))
 

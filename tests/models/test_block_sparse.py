@@ -37,7 +37,7 @@ from tests.models.inputs import agrees, masked_by, qkv
                 "q": torch.zeros(1, 2, 9, 8),
                 "causal": False,
             },
-            "q: has more queries than keys; for a pattern of tiles or documents give fewer as many",
+            "q: has more queries than keys; for a pattern of tiles or documents give fewer queries",
         ),
     ],
 )

@@ -141,7 +141,12 @@ def test_ours_and_torchaos_conversion_choose_the_same_layers():
             "excluded_modules: 'haed' matches no linear layer; the model has q_proj",
         ),
         (128, "rowwise", ["*"], "leaves no linear layer to convert"),
-        (100, "rowwise", ["head"], "excluded_modules: blocks.0.mlp.gate is 100 x 64, no multiple"),
+        (
+            100,
+            "rowwise",
+            ["head"],
+            "excluded_modules: blocks.0.mlp.gate is 100 x 64, not a multiple",
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_told_by_name_and_nothing_is_changed(

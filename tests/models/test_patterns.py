@@ -31,8 +31,14 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"pattern": "threshold", "sparsity": 0.5}, "sparsity: threshold takes none; set mass"),
-        ({"pattern": "prefix_lm", "sparsity": 0.5}, "sparsity: prefix_lm takes none; set mass"),
+        (
+            {"pattern": "threshold", "sparsity": 0.5},
+            "sparsity: threshold has no sparsity to set; set mass",
+        ),
+        (
+            {"pattern": "prefix_lm", "sparsity": 0.5},
+            "sparsity: prefix_lm has no sparsity to set; set mass",
+        ),
         ({"pattern": "document"}, "document_lengths: pattern document needs either"),
         (
             {"pattern": "document", "document_lengths": [3], "document_starts": [3]},

@@ -44,7 +44,9 @@ def _line(lines, words):
 def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_ms, words, said):
     times = {"dense": (9, 10, 10.9), "dense (math)": math_ms, "dense (flash)": (11.5, 13, 20)}
     lines = say("attention", [attention_case(name, *ms) for name, ms in times.items()])
-    assert lines[0].startswith("Sparse attention was not measured: only dense kernels were.")
+    assert lines[0].startswith(
+        "Sparse attention was not measured: only dense kernels were measured."
+    )
     assert _line(lines, words).startswith(f"{ABOUT}: {said}")
 
 

@@ -43,7 +43,7 @@ def test_each_source_of_energy_has_a_line(measured):
             [
                 "A token uses an estimated 41.7 to 1,500 mJ (decode) according to utilisation.",
                 "This machine's power was not measured: no power sensor was found, and estimated "
-                "ranges allow no comparison. Next: run nano doctor to see which sensors it supports.",
+                "ranges allow no comparison. Next: run nano doctor to list the supported sensors.",
             ],
         ),
     ],
@@ -52,7 +52,7 @@ def test_a_reading_is_a_point_with_its_range_and_an_estimate_a_hollow_range(
     measured, source, sentences
 ):
     rows = measured("energy", [_case(*source)])
-    said = [line.removeprefix("tiny, n = 64: ") for line in VERDICTS["energy"](rows)]
+    said = [line.removeprefix("tiny, 64 tokens: ") for line in VERDICTS["energy"](rows)]
     assert said == sentences
     chart, is_hollow = CHARTS["energy_per_token"](rows).to_json(), Provenance.ESTIMATED in source
     assert ("Hollow: a range estimated" in chart) == ('"sure": false' in chart) == is_hollow
@@ -64,7 +64,7 @@ def test_a_reading_is_a_point_with_its_range_and_an_estimate_a_hollow_range(
 def test_a_window_that_was_too_short_says_so(say):
     short = {"status": Status.UNSUPPORTED, "message": "repeat the work", "method": "nvml_power"}
     lines = say("energy", [(DECODE, [Measurement("energy", scope="decode", **short)])])
-    assert lines == ["tiny, n = 64: The energy of decode was not measured: repeat the work."]
+    assert lines == ["tiny, 64 tokens: The energy of decode was not measured: repeat the work."]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from nanolib.measurement import Measurement, exact
 from tests.report.cases import inference, model_case, timed, warmup_process
 from tests.shown import CHARTS
 
-TINY = "tiny (dense, float32), batch 3, n = 64"
+TINY = "tiny (dense, float32), batch 3, 64 tokens"
 
 
 def test_a_model_is_reported_with_its_batch_its_tail_and_its_ratios(say):
@@ -89,7 +89,7 @@ def test_a_peak_is_reported_with_what_uses_it(say):
     row = exact("peak_memory", 4.0, scope="training_step", predicted=4.0, details={"parts": parts})
     lines = say("model", [inference(), model_case("training", [row])])
     assert next(line for line in lines if "Peak memory" in line) == (
-        f"{TINY}: The peak of a training step is 4 MiB, of which saved activations are 75%: "
+        f"{TINY}: Peak memory (training step) is 4 MiB, of which saved activations are 75%: "
         "weights 25%; the plan is 4 MiB."
     )
 

@@ -156,7 +156,6 @@ KNOWN = (
     r"the memory counter cannot track a compiled kernel",
     r"[\w ]+ took [\d.e-]+ s, and \w+ changes every",
     r"the idle baseline",
-    r"a batch of 1 cannot be halved",
 )
 
 
