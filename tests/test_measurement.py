@@ -12,7 +12,7 @@ def test_an_undeclared_metric_is_refused():
 def test_a_row_prints_its_unit_interval_method_and_labels():
     how = {"method": "perf_counter", "scope": "forward", "flags": (Flag.GOT_SLOWER,)}
     text = str(Measurement("latency", 1.5, 1.25, 2.0, 0.95, 20, **how))
-    start = "latency forward: 1.50 ms [1.25 … 2.00] (n=20, perf_counter); it got slower"
+    start = "latency forward: 1.50 ms [1.25 … 2.00] (n=20, perf_counter); later calls were slower"
     assert text.startswith(start)
     row = exact("flops", 42)
     assert str(row) == "flops: 42 FLOP (n=1, formula)"

@@ -80,9 +80,9 @@ def ab(
     interpreters run the working tree, unless you name a revision.
 
     nano alternates blocks of both versions in random order, in many pairs of fresh processes, and
-    judges all pairs once. At the default threshold of 5%, nano reports a slow-down of exactly 5% as
-    a regression in about half of the comparisons. With --threshold 2.5%, nano reports the same
-    slow-down in most comparisons.
+    judges all pairs once. At the default threshold of 5%, nanolib reports a slow-down of exactly 5%
+    as a regression in about half of the comparisons. With --threshold 2.5%, nanolib reports the
+    same slow-down in most comparisons.
     """
     from nanolib.ab.pairs import Settings
     from nanolib.ab.run import run_ab, to_run

@@ -164,8 +164,8 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     """Show when and by how much the results of each case changed.
 
     A timing has changed if at least three runs show the change. If only the last one or two runs
-    differ, nano lists the difference too. Below the table, nano prints a nano ab command per case.
-    The command measures the revisions before and after the latest change in turns.
+    differ, nanolib lists the difference too. Below the table, nanolib prints a nano ab command per
+    case. The command measures the revisions before and after the latest change in turns.
     """
     from nanolib.compare.history import histories, table
     from nanolib.stats.changes import LEAST_HISTORY

@@ -124,7 +124,7 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(store, tmp_pat
         ),
         (("a", "a"), "latency", "", "at the same revision a; check the machine and its packages"),
         (("a", "b+"), "latency", "", "between a and b+"),
-        (("", ""), "latency", "", "between runs without a revision: look at the code, the machine"),
+        (("", ""), "latency", "", "between runs without a revision; check the code, the machine"),
         (("a", "b"), "peak_memory", "", "between a and b"),
     ],
 )

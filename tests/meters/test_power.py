@@ -147,7 +147,7 @@ def test_an_estimates_ends_are_those_of_its_power():
     ("source", "said"),
     [
         (lambda: _Source(lambda t_s: 0.0), "test of bench read 0 W, so the readings are not valid"),
-        (lambda: _Source(lambda t_s: NAN), "power_w: 0 samples could be read"),
+        (lambda: _Source(lambda t_s: NAN), "power_w: 0 sample(s) are not NaN"),
         (
             lambda: ReplaySource(np.arange(400) / 100, np.zeros(400)),
             "replay of trace read 0 W, so the readings are not valid; record it again",

@@ -173,7 +173,7 @@ def _messages():
     for start, attend, v, given in (
         ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
         ("v: shape", decode, x[..., :4], {}),
-        ("k, v: torch.float32 and torch.bfloat16", decode, x.bfloat16(), {}),
+        ("k, v: are torch.float32 and torch.bfloat16", decode, x.bfloat16(), {}),
         ("layout: decoding takes one piece per rank", decode, x, {"layout": zigzag}),
         (f"layout: has {world} ranks, 3 positions here; {both}", decode, x, {"layout": short}),
         (f"layout: has {world + 1} ranks, 6 positions here; {both}", ring, x, {"layout": more}),

@@ -58,7 +58,7 @@ def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_
         ((8, 17, 18), "No clear difference between sparse and dense attention at 64 tokens: window (sparsity 70%) "
                       "is 1.18× [1.00 … 2.88] as fast as dense at 64 tokens (the intervals overlap)."),
 
-        ((23.1, 24, 25), "Dense attention is faster than sparse attention attention at 64 tokens: window (sparsity 70%) "
+        ((23.1, 24, 25), "Dense attention is faster than sparse attention at 64 tokens: window (sparsity 70%) "
                          "is 0.833× [0.720 … 0.996] as fast as dense at 64 tokens."),
     ],
 )  # fmt: skip
@@ -74,9 +74,7 @@ def test_only_lengths_that_were_measured_are_claimed(say):
         cases.append(attention_case("window", ms - 1, ms, ms + 1, seq_len=n, tiles=0.75))
     first = say("attention", cases)[0]
     assert "is faster than every dense kernel at 64, 256 and 512 tokens: " in first
-    assert first.endswith(
-        ". Dense attention is faster than sparse attention attention at 128 tokens."
-    )
+    assert first.endswith(". Dense attention is faster than sparse attention at 128 tokens.")
 
 
 @pytest.mark.parametrize(

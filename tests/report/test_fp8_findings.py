@@ -13,7 +13,7 @@ REST = ". No clear difference between FP8 and bf16 for size 1."
     ("smallest", "others", "said"),
     [
         (4, 4, "FP8 is faster than bf16 for size 1, size 2 and size 4: up to 2.00× [1.40 … 3.00]"),
-        (8, 4, "FP8 is faster than bf16 for size 2 and size 4: up to 2.00× [1.40 … 3.00], for size"),
+        (8, 4, "FP8 is faster than bf16 for size 2 and size 4: up to 2.00× [1.40 … 3.00] as fast, for size"),
         (8, 8, "No clear difference between FP8 and bf16 for size 1, size 2 and size 4: up to 1.00×"),
         (16, 16, "FP8 is slower than bf16 for size 1, size 2 and size 4: up to 0.500× [0.412 … 0.600]"),
     ],

@@ -39,7 +39,7 @@ def test_an_interval_that_begins_at_zero_is_drawn_from_the_axis_on():
 
 def test_a_chart_of_nothing_but_what_cannot_be_shown_says_so():
     spec, _ = _drawn("y", y=[0.0, -1.0, 0.0])
-    assert spec["usermeta"]["empty"] == "Not on the logarithmic axis: fine, <odd>, too."
+    assert spec["usermeta"]["empty"] == "The logarithmic axis excludes points of fine, <odd>, too."
     assert is_empty(plot(None, "Made", empty="why"))
 
 

@@ -45,10 +45,10 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
 @pytest.mark.parametrize(
     ("alone", "said"),
     [
-        ((9.6, 10, 11), "Decoding over 4,096 keys is faster on 2 ranks than on one: 1.11× [1.01 … 1.38], 56%"),
+        ((9.6, 10, 11), "Decoding over 4,096 keys is faster on 2 ranks than on one: the speed-up is 1.11× [1.01 … 1.38], 56%"),
         ((9.4, 10, 11), "No clear difference between 2 ranks and one rank for decoding over 4,096 keys: "
                         "1.11× [0.989 … 1.38] (the intervals overlap). The only algorithm is fused"),
-        ((5, 6, 7), "Decoding over 4,096 keys is slower on 2 ranks than on one: 0.667× [0.526 … 0.875]"),
+        ((5, 6, 7), "Decoding over 4,096 keys is slower on 2 ranks than on one: the speed-up is 0.667× [0.526 … 0.875]"),
         (None, "Decoding over 4,096 keys on 2 ranks was not compared with one rank: The only"),
     ],
 )  # fmt: skip
@@ -103,7 +103,7 @@ def test_whole_sequences_are_compared_with_one_rank_and_with_each_other(say):
     case = {"seq_len": 2048, "dtype": "float32", "world_size": 4, "prefill_algorithms": ["ring"]}
     assert say("distributed", [(case, found)]) == [
         "float32: Prefill of 2,048 tokens (forward) is faster on 4 ranks than on one: "
-        "3.75× [2.80 … 5.67], 94% [70% … 142%] of perfect scaling. "
+        "the speed-up is 3.75× [2.80 … 5.67], 94% [70% … 142%] of perfect scaling. "
         "The fastest algorithm is ring, at 4.00 ms [3.00 … 5.00]."
     ]
 
