@@ -82,10 +82,11 @@ class OwnModelParams(shared.Params):
             raise ValueError(
                 "model_options: needs a model; set model, or use overrides for presets"
             )
-        for name in self.overrides.keys() & self.CHOSEN:
-            raise ValueError(
-                f"overrides: {self.CHOSEN[name]} sets {name}; remove {name} from overrides"
-            )
+        for name, parameter in self.CHOSEN.items():
+            if name in self.overrides:
+                raise ValueError(
+                    f"overrides: {parameter} sets {name}; remove {name} from overrides"
+                )
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
                 reads = {"longest": self.reads, "reads_text": self.READS_TEXT}

@@ -220,15 +220,14 @@ def _look(case: Any) -> Look:
 
 def _breakdowns(case: Any) -> dict[str, MemoryBreakdown]:
     """Plan the memory at the peak of each scope, from one recording for all batches of a model."""
-    if case.runs_code:  # The user's code may depend on the batch.
-        with without_data(case.own):
-            return StackMemory(0, case.at_depth).breakdowns()
-    followed = replace(case, batch_size=FOLLOWED_BATCH)
+    # The user's code may depend on the batch, so nanolib follows it at its own batch.
+    followed = case if case.runs_code else replace(case, batch_size=FOLLOWED_BATCH)
+    resized = int if case.runs_code else partial(bytes_at, case.batch_size)
     if followed.case_id not in _STACKS:
         depth = 0 if case.own else case.config.num_layers
         with without_data(case.own):
             _STACKS[followed.case_id] = StackMemory(depth, followed.at_depth)
-    return _STACKS[followed.case_id].breakdowns(resized=partial(bytes_at, case.batch_size))
+    return _STACKS[followed.case_id].breakdowns(resized=resized)
 
 
 def count_by_running(case: Any) -> None:
