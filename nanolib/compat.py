@@ -1,4 +1,4 @@
-"""Provide nanolib's measurements with the function names of other benchmark suites.
+"""Provide nanolib's measurements under the function names of other benchmark suites.
 
 For intervals, flags and all samples, use `nanolib.measure`, which returns a `Measurement`.
 """
@@ -81,7 +81,7 @@ def _series(step: Callable[[], object], device: torch.device | str, **counts: in
     Args:
         step: Function to call.
         device: Device on which the function computes.
-        counts: Name in errors → number of calls: first the warm-up calls, and then the timed calls.
+        counts: Number of warm-up calls, and then of timed calls. Errors show the keyword.
     """
     for (name, value), least in zip(counts.items(), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -207,7 +207,7 @@ class MemoryProfiler:
 
     Args:
         device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
-        existing: Earlier tensors that also count on a CPU, such as weights.
+        existing: Earlier tensors, such as weights, that the peak on a CPU also includes.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class MemoryProfiler:
     def _live(self) -> int:
         if self._peak.live is None:
             raise BadInput(
-                "MemoryProfiler: no memory is recorded yet; read it after the `with` statement"
+                "MemoryProfiler: no peak is recorded yet; read it after the `with` statement"
             )
         return self._peak.live
 

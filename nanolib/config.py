@@ -26,7 +26,7 @@ ATTENTION_PATTERNS = {
     "prefix_lm": "attends to all earlier keys, and to the whole prefix",
     "own": "your own mask (mask_mod: package.module:function)",
     "top_k": "attends to the tiles with the highest estimated scores",
-    "threshold": "attends to the fewest tiles with a share (mass) of the estimated attention",
+    "threshold": "attends to the fewest tiles that cover a share (mass) of the estimated attention",
     "dca": "attends to the nearest keys, keys with a high learned score, and random keys",
 }
 
@@ -140,7 +140,7 @@ class NanoConfig(StrictModel):
     def decoded_parameters(self, batch_size: int) -> int:
         """Return the number of weights that a model reads to decode one token per sequence.
 
-        The model reads only one row per token of an untied embedding.
+        From an untied embedding, the model reads only one row per token.
 
         Args:
             batch_size: Number of sequences.
@@ -172,7 +172,7 @@ def _preset(*sizes: int, **more: Any) -> dict[str, Any]:
 
 
 def _sparse(window: int, global_tokens: int, random_tokens: int) -> dict[str, Any]:
-    """Return options for all patterns of a preset. Each pattern uses only its own options."""
+    """Return a preset's options for all patterns. Each pattern uses only its own options."""
     options = {"window": window, "global_tokens": global_tokens, "random_tokens": random_tokens}
     return {"attention_options": options}
 
@@ -181,7 +181,7 @@ _UNTIED = {"tie_embeddings": False}
 _GELU = {"mlp": "gelu"}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # With 4.2 million weights, a training step takes a tenth of a second on two CPU cores.
+    # A training step of these 4.2 million weights takes a tenth of a second on two CPU cores.
     "decoder_nano": _preset(256, 4, 4, 1024, 4096, **_sparse(128, 16, 8)),
     "decoder_tiny": _preset(512, 6, 8, 1024, 50257, **_sparse(256, 32, 16)),
     "decoder_small": _preset(768, 12, 12, 2048, 50257, **_sparse(512, 64, 32)),

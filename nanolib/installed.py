@@ -38,7 +38,7 @@ def missing() -> dict[str, list[str]]:
 
 
 def in_a_line(found: dict[str, list[str]], *, stops: bool) -> str:
-    """Return an error about missing packages, in one line.
+    """Return a message about missing packages, in one line.
 
     Args:
         found: Missing packages of each part, from `missing`.

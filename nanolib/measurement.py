@@ -76,8 +76,8 @@ class Flag(enum.StrEnum):
         flag._value_, flag.text = name, text
         return flag
 
-    OUTLIERS_MILD = "outliers_mild", "some blocks are outliers (beyond 1.5 IQR); outliers count"
-    OUTLIERS_SEVERE = "outliers_severe", "some blocks are outliers (beyond 3 IQR); outliers count"
+    OUTLIERS_MILD = "outliers_mild", "outlier blocks (beyond 1.5 IQR); the estimate includes them"
+    OUTLIERS_SEVERE = "outliers_severe", "outlier blocks (beyond 3 IQR); the estimate includes them"
     NO_STEADY_STATE = "no_steady_state", "the timing did not settle; measure longer for a verdict"
     GOT_SLOWER = "got_slower", "later calls were slower; look for throttling or a growing cache"
     AUTOCORRELATED = (
@@ -88,11 +88,11 @@ class Flag(enum.StrEnum):
     CACHED_RESULT = "cached_result", "later calls returned the first result; make each call compute"
     THROTTLED = "throttled", "the device lowered its clock, or a CPU quota paused the process"
     LAUNCH_BOUND = "launch_bound", "launches limit the speed; compile, or use a CUDA graph"
-    OVERSUBSCRIBED = "oversubscribed", "more ranks than cores or devices; the speed is not valid"
+    OVERSUBSCRIBED = "oversubscribed", "the ranks share cores or GPUs, so the speed is not valid"
     BUSY_MACHINE = "busy_machine", "other programs used the CPUs; repeat the run on an idle machine"
     SEQUENTIAL = "sequential", "cases did not fit in memory together; ratios include machine drift"
     OUTLIERS_REMOVED = "outliers_removed", "nanolib removed outliers, so the interval is not valid"
-    MASK_IS_DENSE = "mask_is_dense", "the mask removes nothing; reduce the tile size (block_size)"
+    MASK_IS_DENSE = "mask_is_dense", "the mask removes no pairs; reduce the tile size (block_size)"
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}

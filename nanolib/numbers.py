@@ -6,6 +6,8 @@ import math
 def format_number(value: float, low: float | None = None, high: float | None = None) -> str:
     """Format a number with 3 to 6 significant digits, as many as its interval supports.
 
+    An exact whole number below 10¹⁵ keeps all digits. Any other exact number has 4 digits.
+
     Args:
         value: Number to format.
         low: Lower end of the interval, or None for an exact number.

@@ -23,8 +23,8 @@ _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 class StrictModel(pydantic.BaseModel):
     """A pydantic model that refuses unknown names, NaN, and a boolean for a number.
 
-    Bad values raise `BadInput` with one line per bad field. An assignment checks the whole object,
-    and a refused assignment changes nothing.
+    Bad values raise `BadInput` with one line per bad field. nanolib checks the whole object at each
+    assignment, and a refused assignment changes nothing.
 
     Attributes:
         NAME: Prefix of field names in errors. The database stores an experiment's parameters under
@@ -62,7 +62,7 @@ class StrictModel(pydantic.BaseModel):
 
     @classmethod
     def flat(cls, values: Values) -> dict[str, Any]:
-        """Return values with the values in `settings` at the top level.
+        """Return the values, with those in `settings` moved to the top level.
 
         Args:
             values: Values of fields, and optionally of `settings`. A field has priority over a
@@ -186,7 +186,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def free_label(text: str) -> str:
-    """Return a label if it cannot be confused with another name of runs.
+    """Return a label if it is not a reserved name of runs.
 
     Raises:
         ValueError: The label is a reserved name, such as `latest`, or has the format of a run's id.

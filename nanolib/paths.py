@@ -17,7 +17,7 @@ def find_checkout() -> Path | None:
     """Find the folder with `notebooks/` and `params/`, in a checkout or in a copy of the workbook.
 
     Returns:
-        The working folder, or its nearest parent with both folders. Otherwise, the
+        The nearest folder with both, from the working folder upward. Otherwise, the
         result is the checkout of this package, or None if there is no such checkout.
     """
     here = Path.cwd()
@@ -53,7 +53,7 @@ def installed_workbook() -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Replace `~` in a path with the home folder, unless the user does not exist."""
+    """Replace `~` or `~user` in a path with the home folder, if that user exists."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -1,7 +1,8 @@
-"""Import the names that nanolib uses from private modules of torch, all in one place.
+"""Import names from private modules of torch, in one place.
 
-A new version of torch may move or change each name here. Modules that leave torch unloaded do not
-import this module. If torch must load a private name late, the module that uses it imports it.
+A new version of torch may move or change each of these names. Modules that work without torch do
+not import this module. Private modules that nanolib loads late, such as those of FlexAttention, are
+imported by the modules that use them.
 """
 
 # A plan within a plan uses the mode of the outer plan. torch cannot mix tensors of two modes.
@@ -15,8 +16,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-# Meters observe torch's operations in a mode. nanolib computes masks outside all modes. In a mode,
-# nanolib does not compile the loops of the CPU kernel, so that the mode observes their operations.
+# Meters observe torch's operations with a dispatch mode. nanolib computes masks outside all modes.
+# In a mode, nanolib does not compile the loops of the CPU kernel, so the mode observes the loops.
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,

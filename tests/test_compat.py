@@ -73,7 +73,7 @@ def test_two_ranks_decode_under_torchrun_with_a_table_of_components(tmp_path):
 
 def test_the_memory_profiler_counts_live_bytes():
     with compat.MemoryProfiler(torch.device("cpu")) as profiler:
-        with pytest.raises(BadInput, match="no memory is recorded yet"):
+        with pytest.raises(BadInput, match="no peak is recorded yet"):
             profiler.peak_memory_cpu()
         x = torch.ones(2**26, dtype=torch.uint8)
     assert profiler.peak_memory_cpu() == 2**26 / 2**30 and profiler.peak_memory_gpu() == 0
@@ -86,7 +86,6 @@ def test_the_memory_profiler_counts_live_bytes():
     [
         ({"trials": 0}, "trials: 0 is not valid"),
         ({"warmup": -1}, "warmup: -1 is not valid"),
-        ({"warmup": 0}, "func: a call only starts the work"),
         ({"warmup": 1}, "func: a call only starts the work"),
     ],
 )

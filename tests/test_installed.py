@@ -23,7 +23,6 @@ from nanolib.models import fp8
             2,
             "nano: not installed: ruptures (needed for everything); nothing was run",
         ),
-        (["altair"], [], 2, "nano: not installed: altair (needed for reports); nothing was run"),
         (
             ["papermill", "nbclient"],
             ["--dry-run"],

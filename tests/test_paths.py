@@ -48,11 +48,9 @@ def test_outside_of_any_the_message_names_init(tmp_path, monkeypatch, no_output)
     assert paths.output_folder() == tmp_path / "outputs"
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_init_copies_the_files_to_a_new_or_empty_folder(tmp_path, monkeypatch, exists):
+def test_init_copies_the_files_to_an_empty_folder(tmp_path, monkeypatch):
     target = tmp_path / "mine"
-    if exists:
-        target.mkdir()
+    target.mkdir()
     ended = CliRunner().invoke(main, ["init", str(target)])
     assert ended.exit_code == 0, ended.output
     for file in ("notebooks/attention.ipynb", "params/quick/attention.yml"):

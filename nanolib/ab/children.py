@@ -236,7 +236,7 @@ class VersionProcess(Child):
 
         Args:
             calls: Number of calls in the block.
-            keep: Whether the block counts in the version's own rows.
+            keep: Whether the version's own rows include the block.
 
         Returns:
             Times of each call by phase, ms, shape [calls][phases].

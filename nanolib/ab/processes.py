@@ -15,7 +15,7 @@ CHILDREN = 9
 class Processes(AbstractContextManager):
     """One process for each version. `renew` replaces the processes.
 
-    The first processes are new interpreters, which start in seconds. A server imports the
+    The first processes are new interpreters, which take seconds to start. A server imports the
     modules that all versions share, and forks the next processes in hundredths of a second.
 
     Args:
@@ -63,7 +63,7 @@ class Processes(AbstractContextManager):
         return self.processes
 
     def _learn_modules(self) -> None:
-        """Find the modules that all versions import from elsewhere, and import them in a server.
+        """Find the external modules that all versions import, and import them in a server.
 
         Code may set an environment variable before it imports a module that reads the variable. In
         a fork, the server has already imported the module. nanolib therefore forks only code that

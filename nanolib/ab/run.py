@@ -50,8 +50,8 @@ def run_ab(
             exception from the function stops the comparison.
 
     Raises:
-        BadInput: A revision does not exist or cannot be imported, both versions have no case in
-            common, or somebody edited the working tree during the run.
+        BadInput: A revision does not exist or cannot be imported, the versions have no timed case
+            in common, or somebody edited the working tree during the run.
     """
     with checked_out(spec.names, spec.start) as found:
         versions = spec.with_interpreters(found)

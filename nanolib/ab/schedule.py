@@ -33,7 +33,7 @@ FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
 TIMED = 0.55  # Fraction of the budget for timing, because process start-up takes the rest.
 # A block takes much longer than a message between processes. The load of a shared machine stays
-# constant for about 0.3 s, so both blocks of a pair have the same load. A longer call is a block.
+# constant for about 0.3 s, so both blocks of a pair have the same load. A long call is one block.
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 

@@ -50,7 +50,10 @@ class Spec:
         for name in (*self.functions, *filter(None, [self.setup])):
             module, _, function = name.partition(":")
             if not (module and function):
-                raise BadInput(f"--call: {name!r} is not a function; write package.module:function")
+                option = "--setup" if name == self.setup else "--call"
+                raise BadInput(
+                    f"{option}: {name!r} is not a function; write package.module:function"
+                )
 
     def titles_of(self, versions: Sequence[Version]) -> list[str]:
         """Return the titles of A and B for messages."""
@@ -81,7 +84,7 @@ class Spec:
             timeout_s: Time limit for one answer of a version, s.
 
         Raises:
-            BadInput: A version cannot list its cases, or both versions have no case in common.
+            BadInput: A version cannot list its cases, or the versions have no timed case in common.
         """
         tasks, lines = [self._call_task(name) for name in self.functions], []
         with contextlib.ExitStack() as stack:
@@ -106,7 +109,7 @@ class Spec:
                 tasks += [_case_task(experiment, pair, requests) for pair in pairs]
         if not tasks:
             raise BadInput(
-                "ab: both versions have no timed case in common; "
+                "ab: the two versions have no timed case in common; "
                 "name another notebook or other parameters"
             )
         return tasks, lines

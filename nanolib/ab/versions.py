@@ -57,7 +57,7 @@ class Version:
     def start_folder(self) -> Path:
         """Return the folder in which the version's processes start.
 
-        This is the folder in which the user started `nano ab`, or the root if the version lacks it.
+        This is the folder in which the user started `nano ab`, or the root if there is none.
         """
         folder = self.root / self.folder
         return folder if folder.is_dir() else self.root
@@ -103,7 +103,7 @@ def named_folders(*, absolute: bool) -> list[str]:
 
 @contextmanager
 def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
-    """Check out versions of the code while the context is entered.
+    """Check out versions of the code within the context.
 
     Args:
         names: Git revisions, or `.` for the working tree.
@@ -288,7 +288,7 @@ def differences(a: Interpreter, b: Interpreter) -> list[tuple[str, str, str]]:
 def titles(a: Interpreter, b: Interpreter) -> tuple[str, str]:
     """Return a short title for each interpreter, such as `numpy 1.26.4`.
 
-    The title lists packages that differ between both interpreters.
+    The title lists packages that differ between the two interpreters.
     """
     differ = differences(a, b)
     if not differ:

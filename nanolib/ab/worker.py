@@ -127,7 +127,7 @@ def _imported(name: str, root: Path) -> Any:
 def _check_ours(module: ModuleType, root: Path) -> None:
     if not _is_ours(module, root):
         raise Refused(
-            f"{module.__name__} was imported from {_file(module)}, outside this version; "
+            f"{module.__name__} is outside this version (its file: {_file(module)}); "
             "name a module of the repository"
         )
 
@@ -191,9 +191,9 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 
 
 def _list_imports(_request: dict[str, Any], root: Path) -> None:
-    """Send the names of other modules, in import order, and of the variables that the code set.
+    """Send the names of modules outside the version, and of variables that the code has set.
 
-    The other modules are from outside the version, for example packages of the environment.
+    The modules are in import order. They are, for example, packages of the environment.
     """
     elsewhere = [
         name
@@ -240,7 +240,7 @@ def exit_with(parent: int) -> None:
 
 
 def _free_threads() -> None:
-    """Allow threads that Python starts to run on all cores.
+    """Allow all cores for the threads that Python starts.
 
     OpenMP binds the main thread to a single core, and a new thread inherits the cores of the thread
     that starts it.

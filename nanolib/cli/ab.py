@@ -1,4 +1,4 @@
-"""Compare two versions of code, parameters or environment in turns, for `nano ab`."""
+"""Compare two versions of code, parameters or packages, measured in turns, for `nano ab`."""
 
 import math
 import sys
@@ -159,7 +159,7 @@ def _spec(
     revisions, notebooks = _split_names(names, pythons)
     if functions and (notebooks or overrides):
         raise BadInput(
-            "--call: cannot be combined with a notebook or -p; leave out --call, or both others"
+            "--call: cannot be combined with a notebook or -p; leave out --call or the others"
         )
     if setup and not functions:
         raise BadInput(f"--setup: {setup!r} needs --call; name a function to time with --call")
@@ -170,7 +170,7 @@ def _spec(
         )
     if len(pythons) not in (0, 2):
         raise BadInput(
-            f"--python: must be given twice, got {len(pythons)}; give an interpreter for A and B"
+            f"--python: must be given twice, got {len(pythons)}; give one for A and one for B"
         )
     interpreters = tuple(inspect_interpreter(python) for python in pythons) or None
     rest = {"metric": metric, "interpreters": interpreters}

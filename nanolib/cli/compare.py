@@ -174,7 +174,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     with Store(create=False) as store:
         runs = store.runs()
         if unknown := set(experiments) - set(runs.experiment):
-            known = ", ".join(sorted(set(runs.experiment))) or "none yet"
+            known = ", ".join(sorted(set(runs.experiment))) or "nano run to store one"
             raise BadInput(
                 f"history: no run of {', '.join(sorted(unknown))} is in the database; use {known}"
             )
@@ -223,7 +223,7 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
     from nanolib.store import Store
 
     path = Path(name)
-    has_folder = name != path.name  # A label may contain a dot, but not a slash.
+    has_folder = name != path.name  # A name without a slash may be a label with a dot.
     if has_folder and (path / DATABASE).is_file():
         path = path / DATABASE
     is_file = path.suffix in (".sqlite", ".db") or (has_folder and path.is_file())

@@ -176,7 +176,7 @@ def plan(
 ) -> None:
     """Check whether a model fits in memory, and show what uses the memory.
 
-    MODEL is a preset, hf:LlamaForCausalLM, a config.json of transformers, or package.module:build.
+    MODEL is a preset, hf:LlamaForCausalLM, a Hugging Face config.json, or package.module:build.
 
     The peaks are exact for live tensors. The process and its allocator need more memory. Mixed
     precision computes in bfloat16, and keeps weights and optimizer states in float32. Exit code 1

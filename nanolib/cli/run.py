@@ -185,7 +185,7 @@ def _duration(seconds: Any) -> str:
 
 
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
-    """Print one line per case. Neighboring cases without a memory plan share a line."""
+    """Print one line per case. Neighbors with equal predictions and no memory plan share a line."""
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")

@@ -31,13 +31,14 @@ class Line:
 
     Attributes:
         experiment: Name of the experiment.
-        case: Name of the case for people.
+        case: Readable name of the case.
         metric: Metric and its scope, or empty if the finding is about the whole case.
         finding: One of `Kind`, or `changed`, `missing`, `failed` or `new`.
         base: Estimate of the base, in the unit of the metric.
         current: Estimate of the current run, in the unit of the metric. If there is a verdict,
             `current / base` is its ratio.
-        verdict: Statistics of a timing, or None for another finding.
+        verdict: Result of the statistical comparison of a timing, or None without such a
+            comparison.
         message: Reason for the finding, or details about the finding.
         machine: Short ID of the machine, or empty if there is only one machine.
     """
@@ -77,7 +78,7 @@ class Line:
         return found
 
     def to_row(self) -> dict[str, str]:
-        """Return the text of each column for people."""
+        """Return the finding as a row of readable text, column → text."""
         return {
             "machine": self.machine,
             "verdict": str(self.finding),
@@ -100,7 +101,7 @@ class Comparison:
         same_machine: Whether both sides ran on one machine.
         threshold: Smallest change that counts, as a share.
         noise: Notes about interference, and about results that were not compared.
-        differ: Packages that differ between the interpreters of both sides.
+        differ: Packages that differ between the interpreters of the two sides.
         missing: Experiments that only the base has. Their cases are not compared.
     """
 
@@ -143,7 +144,7 @@ class Comparison:
         """Return a row of text per finding.
 
         Args:
-            everything: Whether to include unchanged cases.
+            everything: Whether to include metrics that did not change.
         """
         lines = [line for line in self.lines if everything or line.finding != Kind.EQUIVALENT]
         frame = pd.DataFrame([line.to_row() for line in lines])

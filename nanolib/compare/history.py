@@ -34,7 +34,7 @@ class Change:
         worse: Whether the new level is worse.
         before: Revision of the last run before the change.
         after: Revision of the first run after the change.
-        runs: Number of runs after the change if there are too few to be sure, otherwise None.
+        runs: Number of runs after the change if they are too few to confirm it, otherwise None.
     """
 
     at: int
@@ -62,7 +62,7 @@ class History:
     Attributes:
         machine_id: ID of the machine.
         experiment: Name of the experiment.
-        case: Name of the case for people.
+        case: Readable name of the case.
         case_id: ID of the case.
         metric: Key of `METRICS`.
         scope: Scope of the metric.
@@ -94,7 +94,7 @@ class History:
 
     @property
     def command(self) -> str:
-        """Command that measures both commits of the latest change, or an empty text."""
+        """Command to compare the commits before and after the latest change, or an empty text."""
         step = self.latest
         if step is None or self.metric not in TIMED or step.before == step.after:
             return ""
@@ -107,7 +107,7 @@ class History:
 def histories(
     store: Store, metric: str = "latency", machine_ids: Iterable[str] = (), last: int | None = None
 ) -> list[History]:
-    """Return the history of each case that at least two runs of one machine have.
+    """Return a history for each case that at least two runs on one machine measured.
 
     Args:
         store: Store with the runs.
@@ -171,15 +171,15 @@ def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, list[History]]:
-    """Compare the newest runs with earlier runs, and return the histories of their machines.
+    """Compare the newest runs with earlier runs, and return the histories on the same machines.
 
     Args:
         store: Store with the runs.
         runs: Runs to report, the oldest first.
 
     Returns:
-        Comparison of the newest run of each suite and machine with the run before, and the history
-        of each timing. The comparison is None without an earlier run.
+        Comparison of the newest run of each experiment, suite and machine with the run before, and
+        the history of each latency. The comparison is None without an earlier run.
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=RECENT_RUNS)

@@ -72,7 +72,7 @@ def compare_rows(
     machines = of_base & of_current
     if not machines and max(len(of_base), len(of_current)) > 1:
         raise BadInput(
-            f"compare: the runs are from {len(of_base)} and {len(of_current)} different machines; name runs of one machine"
+            f"compare: base has {len(of_base)} machine(s), current has {len(of_current)} other(s); name runs of one machine"
         )
     if machines and (others := sorted(of_base ^ of_current)):
         short = ", ".join(f"machine {one[:6]}" for one in others)
@@ -105,7 +105,7 @@ def _newest_cases(
 ) -> dict[tuple[str, str, str], _Case]:
     """Return the newest run of each case by machine, experiment and case ID.
 
-    The newest run counts even if the run failed. Modelled times are excluded.
+    The newest run counts even if the run failed. nanolib excludes `modelled` times.
 
     Args:
         rows: Measurements of a set of runs.
@@ -133,7 +133,7 @@ def _only_in(side: str, only: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iterator[Line]:
-    """Yield the findings about a case, except its timings."""
+    """Yield the findings about a case, without the comparison of its timings."""
     if then is None or now is None:
         one, finding, message = then or now, MISSING, "not in current"
         if then is None:
@@ -145,7 +145,7 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
         yield _case_line(now.ending, FAILED, f"{now.ending['status']}: {now.ending['message']}")
     for key, row in then.figures.items() if then.is_ok and now.is_ok else ():
         if row["metric"] in (*COUNTED, "latency") and key not in now.figures:
-            message = f"not in current, by {row['method']}"
+            message = f"not in current with method {row['method']}"
             yield replace(_line(row, row, MISSING, message=message), current=None)
     yield from exact_lines(then.figures, now.figures, threshold)
 
@@ -161,7 +161,7 @@ def _line(then: Row, now: Row, finding: str, **rest: Any) -> Line:
 
 
 def _pairs(then: Figures, now: Figures, metrics: Sequence[str]) -> Iterator[tuple[Row, Row]]:
-    """Yield the rows that both sides have. The scope names the method if there are several."""
+    """Yield the rows that both sides have, and add the method to a scope with several methods."""
     methods = Counter(key[:2] for key in then)
     for key, row in then.items():
         if row["metric"] in metrics and key in now:
@@ -202,7 +202,7 @@ def _timing_line(
     noise: Mapping[str, Sequence[str]],
     repeats: Repeats | None,
 ) -> Line:
-    """Compare the blocks of a latency, before p is adjusted. `repeats` is None between machines."""
+    """Compare the blocks of a latency, without adjusting p. `repeats` is None for two machines."""
     if then["run_id"] == now["run_id"]:
         return _line(then, now, Kind.EQUIVALENT, message="the same run")
     spread = None if repeats is None else spread_between_runs(repeats, now)
@@ -216,7 +216,7 @@ def _timing_line(
         try:
             verdict = compare(*blocks, threshold=threshold, spread=spread)
         except TooFewSamples as error:
-            reason = f"too few blocks: {error}; raise budget_s"
+            reason = f"{error} with a larger budget_s"
     if reason:
         return _line(then, now, Kind.INCONCLUSIVE, message=reason)
     message = "" if spread is not None or repeats is None else UNKNOWN

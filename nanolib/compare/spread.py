@@ -21,7 +21,7 @@ def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFra
     """Return the runs of committed revisions for each timing.
 
     Args:
-        figures: Tables from `Store.figures`. Several databases may share runs.
+        figures: A table from `Store.figures` per database. A run in several tables counts once.
     """
     rows = pd.concat(list(figures)).drop_duplicates(["run_id", *KEY])
     committed = (rows["git_revision"] != "") & ~rows["git_revision"].str.endswith("+")
@@ -33,10 +33,11 @@ def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None
 
     Args:
         of: Runs of each timing, from `repeats`.
-        timing: Row of the run to judge. The spread excludes this run, because the run may be slow.
+        timing: Row of the timing to judge. The spread excludes the run of this row, because that
+            run may be slow.
 
     Returns:
-        The spread, or None if no revision has three runs.
+        The spread, or None if no revision has three other runs.
     """
     runs = of.get(tuple(timing[name] for name in KEY))
     if runs is None:

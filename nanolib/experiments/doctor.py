@@ -1,4 +1,4 @@
-"""Report what this machine can measure, and the peak rates of the machine, for `nano doctor`."""
+"""Report what this machine can measure, and its peak rates, for `nano doctor`."""
 
 import platform
 import shutil
@@ -48,7 +48,7 @@ class Params(shared.Params):
 
 
 def cases(params: Params) -> list[Case]:
-    """List the peak rates of the products and of the copy, and the sustained rates if requested."""
+    """List the cases of peak rates and, if requested, of sustained rates."""
     device = resolve_device(params.device)
     kinds = [*params.dtypes, *(kind for kind in PRODUCTS if not no_product(kind, device))]
     found = ceiling_cases(device, kinds, params.budget_s)
@@ -69,10 +69,10 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         Text of each fact, by heading and name.
 
     Raises:
-        BadInput: A time limit is not valid, or the output folder cannot be created.
+        BadInput: An argument is not valid, or the output folder cannot be created.
     """
     params = Params(budget_s=budget_s, sustained_s=sustained_s)
-    # nanolib reports an error of the folder before it measures anything.
+    # The folder comes first, so that its errors appear before any measurement.
     make_folder(output_folder())
     with limit_threads():  # Runs limit their threads too.
         machine, device = this_machine(), resolve_device("auto")

@@ -33,7 +33,7 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
 
     Args:
         experiment: Module with the parameters and cases of the notebook.
-        params: First values of the controls.
+        params: Initial values of the controls.
         rows: Rows to draw before the first measurement.
     """
     if not sweep.is_interactive():
@@ -99,7 +99,7 @@ class Explore:
         self.widget = widgets.VBox(parts)
 
     def params(self) -> shared.Params:
-        """Return the parameters of the controls.
+        """Return the parameters that the controls set.
 
         Raises:
             BadInput: The value of a control is not valid.
@@ -108,7 +108,7 @@ class Explore:
         return type(self._params)(**self._params.model_dump() | given)
 
     def _update(self, _: Any = None) -> None:
-        """Show the command with the values of the controls, or the error of a value."""
+        """Show the command for the values of the controls, or why a value is not valid."""
         self.predicted.value = ""
         try:
             self.command.text = command_of(self.params())

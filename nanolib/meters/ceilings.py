@@ -107,7 +107,7 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
-        # The forward product of torchao uses fast accumulation, so the peak rate must too.
+        # The forward product of torchao uses fast accumulation, so this product uses it too.
         return lambda: torch._scaled_mm(
             a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )

@@ -18,7 +18,7 @@ from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product of the forward pass.
 # A backward kernel that recomputes the scores has five products. The forward pass has two products.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
-_MASKED = -1e4  # A bias up to this limit, which 16-bit dtypes can represent, masks a pair.
+_MASKED = -1e4  # A bias of at most this value, which 16-bit dtypes can represent, masks a pair.
 _ROWS = 1024  # Number of queries for which nanolib evaluates a mask at a time.
 
 
@@ -147,7 +147,7 @@ class _Counter(TorchDispatchMode):
     def _add_sdpa(self, name: str, given: dict[str, Any]) -> None:
         q, k, v = (given[name] for name in ("query", "key", "value"))
         mask, pairs = given.get("attn_mask", given.get("attn_bias")), (q.shape[-2], k.shape[-2])
-        if given.get("is_causal"):  # The first query and key are aligned.
+        if given.get("is_causal"):  # torch aligns the first query with the first key.
             kept, total = sum(min(row + 1, pairs[1]) for row in range(pairs[0])), prod(pairs)
         elif mask is None:
             kept, total = 1, 1
@@ -219,9 +219,9 @@ def model_flops(
         position: Number of cached tokens before the sequence.
 
     Returns:
-        FLOPs of each part, for all layers, and their `total`. `projections` are
-        2·tokens·(2d² + 2d·kv), `attention` is 4·batch·heads·kept·head_dim, `mlp` is
-        2·tokens·(3 or 2)·d·d_ff, and `head` is 2·tokens·d·vocab.
+        FLOPs of each part, summed over all layers, and their `total`. In each layer, `projections`
+        has 2·tokens·(2d² + 2d·kv), `attention` has 4·batch·heads·kept·head_dim, and `mlp` has
+        2·tokens·(3 with SwiGLU, otherwise 2)·d·d_ff. `head` has 2·tokens·d·vocab.
     """
     d, kv, layers = config.d_model, config.kv_heads * config.head_dim, config.num_layers
     per_pair = 4 * batch * config.num_heads * config.head_dim

@@ -50,7 +50,8 @@ def instant_watts(nvml: Any, gpu: Any) -> float:
 def gpu_watts(nvml: Any, gpu: Any) -> float:
     """Read the present power of a GPU, W.
 
-    If the driver does not report the present power, read the mean power over a second.
+    If the driver does not report the present power, nanolib reads the power usage, which newer GPUs
+    average over a second.
 
     Raises:
         NVMLError: The driver does not report the power.
@@ -122,7 +123,7 @@ def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
         nvml.nvmlInit()
         gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError as error:
-        return [f"other work on the GPU is not known ({error})"]
+        return [f"other work on the GPU was not measured ({error})"]
     lines = []
     processes = _ask(nvml, "ComputeRunningProcesses", gpu) or []
     if others := sum(one.pid != os.getpid() for one in processes):

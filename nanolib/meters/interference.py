@@ -106,7 +106,7 @@ def cpu_times() -> CpuTimes:
     ours = time.process_time() + children.children_user + children.children_system
     ours += _seconds_of(process for process in _family() if process.pid != os.getpid())
     every, mine = psutil.cpu_times(percpu=True), usable_cpus()
-    # The list leaves out offline CPUs, so an index may differ from the number of its CPU.
+    # The list leaves out offline CPUs, so a CPU's index may differ from its number.
     chosen = [every[number] for number in mine] if mine and max(mine) < len(every) else every
     everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
     return CpuTimes(everyone, ours, throttled_periods())
@@ -128,7 +128,8 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
 
 
 _REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
-_last_look = -math.inf, -math.inf  # Moment of the last reading, and CPU time of that reading, s.
+# Time of the last reading, and CPU time of the child processes until then, s.
+_last_look = -math.inf, -math.inf
 
 
 def wait_for_compilers() -> None:
@@ -185,9 +186,9 @@ def find_interference(device: str) -> list[str]:
 
 
 def cpu_interference(load: CpuLoad) -> list[str]:
-    """Describe the load by other processes and by a hypervisor, in one line each."""
+    """Describe the load of other processes and of a hypervisor, in one line each."""
     if load.others is None:
-        return ["the load by other processes is not known: this system does not count CPU time"]
+        return ["the load of other processes was not measured: this system does not count CPU time"]
     lines = []
     if load.others > BUSY_SHARE:
         lines.append(f"other processes use {load.others:.0%} of the CPUs")

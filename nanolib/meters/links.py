@@ -58,11 +58,11 @@ def time_collectives(
 def count_bytes(call: Callable[[], object], calls: int = 5) -> float | None:
     """Count the bytes that all ranks send in one call, including the bytes of the protocol.
 
-    Each rank calls this function at the same time.
+    All ranks must call this function at the same time.
 
     Returns:
         Number of bytes, or None if other processes share the network. The result is also None with
-        other backends than gloo. For example, NCCL does not use the network on one machine.
+        backends other than gloo. For example, NCCL does not use the network on one machine.
     """
     if dist.get_backend() != "gloo" or not has_private_network():
         return None
@@ -92,7 +92,7 @@ def loopback_bytes() -> int:
 
 
 def has_private_network() -> bool:
-    """Whether the network of this process has only the loopback interface."""
+    """Return whether the network of this process has only the loopback interface."""
     return _COUNTERS.is_file() and list(_interfaces()) == ["lo"]
 
 

@@ -178,8 +178,8 @@ def versions() -> dict[str, str]:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
-# The files of the memory limit and of the memory use, and the field of the file cache, in cgroup v2
-# and in v1. The kernel frees the file cache when needed.
+# The files of the memory limit and of the memory use, and the field of the inactive file cache, in
+# cgroup v2 and in v1. The kernel frees the inactive file cache when needed.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -211,9 +211,9 @@ def throttled_periods() -> dict[str, tuple[int, int]]:
 
 
 def memory_limits() -> list[tuple[int, int]]:
-    """Return the limit and the use of memory of each control group with a limit, bytes.
+    """Return the memory limit and memory use of each control group with a limit, bytes.
 
-    The use does not include the file cache.
+    The memory use does not include the inactive file cache.
     """
     found = []
     for group in _groups("memory"):

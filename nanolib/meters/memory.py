@@ -30,7 +30,7 @@ class Peak:
 
     Attributes:
         before: Live bytes at the start of the section.
-        existing: Bytes of the earlier tensors that count.
+        existing: Bytes of the earlier tensors that count toward the peak.
         kept: Bytes that the CUDA allocator had reserved at the start of the section.
         live: Peak of live bytes, including `before`.
         reserved: Peak of the bytes that the CUDA allocator reserved.
@@ -65,7 +65,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 
     Args:
         device: Device of the tensors.
-        existing: Earlier tensors that count, such as weights and inputs.
+        existing: Earlier tensors that count toward the peak, such as weights and inputs.
 
     Yields:
         A `Peak`. The values are complete when the context ends, even after an exception.
@@ -165,7 +165,7 @@ def measure_memory(
     Args:
         fn: Function to call.
         device: Device on which the function computes.
-        existing: Earlier tensors that count, such as weights and inputs.
+        existing: Earlier tensors that count toward the peak, such as weights and inputs.
         scope: Scope of the rows.
         predicted_bytes: Predicted live peak, bytes.
 

@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
     Attributes:
         kind: Kind of memory use, a `MemoryKind`.
-        module: Name of the module that made the tensors, or `blocks.*` for all blocks of a stack.
+        module: Name of the module that made the tensors, with `*` for the number of a block.
         operation: Operation that made the tensors, such as `aten::addmm`, or an empty string if
             the tensors existed before the call.
         line: Module and line of the code that saved the tensors for the backward pass.
@@ -115,7 +115,7 @@ class MemoryTracker(LiveBytes):
     storage. Therefore, `breakdowns` attributes the bytes when the call is over.
 
     Args:
-        model: Model whose modules get the bytes.
+        model: Model to whose modules nanolib attributes the bytes.
 
     Attributes:
         existing: Bytes that `track_existing` has counted.
@@ -148,7 +148,8 @@ class MemoryTracker(LiveBytes):
         Args:
             kind: Kind of memory use of the tensors, a `MemoryKind`.
             tensors: Existing tensors of the kind.
-            owners: `id` of an optimizer state → its weight. The state counts in that module.
+            owners: `id` of an optimizer state → its weight. The state counts in the module of
+                this weight.
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         names = {id(tensor): name for name, tensor in named}
@@ -177,7 +178,7 @@ class MemoryTracker(LiveBytes):
         self._events.append(self.section)
 
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
-        """Set the kind and module of a storage that is still a temporary."""
+        """Set the kind and module of a storage that still counts as a temporary."""
         life = self._living.get(storage_key(tensor))
         if life is None or life.kind != MemoryKind.TEMPORARIES:
             return
@@ -218,7 +219,7 @@ class MemoryTracker(LiveBytes):
 
     @property
     def sizes(self) -> list[int]:
-        """Return the bytes of each storage, in the order in which torch made the storages."""
+        """Bytes of each storage, in the order in which torch made the storages."""
         return [life.size for life in self._lives]
 
     def breakdowns(self, sizes: Sequence[int] | None = None) -> dict[Any, MemoryBreakdown]:

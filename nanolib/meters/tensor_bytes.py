@@ -81,8 +81,8 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
     """Return the bytes that a GPU operation uses in addition to its inputs and results.
 
     FlashAttention's backward pass sums the queries' gradients in float32. If heads come before
-    positions, torch copies the output and its gradient. With grouped heads, torch computes the
-    gradients of keys and values per query head and sums them.
+    positions in memory, torch copies the output and its gradient. With grouped heads, torch
+    computes the gradients of keys and values per query head and sums them.
 
     Args:
         operation: An operation, as `__torch_dispatch__` receives it.

@@ -45,7 +45,7 @@ def imported(field: str, name: str) -> Callable[..., Any]:
         found = getattr(importlib.import_module(module_name), function, None)
     except ModuleNotFoundError as error:
         raise BadInput(
-            f"{field}: {name!r} needs the module {error.name!r}, which is missing; install it or start in its folder"
+            f"{field}: {name!r} needs the module {error.name!r}, which is missing; install it, or start in the module's folder"
         ) from None
     except (Exception, SystemExit) as error:  # A user's code may raise any exception.
         raise BadInput(

@@ -14,8 +14,8 @@ from nanolib.models.cache import StaticCache
 from nanolib.models.transformer import Transformer
 from nanolib.torch_internals import tree_leaves
 
-WITHOUT_DECODING = "new_tokens: 0 in model, phases: [training_step] in energy"
-# Models of transformers take and return their cache under one of these names.
+WITHOUT_DECODING = "new_tokens: 0 in notebook model, or phases: [training_step] in notebook energy"
+# Models of the package `transformers` take and return their cache under one of these names.
 _CACHES = ("past_key_values", "cache_params")
 
 
@@ -116,7 +116,10 @@ class CapturedGeneration(Generation):
 
 
 class HuggingFaceGeneration(Generation):
-    """Generate tokens with a model of transformers and its cache of keys, windows or states."""
+    """Generate tokens with a model of the package `transformers`.
+
+    The cache of the model may contain keys and values, sliding windows or states.
+    """
 
     def __init__(self, model: nn.Module, prompt: Tensor, new_tokens: int) -> None:
         self.model, self.prompt, self.new_tokens = model, prompt, new_tokens
@@ -169,7 +172,7 @@ class HuggingFaceGeneration(Generation):
 
 
 def _tensors_of(holder: Any) -> Iterator[Tensor]:
-    """Yield the tensors in the attributes of an object, also those of nested objects."""
+    """Yield the tensors in the attributes of an object and of nested objects."""
     for leaf in tree_leaves(vars(holder)):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -178,7 +181,7 @@ def _tensors_of(holder: Any) -> Iterator[Tensor]:
 
 
 def _cache_name(model: Any) -> str:
-    """Return the name of a transformers model's cache argument, or "" if it cannot generate."""
+    """Return the name of a model's cache argument, or "" if the model cannot generate tokens."""
     takes = inspect.signature(model.forward).parameters
     generates = hasattr(model, "can_generate") and model.can_generate()
     if not generates or not {"use_cache", "logits_to_keep"} <= set(takes):
@@ -210,6 +213,6 @@ def generation_of(
     if _cache_name(model):
         return HuggingFaceGeneration(model, prompt, new_tokens)
     raise Unsupported(
-        f"{type(model).__name__} has neither new_cache, prefill and decode nor a cache of transformers; "
+        f"{type(model).__name__} has neither the methods new_cache, prefill and decode nor a cache of the package transformers; "
         f"to leave decoding out, set {WITHOUT_DECODING}"
     )

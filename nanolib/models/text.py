@@ -35,7 +35,7 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
     try:
         if not root.exists():
             raise BadInput(
-                f"corpus: {shown(corpus)} does not exist; give a text file or a folder, or leave it empty"
+                f"corpus: {shown(corpus)} does not exist; give a text file or a folder, or leave corpus empty"
             )
         for path in [str(root)] if root.is_file() else _files_below(str(root), not corpus):
             with open(path, "rb") as file:
@@ -54,7 +54,7 @@ def load(corpus: str = "", max_bytes: int = 4_000_000) -> Tensor:
 
 
 def _files_below(folder: str, library: bool) -> Iterator[str]:
-    """Yield the regular files of a folder in the order of their names.
+    """Yield the regular files of a folder and its subfolders, in the order of their names.
 
     A folder may be a whole disk, so nanolib never lists all files first. From the standard library,
     nanolib reads only Python files outside site-packages, because other files differ between

@@ -1,4 +1,4 @@
-"""Train a model to measure its loss. The timed steps are in `experiments.model.steps`."""
+"""Train a model to measure its loss. `experiments.model.steps` contains the timed training steps."""
 
 from collections.abc import Callable, Iterable
 

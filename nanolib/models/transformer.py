@@ -122,10 +122,10 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-# In the notebooks on a user's model, these parameters leave the loss out.
+# With these parameters, the notebooks that measure a user's model skip the loss.
 WITHOUT_LOSS = (
-    "train: false and loss_steps: 0 in model, directions: [forward] in warmup, "
-    "phases: [prefill] in energy, modes: [forward] in fp8"
+    "train: false and loss_steps: 0 in notebook model, directions: [forward] in warmup, "
+    "phases: [prefill] in energy, or modes: [forward] in fp8"
 )
 
 

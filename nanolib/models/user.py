@@ -18,11 +18,11 @@ from nanolib.models.functions import check_function, imported
 from nanolib.torch_internals import FakeTensor
 
 _HF = "hf:"
-# Configurations of transformers have the number of blocks in one of these fields.
+# Configurations of the package `transformers` have the number of blocks in one of these fields.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
-# Code of transformers reads an option from a configuration or from keyword arguments.
+# The code of the package `transformers` reads options from a configuration or keyword arguments.
 _READ_OPTION = re.compile(r'(?:config\.|config, "|kwargs\.(?:get|pop)\(")([a-z]\w*)\b(?!\()')
-_ONE_SEQUENCE = "nanolib_one_sequence"  # Name of nanolib's SDPA in transformers.
+_ONE_SEQUENCE = "nanolib_one_sequence"  # Name of nanolib's SDPA in `transformers`.
 
 
 def runs_code(name: str) -> bool:
@@ -34,7 +34,7 @@ def check_name(name: str) -> None:
     """Check the form of a model's name, without running the model's code.
 
     Raises:
-        BadInput: The name has no valid form.
+        BadInput: The form of the name is not valid.
     """
     if runs_code(name):
         check_function("model", name, ", or hf:LlamaForCausalLM")
@@ -47,7 +47,8 @@ def resolve(name: str) -> Callable[..., nn.Module]:
 
     Args:
         name: Name of the model. `package.module:build` names a function in the working directory or
-            the environment. `hf:` with the name of a class selects a model of transformers.
+            the environment. `hf:` with the name of a class selects a model of the package
+            `transformers`.
 
     Returns:
         Function that takes the options and returns a module. The module maps int64 ids [batch,
@@ -56,7 +57,7 @@ def resolve(name: str) -> Callable[..., nn.Module]:
 
     Raises:
         BadInput: The module, function or class does not exist.
-        Unsupported: transformers is not installed.
+        Unsupported: The package `transformers` is not installed.
     """
     if runs_code(name):
         return imported("model", name)
@@ -70,7 +71,7 @@ def build_model(
     dtype: str,
     seed: int | None = None,
 ) -> nn.Module:
-    """Build a user's own model, or a model of transformers with random weights.
+    """Build a user's own model, or a model of the package `transformers` with random weights.
 
     Args:
         name: Name of the model, as in `resolve`.
@@ -84,7 +85,7 @@ def build_model(
 
     Raises:
         BadInput: The module, function or class does not exist.
-        Unsupported: transformers is not installed.
+        Unsupported: The package `transformers` is not installed.
         TypeError: The function does not return a module.
     """
     build, wanted = resolve(name), getattr(torch, dtype)
@@ -105,7 +106,7 @@ def build_model(
 def fresh_weights(
     device: str | torch.device, dtype: torch.dtype, seed: int | None
 ) -> Iterator[None]:
-    """Set the default device and dtype of new tensors, and the seed if there is one."""
+    """Set the default device and dtype of new tensors, and the seed unless it is None."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -118,7 +119,7 @@ def fresh_weights(
 
 
 def missing(name: str) -> str:
-    """Return why a class of transformers is not available, or an empty string."""
+    """Return why a class of the package `transformers` is not available, or an empty string."""
     try:
         resolve(name)
     except Unsupported as error:
@@ -191,15 +192,15 @@ def silent() -> Iterator[None]:
 
 
 def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
-    """Build the configuration of a model of transformers.
+    """Build the configuration of a model of the package `transformers`.
 
     Args:
-        name: Name of the model, `hf:` with the name of a class of transformers.
+        name: Name of the model, `hf:` with the name of a class of the package.
         options: Fields of the configuration, and other options that the model's code reads.
 
     Raises:
         BadInput: The class does not exist, or does not take the options.
-        Unsupported: transformers is not installed.
+        Unsupported: The package `transformers` is not installed.
     """
     model_class = _hugging_face_class(name)
     config_class, known = model_class.config_class, _known_options(model_class)
@@ -213,7 +214,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
         refused = "/" in str(value) or value == "flex_attention"
         if option == "attn_implementation" and refused:
             raise BadInput(
-                f"model_options: {option} {shown(value)} cannot be planned; use sdpa or eager"
+                f"model_options: memory with {option} {shown(value)} cannot be planned; use sdpa or eager"
             )
     try:
         with silent():
@@ -247,13 +248,16 @@ def layers_field(config: Any) -> str:
 
 
 def context_length(config: Any) -> int | None:
-    """Return a transformers model's longest sequence in tokens, or None if it is unknown."""
+    """Return the longest sequence of a model in tokens, or None if its configuration has no limit."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
 
 
 def predicts_tokens(model: nn.Module) -> bool:
-    """Return whether a model returns logits of tokens, or True if the model is unknown."""
+    """Return whether a model predicts tokens.
+
+    For a model without `get_output_embeddings`, the function returns True.
+    """
     head = getattr(model, "get_output_embeddings", None)
     return head is None or head() is not None
 

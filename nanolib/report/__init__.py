@@ -1,4 +1,4 @@
 """Show results to people: tables, charts, findings and the report page.
 
-The modules read only tables of measurements from `Store.measurements`.
+The sections read only tables of measurements, as from `Store.measurements`.
 """

@@ -53,7 +53,7 @@ def drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     """Remove the numbers that a logarithmic axis cannot show.
 
     Returns:
-        The remaining data, and the names of the series that lost a point.
+        The remaining data, and the names of up to four series that lost a point.
     """
     numbers = _numbers(data, value)
     drawn = numbers.where(numbers.gt(0) & np.isfinite(numbers))

@@ -190,7 +190,7 @@ def roofline_chart(experiment: str) -> Chart:
             f"Roofline{shared}",
             subtitle=[
                 "Left of the bend: memory-bound. Right of the bend: compute-bound.",
-                "Only bytes that must move count, so cached data can exceed the roofline.",
+                "The intensity counts only bytes that must move. With cached data, rates can exceed the roofline.",
                 "Dashed: peak rates of the same run.",
             ],
             unit="Rate (FLOP/s)",
@@ -218,7 +218,7 @@ def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
-    """Report for each scope which cases are compute-bound, and the best share of the roofline."""
+    """Report for each scope how many cases are compute-bound, and the best share of the roofline."""
     table = roofline_table(rows, experiment)
     if table.empty:
         return []

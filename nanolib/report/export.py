@@ -31,7 +31,7 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
         endings = ", ".join(_ENDINGS)
         raise BadInput(f"export: {target.name!r} has no known ending; use one of {endings}")
     if not run_ids:
-        raise BadInput("export: there are no runs to write; first run nano run quick")
+        raise BadInput("export: there are no runs to write; run: nano run quick")
     if target.exists():
         raise BadInput(f"export: {target} exists; name a new file")
     if target.suffix == ".sqlite":

@@ -43,7 +43,7 @@ class Estimate:
 
     @classmethod
     def of(cls, line: Mapping[str, Any], column: str, metric: str = "", name: str = "") -> Self:
-        """Read a column of a line, with the interval from `_low` and `_high`, and `_busy`."""
+        """Read a column of a line, with its columns for the interval and for interference."""
         ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
         return cls(*ends, metric, name, bool(line.get(f"{column}_busy") == 1))
 
@@ -96,7 +96,7 @@ class Finding:
         figures = dict.fromkeys(one for pair in pairs for one in pair[::2] if one.low != one.high)
         evidence = ", ".join(str(one) for one in list(figures)[:_MOST_ESTIMATES])
         next_step = "repeat the run when no other process uses the machine"
-        text = "Other processes used the machine, so these estimates have no order"
+        text = "Other processes used the machine, so nanolib does not rank these estimates"
         return Finding(text, evidence, next_step, self.about, (), tuple(figures))
 
     @property
@@ -116,14 +116,14 @@ def unclear(what: str, evidence: str) -> tuple[str, str]:
     """Return the text and the evidence of a finding about estimates whose intervals overlap.
 
     Args:
-        what: Names of the things that were compared.
-        evidence: Numbers of these things.
+        what: Names of the compared cases, as in a sentence.
+        evidence: Numbers of these cases.
     """
     return f"No clear difference between {what}", f"{evidence} {OVERLAP}"
 
 
 def comparing(first: Estimate, *others: Estimate) -> Pairs:
-    """Pair an estimate with each other estimate, and with the order of the two."""
+    """Pair an estimate with each of the others, and with the order of the two."""
     return tuple((first, first.compare_to(other), other) for other in others)
 
 

@@ -39,7 +39,7 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
 def table_of(experiment: str, factor: str) -> Callable[..., Any]:
     """Return a decorator that caches a table of the cases that have a factor.
 
-    The decorated function receives the rows of these cases. Without rows the table is empty.
+    The decorated function receives the rows of these cases. Without rows, the table is empty.
 
     Args:
         experiment: Name of the experiment.
@@ -113,7 +113,7 @@ def drop_missing(table: pd.DataFrame, column: str) -> pd.DataFrame:
 def pick(
     rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
 ) -> pd.DataFrame:
-    """Return the rows with a number of one metric, and of one scope and method if given."""
+    """Return the rows that have a number for a metric, and the scope and method if given."""
     mask = (rows["metric"] == metric) & rows["estimate"].notna()
     if scope is not None:
         mask &= rows["scope"] == scope
@@ -201,7 +201,7 @@ _PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}
 
 
 def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
-    """Return the hardware matrix, with a line per machine for people.
+    """Return the hardware table for people, with a line per machine.
 
     Args:
         rows: Measurements of any runs.

@@ -1,4 +1,4 @@
-"""Write the report: a page that needs no network, the same text in Markdown, and files."""
+"""Write the report as a page that needs no network, as Markdown, and as files of the results."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def build(
     the machine of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a
     picture as PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md`
     contain the main table, and `NAME_profile.json` contains the runs, measurements and findings.
-    Each other table that has a line becomes a CSV file and a Markdown file too.
+    Every further table with at least one line becomes a CSV file and a Markdown file too.
 
     Args:
         store: Store with the runs.
@@ -173,7 +173,7 @@ def _markdown(parts: list[Part]) -> str:
 
 
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
-    """Return a table for people, without empty columns, that the page filters by length."""
+    """Return a table for people, without empty columns. The page filters the table by length."""
     filled = [not set(readable[name]) <= {"", "—"} for name in readable]
     lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
     return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))

@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from nanolib.compare.findings import Comparison, Line, case_name
+from nanolib.compare.findings import CHANGED, FAILED, MISSING, Comparison, Line, case_name
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS
 from nanolib.report.finding import Estimate, Finding, comparing
@@ -25,8 +25,15 @@ _HUES = {
 _MOST_SHOWN = 40  # Largest number of ratios in a chart.
 _MOST_LINES = 80  # Largest number of histories in a chart.
 _MOST_NAMED = 5  # Largest number of changes in a verdict.
-# Findings that a verdict counts but does not name.
-_NOT_NAMED = (Kind.EQUIVALENT, Kind.INCONCLUSIVE, "new")
+# Verb of each finding that gets a sentence. The other findings are only counted.
+_VERBS = {
+    Kind.REGRESSED: "regressed",
+    Kind.IMPROVED: "improved",
+    Kind.SUSPECT: "may have changed",
+    CHANGED: "changed",
+    FAILED: "failed",
+    MISSING: "is missing",
+}
 
 
 def changes(since: Comparison | None, found: list[History]) -> Part:
@@ -108,16 +115,15 @@ def _counts(found: Comparison, what: str) -> Finding:
 def _changed(found: Comparison) -> list[Finding]:
     """Return a finding for each of the first five lines that changed."""
     findings = []
-    for line in [one for one in found.lines if one.finding not in _NOT_NAMED][:_MOST_NAMED]:
+    for line in [one for one in found.lines if one.finding in _VERBS][:_MOST_NAMED]:
         compared, evidence = (), [line.message]
         if line.verdict:
             ratio = Estimate(*line.verdict.interval, name=line.name)
             compared, evidence = comparing(ratio, Estimate.exact(1.0)), [line.change, line.message]
         about = f"machine {line.machine}" if line.machine else ""
         words = ", ".join(filter(None, evidence))
-        findings.append(
-            Finding(f"The verdict on {line.name} is {line.finding}", words, "", about, compared)
-        )
+        said = f"{line.name} {_VERBS[line.finding]}"
+        findings.append(Finding(said, words, "", about, compared))
     return findings
 
 
@@ -207,7 +213,8 @@ def history_verdict(found: list[History]) -> list[Finding]:
     for name, last in sorted(changed, key=lambda one: -one[1].at)[:6]:
         findings.append(Finding(f"{name} became {'worse' if last.worse else 'better'}", str(last)))
     for name, one in sorted(newest, key=lambda found: -abs(math.log(found[1].newest.ratio)))[:3]:
-        findings.append(Finding(f"{name} may have changed recently", str(one.newest), one.command))
+        next_step = f"run {one.command}" if one.command else ""
+        findings.append(Finding(f"{name} may have changed recently", str(one.newest), next_step))
     return findings
 
 

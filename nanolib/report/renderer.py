@@ -79,7 +79,7 @@ def _pictures(spec: dict[str, Any]) -> dict[str, bytes]:
 
 
 def save(spec: dict[str, Any], folder: Path, name: str) -> None:
-    """Save a Vega-Lite chart as NAME.png and NAME.svg in a folder."""
+    """Save a Vega-Lite chart in a folder, as a PNG file and an SVG file with the same name."""
     for ending, content in _pictures(spec).items():
         (folder / f"{name}{ending}").write_bytes(content)
 

@@ -1,4 +1,4 @@
-"""Declare the sections of the report, and describe the parts that a report makes from them."""
+"""Define the sections of the report, and the parts that nanolib makes from the sections."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,8 @@ class Section:
             charts answers the question.
         tables: Maps a title to a table, the main table first.
         verdict: Function that makes the findings from measurements.
-        files: Maps a file name to a function that draws a chart. Only the folder has these charts.
+        files: Maps a file name to a function that draws a chart. The page omits these charts, and
+            the folder of the report contains their pictures.
     """
 
     experiment: str
@@ -49,7 +50,7 @@ class Section:
     files: Mapping[str, Chart] = field(default_factory=dict)
 
     def main_chart(self, rows: pd.DataFrame) -> Drawing:
-        """Return the first chart that has data. Otherwise, return the first chart."""
+        """Return the first chart that has data. If no chart has data, return the first chart."""
         drawings = [*self.charts.values(), *self.files.values()]
         for draw in drawings:
             if not is_empty(chart := draw(rows)):
@@ -68,7 +69,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Part:
-    """Heading of the report with its content.
+    """Part of the report, with a heading and its content.
 
     Attributes:
         name: Unique name of the part.
@@ -77,10 +78,10 @@ class Part:
         charts: Maps a file name to a chart.
         tables: Maps a title to the table with all columns, and to the same table for people.
         machine: ID of the machine that the part is about, or empty for all machines.
-        newest: Whether the newest run of the experiment is from this machine.
+        newest: Whether the experiment's newest run is from `machine`.
         rows: Measurements of the machine.
         by_length: Maps a sequence length to the findings of only that length.
-        files: Maps a file name to a chart that only the folder contains.
+        files: Maps a file name to a chart that is not on the page but in the folder of the report.
     """
 
     name: str

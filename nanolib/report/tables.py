@@ -33,7 +33,7 @@ class Column:
     detail: str = ""
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
-        """Return the new columns. `found` has one measurement for each line of the table."""
+        """Return the new columns. `found` has at most one measurement per line of the table."""
         if self.detail:
             return {self.name: [details.get(self.detail) for details in found["details"]]}
         return {self.name: found["estimate"]}
@@ -47,7 +47,7 @@ class IntervalColumn(Column):
     """
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
-        """Return the new columns. `found` has one measurement for each line of the table."""
+        """Return the new columns. `found` has at most one measurement per line of the table."""
         sources = {"": "estimate", "_low": "low", "_high": "high", "_predicted": "predicted"}
         busy = [Flag.BUSY_MACHINE in flags for flags in found["flags"]]
         ends = {self.name + end: found.get(name) for end, name in sources.items()}
@@ -120,7 +120,8 @@ def add_metric_columns(
     """Add columns with the measurements of each line.
 
     Args:
-        table: Table with a line for each `key`. A table without the columns `key` stays empty.
+        table: Table with a line for each `key`. The function returns a table without the
+            columns `key` unchanged.
         rows: Measurements that have the columns `key`.
         columns: Columns to add. Columns without a metric are skipped.
         key: Names of the columns that identify a line.
@@ -216,7 +217,7 @@ def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:
 def gains(
     line: pd.Series, what: str, name: str = "speed_up", among: Container[str] | None = None
 ) -> Pairs:
-    """Compare the speed-ups of a line over its baselines with 1.
+    """Return how the speed-ups of a line over its baselines compare to 1.
 
     Args:
         line: Line of a table from `with_speed_ups`.
@@ -236,7 +237,7 @@ _STATES = {
     Flag.OVERSUBSCRIBED: "more ranks than cores",
     Flag.LOW_SAMPLE_COUNT: "few blocks",
     Flag.SEQUENTIAL: "not timed in turns",
-    Flag.MASK_IS_DENSE: "mask removes nothing",
+    Flag.MASK_IS_DENSE: "mask removes no pairs",
 }
 
 

@@ -22,7 +22,7 @@ from nanolib.meters.time.sampler import Timing
 from nanolib.run.ranks import lacking, run_ranks
 from nanolib.stats.intervals import mean_interval
 
-Ceilings = dict[str, float]  # measured peak rates, as `roofline_ms` takes them
+Ceilings = dict[str, float]  # name of a peak rate → measured rate, for `roofline_ms`
 Predicted = dict[str, float | str]  # name of a metric → predicted value
 # The generator yields rows and timings, and receives the rows of each timing by scope.
 Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]
@@ -34,8 +34,8 @@ class Plan:
 
     Attributes:
         peaks: Scope → peak of the live bytes.
-        reason: Reason why no peak is known, in one line. It is empty for an unsupported case.
-        unsupported: Reason why the case cannot run on this machine, found while planning.
+        reason: Reason why no peak is known, in one line. An unsupported case has no reason here.
+        unsupported: Reason, found during planning, why the case cannot run on this machine.
     """
 
     peaks: dict[str, int] = field(default_factory=dict)
@@ -70,12 +70,13 @@ class Case:
         return Plan()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the predictions of formulas, and the planned `peak_memory` if they have `bytes`.
+        """Return the predictions of formulas, and the planned peak memory.
 
-        `peak_memory` is in MiB, like a measured peak.
+        nanolib plans `peak_memory` only if the formulas predict `bytes`. The unit is MiB, as for a
+        measured peak.
 
         Args:
-            ceilings: Peak rates, as for `roofline_ms`. Without peak rates no time is predicted.
+            ceilings: Peak rates, as for `roofline_ms`. Without peak rates, no time is predicted.
         """
         predicted = {}
         for name, value in self.formulas(ceilings).items():

@@ -1,4 +1,4 @@
-"""Predict the cases of an experiment and their duration before anything runs."""
+"""Predict the results and the duration of an experiment's cases before anything runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ def prediction_table(
     Args:
         experiment: Module of `nanolib.experiments`.
         params: Parameters of the experiment.
-        ceilings: Peak rates, as for `roofline_ms`. Without peak rates the table has no times and
+        ceilings: Peak rates, as for `roofline_ms`. Without peak rates, the table has no times and
             is the same on every machine.
 
     Returns:

@@ -25,7 +25,7 @@ from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
-_GRACE_S = 5.0  # Time for a case that Python can interrupt to report its own timeout, s.
+_GRACE_S = 5.0  # Time after the limit, in which an interrupted case reports its own timeout, s.
 # The size and the time of a matrix product that shows the current speed of the machine.
 _PACE_SIZE, _PACE_S = 512, 0.3
 
@@ -194,7 +194,7 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
 
 
 def _pace_ms(device: str) -> list[float]:
-    """Return the time of a fixed matrix product in ms, or an empty list if the device is lost."""
+    """Return a list with the time of a matrix product, ms, or no value if the device is lost."""
     try:
         a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
         return [measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate]
@@ -240,7 +240,8 @@ def run_in_process(
     Args:
         params: Parameters of the experiment.
         cases: Cases to measure.
-        store: Database with the peak rates of the run. The process also stores traces in it.
+        store: Database with the peak rates of the run. The process also writes traces to this
+            database.
         run_id: ID of the run.
         stop: Event that ends the process.
 

@@ -44,7 +44,7 @@ class Job:
         return {name: read[name] for name in self.values}
 
     def cases(self) -> list[Any]:
-        """Return the cases of the notebook. The summary has no cases, because it only reads."""
+        """Return the cases of the notebook. The summary has no cases, as it only reads results."""
         experiment = self.load()
         return experiment.cases(self.params) if hasattr(experiment, "cases") else []
 
@@ -76,8 +76,8 @@ def plan(
 
     Args:
         experiments: Name of a notebook → function that loads its experiment.
-        targets: Names of a suite and some of its notebooks, of notebooks of the suite `quick`, or
-            of scenarios. A suite without notebooks means all of its notebooks.
+        targets: A suite and some of its notebooks, notebooks of the suite `quick`, or scenarios. A
+            suite without notebooks means all of its notebooks.
         overrides: Parameters that replace the values in the params files.
         scheduling: Values of `label` and `resume`.
 

@@ -16,14 +16,14 @@ from filelock import FileLock, Timeout
 from nanolib.measurement import BadInput, printable
 
 _POLL_S = 0.2
-_LONGEST = 400  # Maximum number of characters to read from a lock file.
+_LONGEST = 400  # Maximum number of characters to read from the file with the owner's name.
 
 
 def lock_path(device: str) -> Path:
     """Return the path of a device's lock file. All users of the machine share this file."""
     name = device.replace(":", "-")
     if device.startswith("cuda"):
-        from nanolib.meters.machine import gpu_uuid  # Only a GPU's lock imports torch.
+        from nanolib.meters.machine import gpu_uuid  # Only the lock of a GPU needs torch.
 
         name = gpu_uuid(device)
     return Path(tempfile.gettempdir()) / f"nanolib-{name}.lock"
@@ -56,13 +56,13 @@ def device_lock(
     lock, waits = FileLock(lock_path(device), mode=0o666), False
     while not _acquire(lock):
         if not waits:
-            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts after the other")
+            log(f"waiting for {device}: in use by {_owner(lock)}; this run starts afterwards")
         waits = True
         pause(_POLL_S)
     try:
         if waits:
             log(f"{device} is free; starting")
-        # If the file belongs to another user, this process cannot write a name to the file, and
+        # If the file belongs to another user, this process cannot write its name to the file, and
         # other runs show "another process".
         with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
             file.write(f"{os.getpid()} {printable(what)[:300]}")

@@ -163,7 +163,7 @@ def followed(
     Args:
         work: Call to track.
         model: Model whose modules own the memory.
-        stacks: Stacks of blocks that divide the call, or None if the phases divide the call.
+        stacks: Stacks whose blocks divide the call into sections, or None to divide it by phase.
     """
     phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
     with MemoryTracker(model) as counter, counter.follow_modules(), contextlib.ExitStack() as hooks:
@@ -201,12 +201,12 @@ def _mark(
 
 
 def shortage(plan: Plan, device: str) -> str:
-    """Return why a plan exceeds the free memory, or an empty string if it fits or is unknown."""
+    """Return why a plan exceeds the free memory, or an empty string if no excess is known."""
     free = free_bytes(device)
     if free is None or plan.most is None or plan.most <= _HEADROOM * free:
         return ""
     return (
-        f"the case needs {plan.most / MIB:,.0f} MiB and {free / MIB:,.0f} MiB are free; "
+        f"the case needs {plan.most / MIB:,.0f} MiB, over 90% of the {free / MIB:,.0f} MiB free; "
         "give shorter or fewer sequences, or fewer layers"
     )
 
@@ -233,7 +233,7 @@ def breakdown_rows(
 ) -> list[Measurement]:
     """Measure the peak memory of a call, and how much of the peak each kind of memory uses.
 
-    On a GPU, the allocator reports the peak. Its memory beyond live tensors is `unattributed`.
+    On a GPU, the allocator reports the peak. Memory beyond live tensors is `unattributed`.
 
     Args:
         work: Call to measure, with its `kinds`.
@@ -253,7 +253,7 @@ def breakdown_rows(
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)
     if device.startswith("cuda"):
         peak, *others = memory_rows(work, device, plan)
-    else:  # On a CPU the tracker has already counted the peak.
+    else:  # On a CPU, the tracker has already counted the peak.
         predicted = plan.peaks.get(work.scope)
         peak = exact(
             "peak_memory",

@@ -43,13 +43,13 @@ class NotebookResult:
         name: Name of the executed notebook.
         cases: Number of cases.
         status: Status of the job: `done`, `failed`, `interrupted` or `not started`.
-        message: Reason of a failure or an interruption, in one line.
+        message: Reason for a failure or an interruption, in one line.
         seconds: Wall time of the job, s.
         measured_s: Wall time inside cases, s.
         finished: Number of cases that have ended.
         statuses: Number of cases by status.
         run_id: ID of the run, or an empty string if the notebook has not created a run.
-        interference: Lines about other load on the machine during the run.
+        interference: Lines about the interference on the machine during the run.
     """
 
     name: str
@@ -181,7 +181,7 @@ def run_job(
 
 
 def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int:
-    """Execute the notebook in a temporary folder, move it, and return papermill's exit code.
+    """Execute a notebook in a temporary folder, move the result, and return papermill's exit code.
 
     Without a temporary folder, two commands at the same time could write to the same file.
     """

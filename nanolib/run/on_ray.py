@@ -39,7 +39,7 @@ def run_on_ray(
         log: Function that prints a line on the terminal.
 
     Returns:
-        The result of each job. Jobs without cases are last.
+        The result of each job. Jobs without cases are last, and have no result after Ctrl-C.
 
     Raises:
         BadInput: Ray is not installed, or no node has the devices of a job.
@@ -158,8 +158,8 @@ def _measure(
     """Run one job on a node in a temporary folder, and return its result and its files."""
     if source_digest() != sources:
         raise BadInput(
-            f"ray: a node has another nanolib ({nanolib.__version__}, other sources); "
-            "install the same version there"
+            f"ray: a node has nanolib {nanolib.__version__} with other source files; "
+            "use the same checkout on every node"
         )
     with TemporaryDirectory(prefix="nanolib-ray-") as folder:
         command = Command(Path(folder), token)

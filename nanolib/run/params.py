@@ -28,7 +28,8 @@ Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
 Count = Annotated[int, pydantic.Field(gt=0, le=4096)]
 Steps = Annotated[int, pydantic.Field(gt=0, le=1_000_000)]
 _Value = TypeVar("_Value")
-Grid = Annotated[list[_Value], pydantic.Field(min_length=1, max_length=64)]  # each value has cases
+# A list of values. Each value has cases of its own.
+Grid = Annotated[list[_Value], pydantic.Field(min_length=1, max_length=64)]
 
 
 class Params(StrictModel):
@@ -185,7 +186,7 @@ def fitting_config(
     if tokens > config.context_length:
         raise ValueError(
             f"{name}: {tokens} exceeds the context_length {config.context_length} of {preset}; "
-            f"shorten it or set overrides: {{context_length: {tokens}}}"
+            f"give a shorter length or set overrides: {{context_length: {tokens}}}"
         )
     if reads_text and config.vocab_size < text.VOCAB_SIZE:
         raise ValueError(

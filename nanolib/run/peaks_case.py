@@ -16,7 +16,7 @@ from nanolib.run.case import Case, Plan
 from nanolib.store import Store
 
 METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
-# nanolib times a peak rate for longer than a latency, because every prediction depends on it.
+# nanolib spends more time on a peak rate than on a latency, because predictions use the rate.
 _LONGER = 4
 
 
@@ -46,7 +46,7 @@ class Ceiling(float):
 
 @dataclass(frozen=True)
 class CeilingCase(Case):
-    """The peak rate of one device for products in a dtype, `tf32` or `fp8`, or for `copy`."""
+    """The peak rate of one device for products in a dtype, `tf32` or `fp8`, or for copies."""
 
     supports_ab: ClassVar[bool] = False  # A peak rate belongs to the machine, not to the code.
     sustained: ClassVar[bool] = False
@@ -59,7 +59,7 @@ class CeilingCase(Case):
         return no_product(self.ceiling, self.device)
 
     def plan(self) -> Plan:
-        """Return the bytes of the operands."""
+        """Plan the bytes of the operands."""
         return Plan({"ceiling": operand_bytes(self.device, self.ceiling)})
 
     def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:

@@ -24,7 +24,7 @@ _PARENT_DEATH = 1  # PR_SET_PDEATHSIG
 _WATCH_S = 0.5
 _POLL_S = 0.2
 _START_S = 60.0  # Longest time to import torch on a busy machine, s.
-_GRACE_S = 5.0  # Time for a process that has closed its pipe to end, s.
+_GRACE_S = 5.0  # Longest wait for the end of a process that has closed its pipe, s.
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -103,7 +103,7 @@ def call_in_process(
 def _serve(parent: int, connection: Connection) -> None:
     """Call the function in the new process.
 
-    The process sends lists: an empty list after the imports, a list with each value, and then None.
+    The process sends an empty list after the imports, a list with each value, and then None.
     """
     exit_with_parent(parent)
     os.setsid()
@@ -164,7 +164,7 @@ def describe_exit(code: int, errors: str = "") -> str:
     """
     if code < 0:
         return f"the process was killed by {signal_name(-code)}"
-    return ": ".join([f"the process ended with {code}", *errors.strip().splitlines()[-1:]])
+    return ": ".join([f"the process exited with code {code}", *errors.strip().splitlines()[-1:]])
 
 
 def signal_name(number: int) -> str:

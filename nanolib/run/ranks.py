@@ -2,9 +2,9 @@
 
     answers = run_ranks(rank, {"seq_len": 4096}, world_size=2, device="cpu", timeout_s=60)
 
-Each rank calls the function with the request, in a new process group. If a rank raises, dies or
-hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process, so they share a
-private network and, on a CPU, one import of torch.
+Each rank calls the function with the request, in a new process group. If a rank raises an
+exception, dies or hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process,
+so they share a private network and, on a CPU, one import of torch.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def nodes_of(world_size: int) -> int:
 def lacking(device: str, world_size: int) -> str:
     """Return why this number of ranks cannot run, or an empty string.
 
-    On GPUs each rank needs its own GPU, because NCCL cannot share a GPU. On a CPU all ranks
+    On GPUs, each rank needs its own GPU, because NCCL cannot share a GPU. On a CPU, all ranks
     share the cores.
     """
     kind = torch.device(device).type
@@ -205,7 +205,7 @@ def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> N
     sys.stdout.flush()
     if not has_answered:
         os._exit(1)  # A normal end of the process group would wait for lost ranks.
-    with contextlib.suppress(RuntimeError):  # All ranks have their results.
+    with contextlib.suppress(RuntimeError):  # All ranks have stored their results.
         dist.barrier()
     os._exit(0)  # gloo's threads sometimes abort in a normal exit.
 

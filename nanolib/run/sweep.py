@@ -111,11 +111,11 @@ def measure(
         params: Parameters of the experiment.
         store: Database of the rows, by default the database in the output folder.
         progress: Whether to show a progress bar with the current case.
-        stop: Event that ends the current case and interrupts the run. nanolib cannot interrupt a
-            case in this process, so the run then ends before the next case.
-        on_progress: Function that receives, before each case, the number of finished cases, the
-            number of all cases, and the name of the case. While the run waits, the name is a line
-            about the wait.
+        stop: Event that ends the current case and interrupts the run. If the case runs in this
+            process, nanolib cannot interrupt the case, so the run ends after the case.
+        on_progress: Function that receives, before each group of cases, the number of finished
+            cases, the number of all cases, and the name of the group's first case. While the run
+            waits, the name is a line about the wait.
 
     Returns:
         The run. The status of the run is `running` until you call `finish`.
@@ -235,7 +235,7 @@ class _Sweep:
 
     def _measure_together(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """Measure cases until each has an outcome, even if a case ends its process."""
-        message = f"the run was killed {MAX_ATTEMPTS} times during this case; nanolib does not try it again"
+        message = f"the run was killed {MAX_ATTEMPTS} times during the case; nanolib skips the case"
         outcomes = {
             case.case_id: Outcome(status=Status.ERROR, message=message)
             for case in cases

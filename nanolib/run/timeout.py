@@ -46,9 +46,9 @@ class Outcome:
     """The result of a case.
 
     Attributes:
-        rows: Rows that were measured, in order, also before a failure.
+        rows: Measured rows, in order. They include the rows from before a failure.
         status: Status of the case at its end.
-        message: Reason of the status, in one line.
+        message: Reason for the status, in one line.
         seconds: Duration of the case, in s.
         details: More about the end of the case: `rank`, `traceback` and `device_lost` of a failure,
             and the share of the CPUs that other processes used.
@@ -209,7 +209,7 @@ def _answer(
     function: Callable[..., Iterable[Any]],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Send each value in a list, and then a `BadInput` or the reason of an early end."""
+    """Send each value in a list, and then a `BadInput` or the reason for an early end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

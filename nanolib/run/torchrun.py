@@ -1,4 +1,4 @@
-"""Measure the distributed notebook on the ranks of torchrun, on a network that you trust.
+"""Measure the cases of the distributed notebook on the ranks of torchrun, on a trusted network.
 
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 \
         --master-addr 10.0.0.1 --master-port 29400 \

@@ -15,13 +15,13 @@ PENALTY = 8.0  # Factor of ln n in the penalty of a change, in squared deviation
 _NEAR = 8
 _RECENT = 10  # Number of latest runs whose noise counts as the present noise.
 _ALARMS = 0.01  # Share of histories at one level in which a run may be an outlier by chance.
-_FAR = 5.0  # Smallest difference of an outlier, in standard deviations of its interval.
+_FAR = 5.0  # Smallest distance of an outlier from the level, in standard errors of an estimate.
 
 
 def step_noise(series: ArrayLike) -> float:
-    """Return the standard deviation from steps between neighbors.
+    """Estimate the standard deviation of a series from the steps between neighbors.
 
-    A few changes of level hardly affect this standard deviation.
+    A few changes of level hardly affect the estimate.
     """
     steps = np.diff(np.asarray(series, dtype=float))
     return 1.4826 * float(np.median(np.abs(steps - np.median(steps)))) / math.sqrt(2)
@@ -40,7 +40,7 @@ def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -
 
     Source: Killick, Fearnhead & Eckley (2012), with the code of `ruptures`.
     """
-    import ruptures  # Importing `ruptures` is slow, so only a search does.
+    import ruptures  # Importing `ruptures` is slow, so only a search imports it.
 
     x = np.asarray(series, dtype=float)
     # The linear kernel gives the L2 cost in compiled code. `ruptures.Pelt` is far slower.
@@ -108,7 +108,8 @@ def _gain(before: np.ndarray, after: np.ndarray) -> float:
 def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> float:
     """Return the larger noise of the runs before and after a change.
 
-    Near an end of the history, a window includes the change, so that it has enough runs.
+    The function reads a window of eight runs on each side. If fewer runs follow or precede the
+    change, the window extends across the change.
     """
     last = max(0, len(residuals) - _NEAR)
     starts = (min(max(0, at - _NEAR), last), min(at, last))
@@ -157,7 +158,7 @@ def find_recent_outlier(
 
 
 def _prediction_reach(level: np.ndarray) -> float:
-    """Return the largest distance of the next value from the mean of a level."""
+    """Return how far the next value may be from the mean of a level by chance."""
     # Two sides and two tests share the chance of a false alarm.
     student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))
     return student * float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))

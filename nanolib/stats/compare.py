@@ -74,7 +74,7 @@ class Verdict:
 
     @property
     def open(self) -> str:
-        """Return words that add the direction, the size or the detectable change to a verdict."""
+        """Words that add the direction, the size or the minimum detectable change to a verdict."""
         way = "slower" if self.worse > 0 else "faster"
         by = f"{abs(self.ratio - 1):.1%} {way}"
         seen = not self.interval.low <= 1 <= self.interval.high

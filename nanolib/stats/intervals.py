@@ -66,7 +66,7 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
     x = np.asarray(samples, dtype=float)
     n = len(x)
     if n < 2:
-        raise TooFewSamples(f"{n} samples give no interval for the mean; take at least two samples")
+        raise TooFewSamples(f"{n} sample(s) give no interval for the mean; take at least two")
     half = float(stdtrit(n - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(n))
     return Interval(float(x.mean()) - half, float(x.mean()), float(x.mean()) + half)
 

@@ -111,7 +111,7 @@ def _of_side(x: np.ndarray, center: float, cap: int) -> int:
 
 
 def _first(x: np.ndarray, walsh: np.ndarray, cap: int, least: float) -> float:
-    """Return the first Walsh average above which the rank sum of `_of_side` reaches `least`."""
+    """Return the first Walsh average above which the sum of capped ranks reaches `least`."""
     # The rank sum never falls as the center rises (Bauer 1972), so bisection finds the place.
     above = (walsh[1:] + walsh[:-1]) / 2
     first = bisect.bisect_left(range(len(above)), least, key=lambda i: _of_side(x, above[i], cap))

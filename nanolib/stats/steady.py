@@ -19,7 +19,7 @@ from nanolib.stats.changes import (
 
 GROUP = 5  # Samples per median. The median hides an isolated spike.
 _PENALTY = 10.0  # Factor of ln n in the penalty of a change, in squared deviations.
-MOVED = 0.05  # Smallest difference of the first steps that counts, as a share of the later level.
+MOVED = 0.05  # Smallest slowdown of the first steps that counts, as a share of the later level.
 _CLEAR = 4.0  # Largest difference that noise explains, in standard deviations.
 # Distance from a quartile to the mild fence and to the severe fence, in interquartile ranges.
 MILD, SEVERE = 1.5, 3.0
@@ -51,7 +51,8 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     the warm-up takes half of the series.
 
     Args:
-        series: Timings in the order taken, shape [n], any unit. With n < 20 there is no warm-up.
+        series: Timings in the order taken, shape [n], any unit. With n < 4 · `group`, there is no
+            warm-up.
         group: Samples per median.
 
     Source: Killick, Fearnhead & Eckley (2012) for PELT, and Barrett et al. (2017) for the rules.

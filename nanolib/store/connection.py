@@ -49,7 +49,8 @@ class Connection:
             self.connection.close()
             raise
         self.connection.execute("PRAGMA foreign_keys = ON")
-        # A network file system may have refused WAL. Another journal is safe only with full syncs.
+        # A network file system may have refused WAL. Any other journal mode needs full syncs to
+        # survive a power failure.
         journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
         synchronous = "NORMAL" if journal_mode == "wal" else "FULL"
         self.connection.execute(f"PRAGMA synchronous = {synchronous}")
@@ -101,7 +102,7 @@ class Connection:
                 return _merge_attached(db)
         except sqlite3.DatabaseError as error:
             raise BadInput(
-                f"database: {path} cannot be merged ({error}), so nothing changed; name another"
+                f"database: {path} cannot be merged ({error}); nothing changed; name another file"
             ) from None
         finally:
             self.connection.execute("DETACH DATABASE other")

@@ -135,7 +135,7 @@ class Reader(Connection):
         return pd.concat([frame, factors.set_index(frame.index)], axis=1)
 
     def shown(self, run_ids: Iterable[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Read the data of some runs that a report shows.
+        """Read the data that a report shows about some runs.
 
         Returns:
             The measurements of the newest cases, with samples, and the table of the runs. The table
@@ -198,7 +198,7 @@ class Reader(Connection):
     def resolve(self, name: str) -> list[str]:
         """Return the IDs of the runs that a name refers to.
 
-        nanolib tries a name in this order: `all`, `latest`, `latest~1`, an ID, a label, an
+        nanolib looks for the name in this order: `all`, `latest`, `latest~1`, an ID, a label, an
         experiment, a suite, and the start of an ID.
 
         `latest` means all runs of the latest command. `latest~1` means runs of the last earlier
@@ -243,10 +243,10 @@ class Reader(Connection):
                 found.append(ids)
         place = name.removeprefix("latest").removeprefix("~") or "0"
         if place not in map(str, range(len(found))):
-            of = f" of {', '.join(sorted(newest))}" if newest else ""
+            of = f" {', '.join(sorted(newest))}" if newest else ""
             raise BadInput(
                 f"run: {shown(name)} does not exist; "
-                f"the database contains {len(found)} command(s){of}"
+                f"only {len(found)} command(s) ran{of}; `nano runs` lists all runs"
             )
         return found[int(place)]
 

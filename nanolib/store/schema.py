@@ -131,7 +131,7 @@ class Run:
         cases: Number of cases.
         process: Name of the process that writes the run, from `process_name`.
         launch: Token of the command that started the run, and the title of the job.
-        interference: Lines about other load at the start of the run and during its cases. Lines
+        interference: Lines about interference at the start of the run and during its cases. Lines
             about cases begin with `DURING`.
         rows: Case id → (factors, measurements), if you add the run together with all of its rows.
         run_id: UUID of the run.

@@ -151,7 +151,7 @@ class Store(Reader):
             )
 
     def mark_dead_runs(self) -> None:
-        """Mark each running run whose process has ended as `interrupted`."""
+        """If the process of a running run has ended, mark the run as `interrupted`."""
         query = "SELECT run_id, process FROM runs WHERE status = 'running'"
         for run_id, process in self.connection.execute(query).fetchall():
             if gone(process):

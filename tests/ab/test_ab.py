@@ -51,7 +51,7 @@ def test_a_slower_revision_regressed(repository, compared, tmp_path):
     (row,) = ab_table(rows).to_dict("records")
     assert row["finding"] == "regressed" and "in 20 pairs of processes" in row["message"]
     versions, changed, _ = map(str, ab_verdict(rows))
-    assert versions.startswith("A is base (") and changed.startswith("The verdict on work:run")
+    assert versions.startswith("A is base (") and changed.startswith("work:run regressed")
     assert "work:run" in json.dumps(ab_ratio(rows).to_dict())
 
 
@@ -101,7 +101,7 @@ def run():
     ("body", "said"),
     [
         ("raise ValueError('two\\nlines')", "error: ValueError: two lines"),
-        ("import os\n    os._exit(5)", "the process ended with 5"),
+        ("import os\n    os._exit(5)", "the process exited with code 5"),
     ],
 )
 @pytest.mark.parametrize("is_new", [False, True])
@@ -133,20 +133,20 @@ def test_setup_makes_what_the_function_is_called_with(repository, compared):
     assert line["finding"] == "equivalent"
 
 
-BAD = [
-    ("--call work:run -- base --upload-pack=x", "revision: '--upload-pack=x' is not a commit"),
-    ("base broken --call work:run", "work:run cannot be imported (SyntaxError"),
-    ("base . --call work:walk", "): work:walk: work has no callable 'walk'"),
-    ("begins begins --call work:only", "work:only: a call only starts the work and returns a"),
-    ("base . --call json:dumps", "outside this version"),
-    ("base . --call work", "--call: 'work' is not a function; write package.module:function"),
-    ("base . attention --call work:run", "--call: cannot be combined with a notebook"),
-    ("base . --setup work:run", "--setup: 'work:run' needs --call"),
-    ("a.yml b.yml", "params: a.yml and b.yml do not name the same notebook"),
-]
+BAD = {
+    "--call work:run -- base --upload-pack=x": "revision: '--upload-pack=x' is not a commit",
+    "base broken --call work:run": "work:run cannot be imported (SyntaxError",
+    "base . --call work:walk": "): work:walk: work has no callable 'walk'",
+    "begins begins --call work:only": "work:only: a call only starts the work and returns a",
+    "base . --call json:dumps": "outside this version",
+    "base . --call work": "--call: 'work' is not a function; write package.module:function",
+    "base . attention --call work:run": "--call: cannot be combined with a notebook",
+    "base . --setup work:run": "--setup: 'work:run' needs --call",
+    "a.yml b.yml": "params: a.yml and b.yml do not name the same notebook",
+}
 
 
-@pytest.mark.parametrize(("arguments", "said"), BAD)
+@pytest.mark.parametrize(("arguments", "said"), BAD.items())
 def test_bad_input_is_one_line_exit_code_2_and_leaves_nothing(
     repository, ab, tmp_path, arguments, said
 ):

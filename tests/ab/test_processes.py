@@ -102,7 +102,7 @@ def test_how_a_forked_version_ended_is_told(version):
     with ForkServer(60) as server:
         with VersionProcess(version, 60, server) as process:
             assert "timing" in _asked(process, "dies")
-            with pytest.raises(VersionDied, match="the process ended with 7"):
+            with pytest.raises(VersionDied, match="the process exited with code 7"):
                 process.time_block(1, keep=True)
         with VersionProcess(version, 60, server) as process:
             os.kill(process._pid, signal.SIGSEGV)

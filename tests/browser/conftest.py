@@ -47,6 +47,7 @@ class Watched:
         self.page.route("**/*", self._look)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", self._listen)
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
 
     def _listen(self, said):
         self.complaints += [said.text] if said.type == "error" else []

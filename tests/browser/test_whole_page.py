@@ -14,7 +14,7 @@ from nanolib.report import page
 from nanolib.store import Store
 from tests.browser.conftest import as_it_was, watching
 from tests.features import results
-from tests.report.rows import elsewhere
+from tests.report.rows import OTHER, elsewhere
 from tests.shown import SECTIONS
 
 pytestmark = pytest.mark.slow
@@ -60,6 +60,37 @@ def still(drawn):
 def _pick(page, option):
     page.locator("#length").select_option(option)
     page.wait_for_selector(DRAWN)
+
+
+def test_it_opens_from_the_file_system_and_what_tries_to_break_out_is_shown_as_text(still, drawn):
+    shown = still.locator(".plot:visible")
+    assert shown.count() == shown.locator("svg.marks").count() > 0
+    assert "random s=0.9" in still.locator(".verdict:visible").first.inner_text()
+    assert still.locator("body").inner_text().count("<script>alert(1)</script>") >= 2
+    assert drawn.complaints == []
+
+
+def test_a_point_tells_its_interval_and_what_it_is_compared_with(still):
+    still.locator("#attention_speed_up .mark-symbol.role-mark path").first.hover(force=True)
+    tip = still.locator("#vg-tooltip-element")
+    tip.wait_for(state="visible", timeout=5000)
+    said = tip.inner_text()
+    assert all(word in said for word in ("from", "to", "over dense (", "sparsity")), said
+
+
+def test_a_machine_that_is_picked_answers_by_itself(still):
+    machines = still.locator("#machine")
+    options = machines.locator("option").evaluate_all("some => some.map(one => one.value)")
+    assert OTHER in options and len(options) == 3
+    for option in filter(None, options):
+        machines.select_option(option)
+        still.wait_for_selector(DRAWN)
+        of = still.locator("section:visible, .card:visible").evaluate_all(
+            "some => some.map(one => one.dataset.machine).filter(Boolean)"
+        )
+        assert set(of) == {option} and f"machine={option}" in still.url
+        assert still.locator("section:visible .plot:visible svg.marks").count() > 0
+    machines.select_option("")
 
 
 def test_what_is_picked_every_chart_and_table_follows_or_says_why_not(still, drawn):

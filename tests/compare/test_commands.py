@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from nanolib.cli import main
 from nanolib.compare.runs import BUSY
 from nanolib.measurement import Flag, Measurement, exact
-from nanolib.store import Run, Store
+from nanolib.store import Store
 from tests.compare.test_compare import failed, measured, run_of
 from tests.store.rows import MACHINE
 
@@ -99,10 +99,9 @@ def _stored(path, machine, factor, predicted, flops=100.0):
     cases = {}
     for at in range(8):
         ended, latency, *others = measured(at, (10 + at) * factor, flops)
-        rows = [ended, replace(latency, predicted=predicted), *others]
-        cases[f"c{at}"] = ({"name": f"k{at}", "seq_len": 8}, rows)
+        cases[f"c{at}"] = [ended, replace(latency, predicted=predicted), *others]
     with Store(path) as store:
-        store.add(Run("attention", MACHINE | {"machine_id": machine}, rows=cases))
+        store.add(replace(run_of(cases, machine), machine=MACHINE | {"machine_id": machine}))
 
 
 ACROSS = "scaled by peak rates: "

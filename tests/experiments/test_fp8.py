@@ -67,7 +67,6 @@ def test_parity_is_of_pairs_and_its_rows_say_that_products_are_emulated(rows):
     assert set(table["provenance"]) == {"emulated"}
     assert list(table["control"]) == [False, False, True]
     words = list(map(str, verdict(rows)))
-    assert any(line.startswith("FP8 speed was not measured") for line in words)
     assert any("recipes was not compared" in line and "smoke test" in line for line in words)
 
 

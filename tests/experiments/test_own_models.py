@@ -51,5 +51,3 @@ def test_it_is_measured_as_a_preset_is(tmp_path, monkeypatch, name):
     wrong = ends[~ends.status.isin(["ok", "unsupported"])]
     assert wrong.empty, wrong[["status", "message", "factors"]].to_dict("records")
     assert (ends.status == "ok").sum() >= 2
-    refused = ends[ends.status == "unsupported"].message
-    assert name != "fp8" or refused.str.contains("cpu has no FP8 tensor cores").any()

@@ -35,36 +35,28 @@ def _timed(watch, clock, name, *ms):
             clock[0] += each * MS
 
 
-def test_a_timer_adds_up_its_blocks_by_kind(clock):
+def test_a_timer_adds_up_blocks_by_kind_and_ranks_wait_for_each_other(clock, ranks, monkeypatch):
+    def barrier():
+        clock[0] += 10 * MS
+
+    monkeypatch.setattr(torch.distributed, "barrier", barrier)
     watch, said = Timer(), []
     _timed(watch, clock, "comp_qk", 2, 4)
     _timed(watch, clock, "comm_lse", 1)
     _timed(watch, clock, "load", 3)
     watch.print_stats(said.append)
     assert said[0].splitlines() == [
-        "name           calls   total s   mean ms     sd ms",
+        "rank 1 of 2    calls   total s   mean ms     sd ms",
         "comp_qk            2     0.006     3.000     1.414",
+        "wait               1     0.010    10.000     0.000",
         "comm_lse           1     0.001     1.000     0.000",
         "load               1     0.003     3.000     0.000",
-        "compute                  0.006    60.0%",
-        "wait                     0.000     0.0%",
-        "communication            0.001    10.0%",
-        "other                    0.003    30.0%",
-        "total                    0.010",
+        "compute                  0.006    30.0%",
+        "wait                     0.010    50.0%",
+        "communication            0.001     5.0%",
+        "other                    0.003    15.0%",
+        "total                    0.020",
     ]
-
-
-def test_ranks_wait_for_each_other_before_they_communicate(clock, ranks, monkeypatch):
-    def barrier():
-        clock[0] += 10 * MS
-
-    monkeypatch.setattr(torch.distributed, "barrier", barrier)
-    watch, said = Timer(), []
-    _timed(watch, clock, "comm_lse", 1)
-    _timed(watch, clock, "comp_qk", 4)
-    assert watch.totals() == pytest.approx({"wait": 0.010, "comm_lse": 0.001, "comp_qk": 0.004})
-    watch.print_stats(said.append)
-    assert said[0].startswith("rank 1 of 2    calls")
 
 
 def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):

@@ -9,7 +9,6 @@ import torch
 
 from nanolib.measurement import BadInput, Flag
 from nanolib.meters.time import call_check
-from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.latency import measure, measure_phases
 
 
@@ -37,13 +36,30 @@ def test_a_call_that_only_begins_is_refused(begins, clocked):
         measure(begins)
 
 
-@pytest.fixture
-def slow_once(monkeypatch):
-    """A call that takes 75 ms at first, on the clock of the check, and then so many."""
+KEPT = (torch.zeros(2),)
+
+
+@pytest.mark.parametrize(
+    ("result", "later_ms", "cached"),
+    [
+        (lambda: KEPT[0], 0.0004, True),
+        (lambda: KEPT[0], 0.75, True),
+        (lambda: KEPT[0], 0.76, False),
+        (lambda: KEPT, 0.75, True),
+        # a slow first call may have compiled: its result is new, is written to in place, or is nothing
+        (lambda: torch.zeros(2), 0.0004, False),
+        (lambda: (torch.zeros(2),), 0.0004, False),
+        (lambda: KEPT[0].add_(1), 0.0004, False),
+        (lambda: None, 0.0004, False),
+    ],
+)
+def test_a_kept_result_is_flagged_if_later_calls_take_hardly_any_time(
+    monkeypatch, clocked, result, later_ms, cached
+):
     now = [0]
     monkeypatch.setattr(call_check, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
 
-    def make(later_ms, result):
+    def phase(later_ms):
         times = iter([75.0])
 
         def call():
@@ -52,41 +68,6 @@ def slow_once(monkeypatch):
 
         return call
 
-    return make
-
-
-X = torch.zeros(2)
-
-
-@pytest.mark.parametrize(
-    ("result", "later_ms", "cached"),
-    [(X, 0.0004, True), (X, 0.75, True), (X, 0.76, False), ((X,), 0.75, True)],
-)
-def test_a_kept_result_is_flagged_if_later_calls_take_hardly_any_time(
-    slow_once, clocked, result, later_ms, cached
-):
     clocked([75.0, later_ms])
-    phases = {"a": slow_once(later_ms, lambda: result), "b": slow_once(75.0, lambda: result)}
-    rows = measure_phases(phases, budget_s=1e-9)
+    rows = measure_phases({"a": phase(later_ms), "b": phase(75.0)}, budget_s=1e-9)
     assert [Flag.CACHED_RESULT in rows[scope].flags for scope in "ab"] == [cached, False]
-
-
-@pytest.mark.parametrize(
-    "result", [lambda: torch.zeros(2), lambda: X.add_(1), lambda: None, lambda: (torch.zeros(2),)]
-)
-def test_a_slow_first_call_alone_is_no_kept_result(slow_once, clocked, result):
-    """It may have compiled: what it returns is new, is written to in place, or is nothing."""
-    clocked([75.0, 0.0004])
-    row = measure(slow_once(0.0004, result), budget_s=1e-9)
-    assert Flag.CACHED_RESULT not in row.flags
-
-
-def test_a_call_that_dynamo_gives_up_compiling_is_refused():
-    torch._dynamo.reset()
-    call = torch.compile(lambda x: x * 2, dynamic=False, backend="eager")
-    said = r"^fn: torch would run part of the function uncompiled, beyond .*_limit \(3\)"
-    with torch._dynamo.config.patch(recompile_limit=3), pytest.raises(BadInput, match=said):
-        for length in range(2, 7):
-            CallCheck(lambda n=length: call(torch.zeros(n)), "fn", BadInput)()
-    torch._dynamo.reset()
-    assert not torch._dynamo.config.fail_on_recompile_limit_hit  # as others have it

@@ -68,7 +68,7 @@ def test_over_a_short_span_or_where_nothing_is_counted_nobody_is_known_to_be_qui
     load = _load(**spent)
     assert load.others is load.stolen is None
     assert load.details() == {"others_share": None} and not load.flags
-    assert "is not known" in cpu_interference(load)[0]
+    assert "was not measured" in cpu_interference(load)[0]
 
 
 def test_what_ones_own_quota_held_back_is_no_use_by_others(monkeypatch):
@@ -132,7 +132,7 @@ class _Nvml:
     NVMLError = LookupError
 
     def __init__(self, **answers):
-        self.answers = answers | {"HandleByUUID": None}
+        self.answers = answers
 
     def nvmlInit(self):
         pass
@@ -148,7 +148,9 @@ QUIET = {
     "EnforcedPowerLimit": 700_000,
     "PowerManagementDefaultLimit": 700_000,
     "CurrentClocksThrottleReasons": 0x1,  # idle
+    "HandleByUUID": None,
 }
+FOUND = {"HandleByUUID": None}
 # Ones own process is no disturbance.
 PROCESSES = [SimpleNamespace(pid=pid) for pid in (-1, os.getpid(), -2)]
 SLOWED = "hardware slowdown, heat, heat, in hardware, power brake"
@@ -158,20 +160,19 @@ SLOWED = "hardware slowdown, heat, heat, in hardware, power brake"
     ("answers", "said"),
     [
         (QUIET, []),
-        ({}, []),
-        ({"ComputeRunningProcesses": PROCESSES}, ["2 other process(es) compute on the GPU"]),
-        ({"UtilizationRates": SimpleNamespace(gpu=11)}, ["the GPU's utilization is 11 %"]),
+        (FOUND, []),
+        ({}, ["other work on the GPU was not measured ('HandleByUUID')"]),
+        (
+            FOUND | {"ComputeRunningProcesses": PROCESSES},
+            ["2 other process(es) compute on the GPU"],
+        ),
+        (QUIET | {"UtilizationRates": SimpleNamespace(gpu=11)}, ["the GPU's utilization is 11 %"]),
         (QUIET | {"EnforcedPowerLimit": 300_700}, ["the GPU's power is capped at 301 W of 700 W"]),
-        ({"CurrentClocksThrottleReasons": 0xEE}, [f"the GPU's clock is lowered by {SLOWED}"]),
+        (
+            QUIET | {"CurrentClocksThrottleReasons": 0xEE},
+            [f"the GPU's clock is lowered by {SLOWED}"],
+        ),
     ],
 )
 def test_what_else_a_gpu_does_is_told(answers, said):
     assert gpu_interference("GPU-a", _Nvml(**answers)) == said
-
-
-def test_a_gpu_that_cannot_be_asked_is_told():
-    nvml = _Nvml()
-    del nvml.answers["HandleByUUID"]
-    assert gpu_interference("GPU-a", nvml) == [
-        "other work on the GPU is not known ('HandleByUUID')"
-    ]

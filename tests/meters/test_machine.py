@@ -31,7 +31,6 @@ def test_a_machine_is_told_without_names_and_its_id_is_of_its_hardware_alone():
     gpu = {"name": "G", "memory_gib": 80}
     others = ({"cpu": "B"}, {"cores": 9}, {"ram_gib": 31}, {"system": "x"}, {"gpus": (gpu,)})
     assert len({replace(one, **other).machine_id for other in others} | {expected}) == 6
-    assert replace(one, gpus=(gpu,)).to_dict()["gpus"] == [gpu]
 
 
 def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
@@ -47,16 +46,17 @@ def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("fpu", ["vector", "emulated", "emulated", "emulated"]),
-        ("avx512f", ["avx512", "emulated", "emulated", "emulated"]),
-        ("avx512f avx512_bf16 avx512_fp16", ["avx512", "avx512", "avx512", "emulated"]),
-        ("avx512f avx512_bf16 amx_bf16 amx_fp16", ["avx512", "amx", "amx", "emulated"]),
+        ("fpu", ["vector", "emulated", "emulated"]),
+        ("avx512f", ["avx512", "emulated", "emulated"]),
+        ("avx512f avx512_bf16 avx512_fp16", ["avx512", "avx512", "avx512"]),
+        ("avx512f avx512_bf16 amx_bf16 amx_fp16", ["avx512", "amx", "amx"]),
     ],
 )
 def test_what_computes_a_type_follows_the_cpus_flags(monkeypatch, flags, told):
     monkeypatch.setattr(machine, "_cpu_info", {"flags": flags}.get)
     found = machine._dtypes(())
-    assert [found[name] for name in ("float32", "bfloat16", "float16", "float8")] == told
+    assert [found[name] for name in ("float32", "bfloat16", "float16")] == told
+    assert found["float8"] == "emulated"
 
 
 @pytest.mark.parametrize(

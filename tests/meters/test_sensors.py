@@ -86,7 +86,7 @@ def test_a_counter_that_cannot_be_read_says_what_helps(tmp_path, monkeypatch, er
 @pytest.mark.parametrize(
     ("name", "joules", "watts"),
     [
-        ("nvml_counter", 5.001, math.nan),
+        ("nvml_counter", 5, math.nan),
         ("nvml_power_instant", math.nan, 80),
         ("nvml_power", math.nan, 70),
     ],
@@ -106,19 +106,19 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         NVMLError=_Refused,
         NVML_FI_DEV_POWER_INSTANT=186,
         nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: asked("nvml_counter", 5000 + gpu),
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: asked("nvml_counter", 5000),
         nvmlDeviceGetFieldValues=fields,
         nvmlDeviceGetPowerUsage=lambda gpu: asked("nvml_power", 70000),
         nvmlDeviceGetCudaComputeCapability=lambda handle: (7, 5),
     )
-    sources = find_sources(tmp_path, nvml).sources
-    assert [(one.name, one.of) for one in sources] == [(name, "gpu 0"), (name, "gpu 1")]
-    reading = sources[1].read()
+    (source,) = find_sources(tmp_path, nvml).sources
+    assert source.name == name
+    reading = source.read()
     assert [reading.joules, reading.watts] == pytest.approx([joules, watts], nan_ok=True)
     answers.clear()
-    lost = sources[1].read()
+    lost = source.read()
     assert math.isnan(lost.joules) and math.isnan(lost.watts)
 
 

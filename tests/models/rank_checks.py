@@ -168,15 +168,25 @@ def _messages():
     )
     short, zigzag = Sharding.contiguous(3 * world, world), Sharding.zigzag(6 * world, world)
     more = Sharding.contiguous(6 * world + 6, world + 1)
-    both = f"give {world} ranks, 6 positions here"
+    both = f"give {world} ranks, 6 positions"
     found = []
     for start, attend, v, given in (
         ("algorithm: 'trees' is not known", decode, x, {"algorithm": "trees"}),
         ("v: shape", decode, x[..., :4], {}),
         ("k, v: are torch.float32 and torch.bfloat16", decode, x.bfloat16(), {}),
         ("layout: decoding takes one piece per rank", decode, x, {"layout": zigzag}),
-        (f"layout: has {world} ranks, 3 positions here; {both}", decode, x, {"layout": short}),
-        (f"layout: has {world + 1} ranks, 6 positions here; {both}", ring, x, {"layout": more}),
+        (
+            f"layout: has {world} ranks, 3 positions on this rank; {both}",
+            decode,
+            x,
+            {"layout": short},
+        ),
+        (
+            f"layout: has {world + 1} ranks, 6 positions on this rank; {both}",
+            ring,
+            x,
+            {"layout": more},
+        ),
         ("layout: has several pieces per rank; give one", ulysses, x, {"layout": zigzag}),
     ):
         try:

@@ -20,17 +20,6 @@ from tests.models.inputs import REQUIRED, agrees, kept_tiles, masked_by, qkv, un
 ALL_PATTERNS = sorted([*PATTERNS, *CHOOSERS])
 
 
-@pytest.mark.parametrize(
-    ("q_len", "kv_len", "kv_heads", "causal"),
-    [(1, 5, 2, True), (2, 5, 4, False), (7, 20, 2, True), (50, 50, 2, False)],
-)
-def test_dense_equals_the_reference(q_len, kv_len, kv_heads, causal):
-    inputs = qkv(3, 4, kv_heads, q_len, kv_len)
-    mask = causal_mask(q_len, kv_len) if causal else torch.ones(q_len, kv_len, dtype=torch.bool)
-    out = attention.attend("dense", *inputs, causal=causal)
-    assert agrees(out, masked_attention(*inputs, mask), inputs)
-
-
 SPARSE = {
     "pattern": ALL_PATTERNS,
     "window": [1],
@@ -104,7 +93,11 @@ def test_scores_are_multiplied_by_the_factor_given(monkeypatch, kind, name, valu
         mask, _ = masked_by((scale_queries(q, 0.9), k), True, options)
     by_flex = kind == "flex"  # which compiles, and has no backward pass on CPU
     monkeypatch.setattr(flex, "compiled", lambda *of: uncompiled)
-    refused = "this needs flash_attn" if kind == "flash_attn" else REFUSED.get((kind, str(value)))
+    refused = (
+        "the attention needs flash_attn"
+        if kind == "flash_attn"
+        else REFUSED.get((kind, str(value)))
+    )
     with torch.set_grad_enabled(not by_flex):
         if refused:
             with pytest.raises(Unsupported, match=refused):
@@ -149,14 +142,14 @@ BLIND = {  # blocks of queries that see no key
 @settings(max_examples=48, derandomize=True)
 @given(ANY_SHAPE)
 @example(BLIND)
-def test_sparse_equals_dense_for_any_shape(shape):
+def test_dense_and_sparse_equal_the_reference_for_any_shape(shape):
     _compare(**shape)
 
 
 @pytest.mark.thorough
 @settings(max_examples=1000)
 @given(ANY_SHAPE)
-def test_sparse_equals_dense_for_many_more_shapes(shape):
+def test_dense_and_sparse_equal_the_reference_for_many_more_shapes(shape):
     _compare(**shape)
 
 
@@ -166,6 +159,9 @@ def _compare(pattern, causal, kv_len, queries, batch, group, options):
     q_len = queries if crossed else min(queries, kv_len)
     parsed = Options(pattern=pattern, **options | REQUIRED.get(pattern, {}))
     inputs = qkv(batch, 2 * group, 2, q_len, kv_len, head_dim=8)
+    seen = causal_mask(q_len, kv_len) if causal else torch.ones(q_len, kv_len, dtype=torch.bool)
+    out = attention.attend("dense", *inputs, causal=causal)
+    assert agrees(out, masked_attention(*inputs, seen), inputs)
     dense, mask = masked_by(inputs, causal, parsed)
     out = attention.attend("sparse", *inputs, causal=causal, options=parsed)
     assert agrees(out, masked_attention(*inputs, dense), inputs)

@@ -19,7 +19,6 @@ from tests.models.inputs import agrees, masked_by, qkv
     ("change", "message"),
     [
         ({"kind": "dens"}, "attention_type: 'dens' is not a known attention kind"),
-        ({"options": {"backend": "fast"}}, "attention_options.backend: Input should be "),
         ({"options": {"window": 3}}, "attention_options.window: unknown name"),
         (
             {"kind": "sparse", "options": {"pattern": "windo"}},
@@ -37,7 +36,7 @@ from tests.models.inputs import agrees, masked_by, qkv
                 "q": torch.zeros(1, 2, 9, 8),
                 "causal": False,
             },
-            "q: has more queries than keys; for a pattern of tiles or documents give fewer queries",
+            "q: has more queries than keys; for a pattern of tiles or documents, give fewer queries",
         ),
     ],
 )

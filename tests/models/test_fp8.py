@@ -163,7 +163,3 @@ def test_a_layer_left_unconverted_is_refused(monkeypatch):
     monkeypatch.setattr(fp8, "_convert_with_torchao", lambda model, recipe, chosen: None)
     with pytest.raises(BadInput, match=r"blocks.0.attention.q_proj.* stayed in high precision"):
         fp8.convert(_model(), "tensorwise", emulate=False)
-
-
-def test_amdahls_bound():
-    assert [fp8.amdahl_bound(share) for share in (0, 0.5, 1)] == pytest.approx([1, 4 / 3, 2])

@@ -11,9 +11,6 @@ _SAYS = (
     (r" is slower on .+ than on one$", {"below"}),
     (r"increases the loss|is higher without", {"above"}),
     (r"lowers the loss|is lower without", {"below"}),
-    # the first of its modes
-    (r"^Profiling overhead: \w+ makes no clear difference", {"no clear difference"}),
-    (r"^Profiling overhead: \w+ [-\d]", {"above", "below"}),
 )
 _ORDERING = re.compile(
     r"fastest|faster|slower|is higher|is lower|compute-bound(?! in \d)|limited by waiting"

@@ -15,7 +15,7 @@ MACHINE = {
 }
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
-EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 \u202ertl ](http://x)"
+EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 ](http://x)"
 SIZES = {"seq_len": 64, "batch_size": 3, "dtype": "float32", "device": "cpu"}
 
 
@@ -36,11 +36,13 @@ def with_endings(cases):
 
 
 def elsewhere(file):
-    """The same runs on another machine, where every timing takes longer."""
+    """The same runs on another machine, where every timing takes longer and whose texts try to break out."""
     with sqlite3.connect(file) as connection:
         connection.execute("PRAGMA foreign_keys = OFF")
-        connection.execute("UPDATE machines SET machine_id = ?, cpu = 'another CPU'", (OTHER,))
-        connection.execute("UPDATE runs SET machine_id = ?", (OTHER,))
+        connection.execute("UPDATE machines SET machine_id = ?, cpu = ?", (OTHER, EVIL))
+        connection.execute("UPDATE runs SET machine_id = ?, label = ?", (OTHER, EVIL))
+        failed = "status = 'unsupported'"
+        connection.execute(f"UPDATE measurements SET message = ? WHERE {failed}", (EVIL * 50,))
         for table in ("traces", *TRACE_TABLES):
             connection.execute(f"UPDATE {table} SET trace_id = trace_id / 2")
         named = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%run_id%'"

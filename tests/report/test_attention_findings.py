@@ -29,16 +29,6 @@ def _line(lines, words):
             "No clear difference between dense and dense (math) at 64 tokens: "
             "10.0 ms [9.00 … 10.9] and 12.0 ms [10.9 … 14.0] (the intervals overlap).",
         ),
-        (
-            (8.0, 8.5, 8.99),
-            "fastest dense kernel",
-            "dense (math) is the fastest dense kernel at 64 tokens",
-        ),
-        (
-            (math.nan, 12, math.nan),
-            "Next: increase budget_s",
-            "No clear difference between dense and dense (math) at 64 tokens",
-        ),
     ],
 )
 def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_ms, words, said):
@@ -48,23 +38,6 @@ def test_a_dense_kernel_is_the_fastest_where_it_gains_over_each_other(say, math_
         "Sparse attention was not measured: only dense kernels were measured."
     )
     assert _line(lines, words).startswith(f"{ABOUT}: {said}")
-
-
-@pytest.mark.parametrize(
-    ("ends", "said"),
-    [
-        ((8, 10, 12), "Sparse attention is faster than every dense kernel at 64 tokens: window (sparsity 70%) "
-                      "is 2.00× [1.50 … 2.88] as fast as dense at 64 tokens."),
-        ((8, 17, 18), "No clear difference between sparse and dense attention at 64 tokens: window (sparsity 70%) "
-                      "is 1.18× [1.00 … 2.88] as fast as dense at 64 tokens (the intervals overlap)."),
-
-        ((23.1, 24, 25), "Dense attention is faster than sparse attention at 64 tokens: window (sparsity 70%) "
-                         "is 0.833× [0.720 … 0.996] as fast as dense at 64 tokens."),
-    ],
-)  # fmt: skip
-def test_the_first_sentence_answers_the_question(say, ends, said):
-    cases = [attention_case("dense", 18, 20, 23), attention_case("window", *ends, tiles=0.75)]
-    assert say("attention", cases)[0].startswith(f"{ABOUT}: {said}")
 
 
 def test_only_lengths_that_were_measured_are_claimed(say):
@@ -80,9 +53,9 @@ def test_only_lengths_that_were_measured_are_claimed(say):
 @pytest.mark.parametrize(
     ("ends", "answer", "ratio"),
     [
-        ((12, 13, 14), "Dense attention is faster than sparse attention at", "0.769× [0.643 … 0.917]"),
-        ((4.9, 5, 5.1), "Sparse attention is faster than every dense", "2.00× [1.76 … 2.24]"),
-        ((9.5, 10.5, 11.5), "No clear difference between sparse and dense", "0.952× [0.783 … 1.16]"),
+        ((12, 13, 14), "Dense attention is faster than sparse attention", "0.769× [0.643 … 0.917]"),
+        ((4.9, 5, 5.1), "Sparse attention is faster than every dense kernel", "2.00× [1.76 … 2.24]"),
+        ((9.5, 10.5, 11.5), "No clear difference between sparse and dense attention", "0.952× [0.783 … 1.16]"),
     ],
 )  # fmt: skip
 def test_faster_than_dense_is_faster_than_every_dense_kernel_and_the_smallest_ratio_is_shown(
@@ -91,7 +64,8 @@ def test_faster_than_dense_is_faster_than_every_dense_kernel_and_the_smallest_ra
     window = attention_case("window", *ends)
     dense = [attention_case("dense (flash)", 19, 20, 21), attention_case("dense (math)", 9, 10, 11)]
     first = say("attention", [*dense, window])[0]
-    assert answer in first and f"is {ratio} as fast as dense (math)" in first
+    ratio = f"window (sparsity 70%) is {ratio} as fast as dense (math)"
+    assert first.startswith(f"{ABOUT}: {answer} at 64 tokens: {ratio} at 64 tokens")
     package = attention_case("flash_attn", 4, 4.1, 4.2)
     assert "as fast as flash_attn" in say("attention", [package, *dense, window])[0]
 
@@ -112,15 +86,6 @@ def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that
     found.append(timed("compile", math.nan, compile_ms, math.nan))
     first = say("attention", [attention_case("dense", 19, 20, 21), (factors, found)])[0]
     assert "is 4.00× [3.73 … 4.29] as fast as dense" in first and first.endswith(said)
-
-
-def test_the_case_with_the_largest_share_of_its_roofline_is_named(say):
-    cases = [rated("window", 3e10, 5e10, 6e10), rated("dense", 6e10, 8e10, 9e10)]
-    lines = say("attention", [*CEILINGS, *cases, rated("b", 1e9, 2e9, 3e9, moved=1e6)])
-    assert _line(lines, "Forward is") == (
-        "Forward is compute-bound in 2 of 3 cases and memory-bound in 1 of 3 cases: "
-        "dense seq_len=64 reaches 80% [60% … 90%] of the roofline's 100 GFLOP/s."
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +117,6 @@ def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
             {"fine_tuned": (-0.5, -0.3, 0.0)},
             "increases the loss, and after a fine-tune it makes no clear difference to the loss: ",
         ),
-        ({}, "window (90% sparse) increases the loss: +0.600 [+0.500 … +0.800] nats/byte"),
     ],
 )
 def test_what_a_pattern_costs_after_training_on_is_held_against_zero(say, tuned, said):

@@ -41,7 +41,7 @@ def test_each_source_of_energy_has_a_line(measured):
         (
             (Provenance.ESTIMATED, "utilisation", 6),
             [
-                "A token uses an estimated 41.7 to 1,500 mJ (decode) according to utilisation.",
+                "A token uses 41.7 to 1,500 mJ (decode) according to an estimate from CPU utilization.",
                 "This machine's power was not measured: no power sensor was found, and estimated "
                 "ranges allow no comparison. Next: run nano doctor to list the supported sensors.",
             ],

@@ -26,7 +26,7 @@ def test_what_removes_nothing_is_dense_and_gains_nothing(say, measured, removed)
     dense = attention_case("dense", 9.9, 10, 10.1)
     cases = [dense, attention_case("window", 1.9, 2, 2.1, sparsity=removed)]
     text = "\n".join(say("attention", cases))
-    assert ("The mask of window removes nothing at " in text) == (not removed)
+    assert ("The mask of window removes no pairs at " in text) == (not removed)
     assert ("Sparse attention is" in text) == bool(removed)
     drawn = str(CHARTS["attention_speed_up"](measured("attention", cases)).to_dict())
     assert ("sparse attention was not timed in turns" in drawn) == (not removed)
@@ -45,7 +45,7 @@ def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
     times = {0: (cold_ms, cold_ms), 5: (10.0, 10.0)}
     first = say("warmup", [warmup_process("forward", at, times, needed=0.0) for at in range(5)])[0]
     assert (
-        "but the mean without warm-up is +25%" in first and "Use 5 warm-up steps" in first
+        "but the mean without warm-up differs by +25%" in first and "Use 5 warm-up steps" in first
     ) == said
 
 
@@ -62,7 +62,7 @@ def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
 
 @pytest.mark.parametrize(("low", "nothing"), [(-0.5, True), (0.0, True), (0.5, False)])
 def test_an_overhead_that_may_be_zero_makes_no_clear_difference(say, low, nothing):
-    details = {"cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "pass_ms": 8}
+    details = {"cpu": [0.0, 0.01, 0.02], "plain_ms": 4, "detailed_ms": 8}
     row = interval("overhead", low / 100, 0.02, 0.04, scope="decode deep", details=details)
     (line,) = (line for line in say("energy", [(DECODE, [row])]) if "overhead" in line)
     assert ("(no clear difference) in mode deep" in line) == nothing
@@ -91,7 +91,7 @@ def test_no_section_orders_timings_that_others_disturbed(section, stored):
     quiet, busy = (VERDICTS[section.experiment](rows) for rows in (stored, _busy(stored)))
     assert len(busy) <= 5 and not [line for line in busy if _ORDER.search(line)]
     orders = any(_ORDER.search(line) for line in quiet)
-    assert any("so these estimates have no order" in line for line in busy) == orders
+    assert any("so nanolib does not rank these estimates" in line for line in busy) == orders
 
 
 # Metrics whose intervals are drawn at random → what they are when nothing differs, less one.

@@ -1,6 +1,8 @@
 """A database of two machines: no sentence, fit, chart, table or comparison joins their numbers."""
 
 import html
+import json
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -44,8 +46,14 @@ def test_a_page_of_two_machines_has_the_sentences_of_one_and_the_hardware_of_bot
     newer = runs.assign(started=runs["started"].where(runs["machine_id"] != OTHER, "2999"))
     assert set(overview.newest_machine(every, newer)["machine_id"]) == {OTHER}
     page = build(both, ids, tmp_path, SECTIONS, pictures=False)
+    text = page.read_text()
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text)  # nothing is fetched
+    assert "<script>alert(1)" not in text and text.count("<script>") == 2
+    profile = json.loads((page.parent / "fp8_profile.json").read_text())
+    assert len(profile["measurements"]) == (newest["experiment"] == "fp8").sum()
     written = (page.parent / "profiling_report.md").read_text()
     assert all(machine in written for machine in set(every["machine_id"]))
+    assert "<script>" not in written and not re.search(r"(?<!\\)\]\(http", written)
     said = html.unescape(written.replace("\\", ""))
     asked = [section for section in SECTIONS if section.experiment in set(runs["experiment"])]
     for finding in (finding for section in asked for finding in section.verdict(newest)):
@@ -61,14 +69,14 @@ def test_a_comparison_pairs_a_machine_with_itself_whatever_the_order(both, ids):
     names = {machine[:6] for machine in every["machine_id"]}
     assert {line.machine for line in found.lines} == names and len(names) == 2
     worse = replace(found, lines=[replace(line, finding=Kind.REGRESSED) for line in found.lines])
-    changed = [one for one in comparison_verdict(worse) if one.text.endswith("is regressed")]
+    changed = [one for one in comparison_verdict(worse) if one.text.endswith(" regressed")]
     assert changed and all(finding.about for finding in changed)
     fewer = compare_rows(every, second)
     assert not fewer.lost and "not compared" in fewer.noise[0]
     assert {line.finding for line in fewer.lines} == {Kind.EQUIVALENT}
     across = compare_rows(first, second)
     assert not across.same_machine and not across.regressed
-    with pytest.raises(BadInput, match="2 and 1 different machines; name runs of one machine"):
+    with pytest.raises(BadInput, match=r"base has 2 machine\(s\), current has 1 other\(s\)"):
         compare_rows(every, first.assign(machine_id="g" * 12))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from nanolib.experiments.distributed.launch import Launch
 from nanolib.experiments.distributed.tables import decode_table
-from tests.report.cases import COMPUTING, CORES, decode_case, timed
+from tests.report.cases import COMPUTING, CORES, decode_case
 from tests.shown import CHARTS
 
 FUSED = {"fused": ((8, 9, 9.5), COMPUTING)}
@@ -45,7 +45,6 @@ def test_the_fastest_algorithm_across_ranks_overlaps_no_other(say, ring, said):
 @pytest.mark.parametrize(
     ("alone", "said"),
     [
-        ((9.6, 10, 11), "Decoding over 4,096 keys is faster on 2 ranks than on one: the speed-up is 1.11× [1.01 … 1.38], 56%"),
         ((9.4, 10, 11), "No clear difference between 2 ranks and one rank for decoding over 4,096 keys: "
                         "1.11× [0.989 … 1.38] (the intervals overlap). The only algorithm is fused"),
         ((5, 6, 7), "Decoding over 4,096 keys is slower on 2 ranks than on one: the speed-up is 0.667× [0.526 … 0.875]"),
@@ -64,7 +63,6 @@ def test_whether_ranks_help_is_the_first_finding(say, alone, said):
         # 70 % of it is computing, and the intervals meet
         ([(2.9, 5, 6), (0.5, 0.8, 1.4), (1, 1.3, 1.6)], "unclear", "No clear difference between computing"),
         ([(1, 1.5, 1.9), (1.7, 3, 4), (0.3, 1, 1.6)], "wait", "Decoding is limited by waiting"),
-        ([(1, 1.5, 1.9), (0.5, 1, 1.6), (1.5, 3, 4)], "unclear", "No clear difference between computing"),
         ([(1, 1.5, 1.9), (0.3, 1, 1.6), (1.7, 3, 4)], "communication", "Decoding is communication-bound"),
     ],
 )  # fmt: skip
@@ -92,20 +90,6 @@ def test_without_cores_or_several_ranks_no_scaling_is_claimed(say, shape, why):
     (line,) = say("distributed", [decode_case(algorithms, **shape)])
     text = "float32: The scaling of decoding over 4,096 keys was not measured"
     assert line.startswith(f"{text}: {why}") and "fastest" not in line
-
-
-def test_whole_sequences_are_compared_with_one_rank_and_with_each_other(say):
-    found = [
-        timed("dense forward", 14, 15, 17),
-        timed("zigzag forward", 5.1, 6, 7),
-        timed("ring forward", 3, 4, 5),
-    ]
-    case = {"seq_len": 2048, "dtype": "float32", "world_size": 4, "prefill_algorithms": ["ring"]}
-    assert say("distributed", [(case, found)]) == [
-        "float32: Prefill of 2,048 tokens (forward) is faster on 4 ranks than on one: "
-        "the speed-up is 3.75× [2.80 … 5.67], 94% [70% … 142%] of perfect scaling. "
-        "The fastest algorithm is ring, at 4.00 ms [3.00 … 5.00]."
-    ]
 
 
 def test_at_most_five_findings_speak_of_the_longest_sequences(say):

@@ -70,7 +70,6 @@ _LATENCY = Measurement("latency", 1.0, scope="forward")
     ("row", "is_flagged"),
     [
         (_LATENCY, True),
-        (Measurement("energy", 1.0), True),
         (replace(_LATENCY, details={"others_share": None}), True),
         (replace(_LATENCY, details={"others_share": 0.01}), False),
         (Measurement("latency", status="unsupported"), False),

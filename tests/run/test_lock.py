@@ -49,7 +49,7 @@ def test_a_second_run_waits_and_says_for_whom_until_a_crash_releases_the_device(
     assert lock.lock_owner("d") == owner
     with lock.device_lock("d", "me", said.append, pause=crash):
         assert lock.lock_owner("d") == f"process {os.getpid()} (me)"
-    waits = f"waiting for d: in use by {owner}; this run starts after the other"
+    waits = f"waiting for d: in use by {owner}; this run starts afterwards"
     assert said == [waits, "d is free; starting"]
     assert lock.lock_owner("d") == ""
 

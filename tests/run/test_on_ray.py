@@ -47,7 +47,7 @@ def test_a_task_takes_a_gpu_for_each_rank_or_a_whole_nodes_cpus(job, values, nod
 
 
 def test_a_node_with_other_sources_refuses(job):
-    with pytest.raises(BadInput, match="another nanolib"):
+    with pytest.raises(BadInput, match="with other source files"):
         on_ray._measure(job.name, job.load, dict(job.values), "token", "0123")
 
 

@@ -11,44 +11,9 @@ from nanolib.measurement import BadInput
 from nanolib.params import read_yaml
 from nanolib.run.params import MAX_CASES
 
-BAD = [
-    ("attention", {"seq_lens": []}, "seq_lens: List should have at least 1 item"),
-    ("attention", {"num_heads": 8, "num_kv_heads": 3}, "num_kv_heads: 3 does not divide num_heads"),
-    (
-        "attention",
-        {"seq_lens": [*range(1, 100_000)]},
-        "seq_lens: List should have at most 64 items",
-    ),
-    (
-        "attention",
-        {"attention_types": [{"kind": ["dense"]}]},
-        "attention_types: attention_type: ['d",
-    ),
-    ("model", {"overrides": {"vocab_size": 100}}, "overrides: vocab_size 100 is less than the 256"),
-    (
-        "model",
-        {"seq_lens": [2048]},
-        "seq_lens: 2048 exceeds the context_length 1024 of decoder_nano",
-    ),
-    (
-        "energy",
-        {"seq_lens": [2000]},
-        "seq_lens and new_tokens: 2032 exceeds the context_length 1024",
-    ),
-    ("fp8", {"presets": [], "overrides": {"d_ff": 8}}, "overrides: there is no preset to change"),
-]
-
 
 def _params(name):
     return ALL[name]().Params
-
-
-@pytest.mark.parametrize(("name", "values", "said"), BAD)
-def test_bad_input_is_one_line_that_names_the_field(name, values, said):
-    with pytest.raises(BadInput) as caught:
-        _params(name)(**values)
-    (line,) = caught.value.lines
-    assert line.startswith(f"{name}.{said}") and len(line) < 300
 
 
 DENSE = [{"kind": "dense", "backend": "math"}]
@@ -57,7 +22,6 @@ DENSE = [{"kind": "dense", "backend": "math"}]
 @pytest.mark.parametrize(
     ("field", "value", "parsed"),
     [
-        ("budget_s", "1e-3", 1e-3),
         ("seq_lens", 64, [64]),
         ("seq_lens", "64", [64]),
         ("attention_types", "dense", [{"kind": "dense"}]),
@@ -84,15 +48,19 @@ def test_a_broken_params_file_is_one_line(tmp_path, content, said):
         read_yaml(tmp_path / "p.yml")
 
 
-def test_case_ids_depend_on_the_factors_alone():
-    attention = ALL["attention"]()
-    a, b = (attention.cases(attention.Params(seq_lens=lens)) for lens in ([16, 32], [32, 16]))
-    ids = {case.case_id for case in a}
-    assert ids == {case.case_id for case in b} and len(ids) == len(a)
-
-
 _ODD = ["", "0", "no such", None, True, -1, 0, 10**30, 1.5, float("nan"), 10**4000]
-_ODD += [[], ["0"], [-1], [[]], [[{"a": 1}, None]], {}, {"0": 0}, {1: 2}, {"a": {"b": [1e400]}}]
+_ODD += [
+    [*range(1, 100_000)],
+    [],
+    ["0"],
+    [-1],
+    [[]],
+    [[{"a": 1}, None]],
+    {},
+    {"0": 0},
+    {1: 2},
+    {"a": {"b": [1e400]}},
+]
 _ODD += [datetime.date(2024, 1, 2), b"\xff", "x" * 10_000, "\x1b[31m", "\udc80"]
 _ODD += ["1e400", "~", "[{a: 1}]", "{a: 1, a: 2}", "2024-13-45", "&a [*a]"]
 
@@ -117,7 +85,6 @@ def _is_taken_or_refused(name, field, value):
 @pytest.mark.parametrize(
     "values",
     [
-        {},
         {"seq_lens": [1, 2**20], "attention_types": DENSE, "budget_s": 1e-3, "causal": False},
         {"label": "~ {a: [é 漢]} # 'x\": 1e-3", "budget_s": 1e3},
     ],

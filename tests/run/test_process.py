@@ -83,7 +83,7 @@ def test_a_function_in_a_fresh_process_prints_to_standard_error_and_ends_with_al
     ("code", "errors", "words"),
     [
         (-40, "", "the process was killed by signal 40"),
-        (3, "one\ntwo\n", "the process ended with 3: two"),
+        (3, "one\ntwo\n", "the process exited with code 3: two"),
     ],
 )
 def test_how_a_process_ended_is_said_in_words(code, errors, words):
@@ -112,7 +112,7 @@ def dies():
     [
         (two_answers_and_noise, [1, {"b": 2}], ""),
         (fails_after_one, [1], "RuntimeError: no more"),
-        (dies, [1], "the process ended with 3"),
+        (dies, [1], "the process exited with code 3"),
     ],
 )
 def test_answers_come_in_order_with_the_reason_why_there_are_no_more(

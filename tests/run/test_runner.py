@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.paths import checkout
+from nanolib.run.provenance import git_revision
 from nanolib.store import Store
 
 SMALL = """
@@ -43,7 +44,9 @@ def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path
     assert ended.output.index("attention: done in") < answer < ended.output.index("measuring s")
     with Store(folder / "results.sqlite") as store:
         (run,) = store.runs().itertuples()
-    assert (run.status, run.label, run.suite) == ("done", "mine", "quick")
+    assert (run.status, run.label, run.suite, run.cases) == ("done", "mine", "quick", 3)
+    assert run.params["seq_lens"] == [16] and run.git_revision == git_revision()
+    assert set(run.versions) == {"python", "torch", "platform", "nanolib", "sources"}
     shown = " ".join(ended.output.split())  # lines may be broken
     assert all(f"attention: not a quiet machine: {line}" in shown for line in run.interference)
     assert (folder / "attention.ipynb").exists() and (folder / "report" / "index.html").exists()

@@ -147,7 +147,7 @@ WALK = {
 }
 KNOWN = (
     r"SDPA backend \w+ ",
-    r"this needs flash_attn, which cannot be imported \(version \d: ",
+    r"the attention needs flash_attn, which cannot be imported \(version \d: ",
     r"impl FA4 has no cpu kernel",
     r"FlexAttention has no backward pass on CPU",
     r"CUDA graphs need a CUDA device",

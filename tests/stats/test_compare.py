@@ -118,8 +118,7 @@ def test_on_a_coarse_clock_where_nothing_varies_two_levels_differ():
     assert same.minimum_detectable_effect == 0.0
 
 
-@pytest.mark.parametrize("n", [20, 61])  # exact, and normal
-@pytest.mark.parametrize("confidence", [0.90, 0.95])
+@pytest.mark.parametrize(("n", "confidence"), [(20, 0.90), (61, 0.95)])  # exact, and normal
 def test_the_interval_of_the_center_is_what_wilcoxons_test_does_not_reject(n, confidence):
     x = np.random.default_rng(n).normal(0.1, 1, n)
     low, _, high = hodges_lehmann(x, confidence)
@@ -182,9 +181,6 @@ def test_higher_is_better_reverses_the_verdict_and_invalid_blocks_are_refused(co
         compared([1] * 5, [1] * 6)
     with pytest.raises(BadInput, match="current: each value must be greater than 0"):
         compared([1] * 6, [0] * 6)
-
-
-def test_pairs_need_as_many_blocks_of_each():
     with pytest.raises(BadInput, match="7 blocks, but base has 6"):
         compare_paired([1] * 6, [1] * 7)
 

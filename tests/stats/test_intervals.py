@@ -79,7 +79,7 @@ def test_the_means_interval_is_students():
     [
         (median_interval, ([1, 2, 3, 4, 5],), "5 samples cannot give a 95% interval"),
         (median_interval, ([1], 0.0), "1 samples"),
-        (mean_interval, ([1.0],), "1 samples give no interval"),
+        (mean_interval, ([1.0],), r"1 sample\(s\) give no interval"),
         (capped_centre, ([1, 2, 3, 4, 5],), "5 pairs cannot give a 95% interval"),
         (link_cost, ([1], [8], [1.0]), "messages of one size"),
         (link_cost, ([1, 2, 4], [8, 16, 32], [1.0, 2.0, 3.9]), "messages of one size"),

@@ -5,10 +5,7 @@ import pytest
 from statsmodels.stats.diagnostic import acorr_ljungbox
 
 from nanolib.stats.steady import (
-    MILD,
-    SEVERE,
     count_outliers,
-    fences,
     leading_slow_samples,
     ljung_box_p,
     remove_outliers,
@@ -68,12 +65,6 @@ def test_a_late_change_or_a_long_warm_up_is_no_steady_state(level):
     assert not steady_state(level + 0.005 * np.random.default_rng(4).normal(size=N)).steady
 
 
-def test_isolated_spikes_are_no_change():
-    x = np.random.default_rng(6).normal(10, 0.05, N)
-    x[[20, 77, 150]] = 40
-    assert steady_state(x).changes == ()
-
-
 @pytest.mark.parametrize("n", [0, 19])
 def test_a_short_series_is_left_whole_and_settled(n):
     found = steady_state(np.arange(n, 0, -1.0))
@@ -108,7 +99,6 @@ MIDDLE = [8.0, 8.0, 10.0, 12.0, 12.0]  # quartiles 8 and 12: fences at -4, 2, 18
 )
 def test_outliers_are_beyond_tukeys_fences_on_both_sides(ends, counts, kept):
     x = [*MIDDLE, *ends]
-    assert [fences(x, reach) for reach in (MILD, SEVERE)] == [(2, 18), (-4, 24)]
     assert count_outliers(x) == counts
     assert list(remove_outliers(x)) == MIDDLE + kept
 

@@ -37,7 +37,6 @@ def test_rows_come_back_as_put_with_names_for_indices(store):
     for table, columns, row in (
         ("ops", ["layer", "op", "ns"], ["blocks.0", "qk", 7]),
         ("statistics", ["statistic", "value"], ["sd", 0.5]),
-        ("sections", ["name"], ["decode"]),
         ("power_samples", ["source", "watts"], ["rapl", 100.0]),
     ):
         assert store.trace(table)[columns].to_numpy().tolist() == [row]

@@ -20,7 +20,7 @@ from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
-_ERROR_ROWS = 128  # This number of queries is enough to find a wrong tile.
+_ERROR_ROWS = 128  # These queries reach every row of tiles, up to 127 rows.
 # All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
@@ -65,7 +65,7 @@ class AttentionCase(Case):
 
     @property
     def runs_code(self) -> bool:
-        """Whether the case calls a function or a mask of the user."""
+        """Whether the case calls a function of the user, for the attention or for the mask."""
         return bool(self.options.keys() & {"call", "mask_mod"})
 
     @property
@@ -84,7 +84,7 @@ class AttentionCase(Case):
 
     @property
     def work(self) -> attention.Work | None:
-        """Return the kept connections, or None if the input or the user's code decides them."""
+        """Return the work of the kept pairs, or None if the input or user code selects them."""
         if self.runs_code:
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
@@ -119,14 +119,14 @@ class AttentionCase(Case):
         return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
-        """Run one forward pass, by default with the flash kernels of torch."""
+        """Run one forward pass. Only `dense` can replace the flash kernels of torch."""
         if self.attention_type != "dense":
             dense.activate("")
         kind, options = self.attention_type, self.options
         return attention.attend(kind, *inputs, causal=self.causal, options=options)
 
     def workloads(self, *inputs: Tensor) -> Iterator[Workload]:
-        """Yield a forward pass without gradients and, if requested, forward with backward."""
+        """Yield a forward pass without gradients and, if requested, one with a backward pass."""
 
         def forward() -> Tensor:
             with torch.no_grad():
@@ -144,7 +144,7 @@ class AttentionCase(Case):
             yield Workload("forward_backward", both, lambda: (*inputs, gradient))
 
     def plan(self) -> Plan:
-        """Plan the peak memory, unless it depends on the input or on code of the user."""
+        """Plan the peak memory, or return the reason why nanolib cannot plan this memory."""
         if self.attention_type == "flex" and not self.device.startswith("cuda"):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
@@ -156,7 +156,7 @@ class AttentionCase(Case):
 
         Returns:
             `bytes` is the size of q, k, v and the output. `flops` (FLOP, forward), `sparsity` and
-            `block_sparsity` need known connections. `latency` (ms) needs known peak rates too.
+            `block_sparsity` need a known mask. `latency` (ms) also needs known peak rates.
         """
         predicted = {"bytes": self.moved}
         if (work := self.work) is None:
@@ -171,7 +171,10 @@ class AttentionCase(Case):
         return work.flops(self.batch_size, self.num_heads, self.head_dim)
 
     def unsupported(self) -> str:
-        """Call the attention on a few tokens, and return why this machine cannot run the case."""
+        """Return why this machine cannot run the case, or an empty string.
+
+        Except for `flex` and the user's code, nanolib calls the attention on a few tokens.
+        """
         if self.attention_type == "flex":
             backend = self.options.get("backend", "auto")
             return flex.unsupported(self.device, self.backward, backend)
@@ -241,7 +244,7 @@ class AttentionCase(Case):
         return replace(built, details=built.details | {"kept": kept})
 
     def _counts(self, work: attention.Work, forward: Workload) -> Measurements:
-        """Yield the sparsity with the target, and the FLOPs that torch's counter finds."""
+        """Yield the sparsity of pairs and of tiles, and the FLOPs that torch's counter finds."""
         dense_mask = self.masked and not work.sparsity
         yield exact(
             "sparsity",
@@ -273,7 +276,7 @@ class AttentionCase(Case):
         return backward
 
     def _error(self, out: Tensor, inputs: _Inputs, block_mask: BlockMask | None) -> Measurement:
-        """Compare evenly spaced queries of the first sequence with float64 and the same mask."""
+        """Compare some queries of the first sequence with float64 attention under the same mask."""
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
         mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()

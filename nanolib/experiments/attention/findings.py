@@ -70,7 +70,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     `speed_up` is the smallest speed-up over a dense kernel that was timed in the same rounds.
     `once` is the time of building the mask and of compiling, in ms. `speed_up_paid` is the
     speed-up of a forward pass that includes `once`. `bound` is the largest speed-up that the
-    skipped tiles allow. `mask_is_dense` is true if the mask of sparse attention removes nothing.
+    skipped tiles allow. `mask_is_dense` is true if the mask of sparse attention removes no pairs.
     """
     rows = of_experiment(rows, "attention")
     if "factor.pattern" in rows:  # `quality_table` shows the rows that have a pattern.
@@ -115,7 +115,7 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-# If patterns have different orders at a length, the first of these orders describes the length.
+# If the results of the patterns differ at a length, the first entry here describes the length.
 _ORDERS = {
     "faster": "Sparse attention is faster than every dense kernel",
     "busy": "A busy machine allows no comparison of sparse and dense attention",
@@ -133,7 +133,7 @@ _EFFECTS = {
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return at which lengths sparse attention is faster, and how it changes the loss."""
+    """Return findings: where sparse attention is faster, and how it changes the loss."""
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
         return [Finding("Attention was not measured", next_step="run nano run quick attention")]
@@ -234,15 +234,15 @@ def _compare_own(group: pd.DataFrame, about: str) -> Iterator[Finding]:
 
 def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     nothing = group[group["mask_is_dense"]]
-    if len(nothing):
-        where = _format_lengths(sorted(nothing["seq_len"].unique()))
-        text = f"The mask of {join_words(nothing['name'])} removes nothing {where}"
+    for name, lines in nothing.groupby("name", sort=False):
+        where = _format_lengths(sorted(lines["seq_len"].unique()))
         next_step = "reduce block_size, or use longer seq_lens"
+        text = f"The mask of {name} removes no pairs {where}"
         yield Finding(text, "the comparison excludes such masks", next_step, about)
 
 
 def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """Yield the fastest dense kernel, at the longest length with at least two timed kernels."""
+    """Yield a finding about the fastest of at least two dense kernels at the longest length."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return
@@ -271,7 +271,7 @@ def _list_speed_ups(line: pd.Series, over: set[str] | None = None) -> Pairs:
 
 
 def _compare_losses(table: pd.DataFrame) -> list[Finding]:
-    """Return the effect of each pattern on the loss, at its highest sparsity."""
+    """Return a finding about the loss of each pattern at its highest measured sparsity."""
     is_short = table["steps"] < LEARNING_STEPS
     if len(table) and is_short.all():
         evidence = f"{int(table['steps'].max())} training steps are {SMOKE_TEST}"
@@ -285,7 +285,7 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
 def _compare_loss(line: pd.Series) -> Finding:
     if not line["sparsity"]:
         text = f"The loss of {line['pattern']} was not measured"
-        return Finding(text, "its mask removes nothing", "reduce quality_block_size")
+        return Finding(text, "the mask removes no pairs", "reduce quality_block_size")
     scopes = [scope for scope in ("replaced", "fine_tuned") if pd.notna(line[scope])]
     figures = [Estimate.of(line, scope, "loss_difference", line["pattern"]) for scope in scopes]
     effects = [_EFFECTS[figure.compare_to(_NONE)] for figure in figures]

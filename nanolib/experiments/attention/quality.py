@@ -90,7 +90,7 @@ class QualityCase(Case):
         return NanoConfig(**shape | changes)
 
     def _batches(self, stream: int, count: int, seed: int = 0) -> list[torch.Tensor]:
-        """Return batches of text. Only `_HELD_OUT` takes batches from the last tenth of text."""
+        """Return batches of text. Only held-out batches come from the last tenth of the text."""
         data = text.load("")
         cut = len(data) * 9 // 10
         part = data[cut:] if stream == _HELD_OUT else data[:cut]
@@ -111,12 +111,12 @@ class QualityCase(Case):
         options |= {"pattern": self.pattern, "block_size": self.block_size}
         config = self._config(attention_type="sparse", attention_options=options)
         model = create_model(config, self.device, seed=0)
-        # The dense model has no score layer for the pattern `dca`, so that layer is not trained.
+        # The dense model has no score layer for the pattern `dca`, so that layer starts untrained.
         model.load_state_dict(weights, strict=False)
         return model
 
     def _options(self, weights: _Weights) -> dict[str, Any]:
-        """Return the options that reach the target sparsity. Patterns in `_SEARCHED` need text."""
+        """Return the options that reach the target sparsity. Some patterns need a search."""
         count = max(1, round((1 - self.target) * self.seq_len / 8))
         options = {"global_tokens": count, "random_tokens": self.block_size}
         if self.pattern not in _SEARCHED:

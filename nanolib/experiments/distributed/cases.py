@@ -109,8 +109,8 @@ class Params(shared.Params):
         for world in self.world_sizes if is_ulysses else ():
             if not _can_split(heads, kv_heads, world):
                 raise ValueError(
-                    f"world_sizes: ulysses cannot split {heads} and {kv_heads} heads over {world} "
-                    "ranks; choose a divisor of the heads, or leave ulysses out"
+                    f"world_sizes: ulysses cannot split {heads} query heads and {kv_heads} key "
+                    f"heads over {world} ranks; choose a divisor of both, or leave ulysses out"
                 )
         return self
 

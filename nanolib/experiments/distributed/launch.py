@@ -49,7 +49,7 @@ def time_calls(
 
 
 def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
-    """Format the communication steps of each algorithm, and the largest bytes of any rank."""
+    """Format the communication steps of each algorithm, and the most bytes that a rank sends."""
     steps = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
     most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]
     return {"communication steps": ", ".join(steps), "bytes sent per rank": ", ".join(most)}
@@ -87,7 +87,7 @@ class Launch:
         ]
 
     def speed_ups(self, scope: str, others: Iterable[str]) -> Measurements:
-        """Yield the speed-ups of a call over other calls, if enough rounds timed both calls."""
+        """Yield the speed-ups of a call over other calls, if enough rounds contain both calls."""
         for other in others:
             if other == scope:
                 continue

@@ -47,7 +47,7 @@ class PrefillCase(SequenceCase):
         return ("forward", "training") if self.backward else ("forward",)
 
     def layout(self, algorithm: str) -> Sharding:
-        """Return the positions of each rank for an algorithm."""
+        """Return the positions of the tokens on each rank, for an algorithm."""
         if algorithm == DENSE:
             return Sharding.from_lengths([self.seq_len] + [0] * (self.world_size - 1))
         split = Sharding.zigzag if algorithm == ZIGZAG else Sharding.contiguous
@@ -136,7 +136,7 @@ class MemoryCase(Case):
         return is_asked and not shortage(self._rank_plan(), self.device)
 
     def plan(self) -> Plan:
-        """Plan the peak memory if the case runs. Most cases are only planned and never run."""
+        """Return the planned peak memory of a case that runs. Most cases only report their plan."""
         return self._rank_plan() if self._is_run else Plan(reason="the case is planned, not run")
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:

@@ -134,10 +134,10 @@ def _add_ranks(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def find_limit(line: pd.Series) -> tuple[str, Pairs]:
-    """Return what limits a decoded token, and the orders that show the limit.
+    """Return what limits the time of a decoded token, and the comparisons that show the limit.
 
     Returns:
-        One of `KINDS`, `unclear` if the intervals overlap, or empty if no parts were measured.
+        One of `KINDS`, `unclear` if the intervals overlap, or empty if a part was not measured.
     """
     if not all(pd.notna(line.get(kind)) for kind in KINDS):
         return "", ()
@@ -155,7 +155,7 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
 
 
 def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines with a core for each rank, because other lines have no valid speed."""
+    """Return the lines whose ranks fit the machine, because other lines have no valid speed."""
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
 
 

@@ -142,7 +142,7 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return how well attention scales over ranks, and what limits decoding."""
+    """Return findings about the scaling of attention over ranks, and about limits of decoding."""
     decoded = drop_missing(decode_table(rows), "latency")
     scaling, limits = [], []
     for dtype, n, group in _select_longest(decoded, ["dtype"]):

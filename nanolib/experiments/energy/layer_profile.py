@@ -12,7 +12,7 @@ from torch import nn
 
 from nanolib.measurement import BadInput, Measurement, Measurements, Provenance
 from nanolib.meters.energy.meter import EnergyMeter, Window
-from nanolib.meters.layers.overhead import measure_overhead
+from nanolib.meters.layers.overhead import DETAIL_SHARES, measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import STATISTICS, ModuleTime, ProfilingConfig
 from nanolib.meters.time.clock import synchronizer
@@ -29,9 +29,10 @@ def profile(
     modes: dict[str, ProfilingConfig],
     params: Any,
 ) -> Measurements:
-    """Profile calls in a window, and then measure the overhead of each mode.
+    """Measure the overhead of each profiling mode, and then profile calls in a window.
 
-    The window has at least twelve calls and records at least two calls in detail. The samples and
+    Unless `detail_every_n_calls` sets how often calls are detailed, the overhead sets it. The
+    window has at least twelve calls and records at least two calls in detail. The samples and
     statistics of the window are also stored in the trace of the case.
 
     Args:
@@ -46,7 +47,12 @@ def profile(
         `layer_energy` row per layer and source (J per call), from the layer's share of the time. An
         `overhead` row per mode, and a row that compares the baseline with itself.
     """
-    *_, config = modes.values()
+    *_, (deepest, config) = modes.items()
+    for row in _overheads(phase, model, call, modes, params):
+        yield row
+        if row.scope == f"{phase} {deepest}":
+            k = row.details.get("detailed_every", config.every_kth_token)
+            config = config.replace(every_kth_token=k)
     trace = traces.current()
     device = next((weight.device for weight in model.parameters()), "cpu")
     sample_s = config.power_sample_interval_ms / 1e3
@@ -67,13 +73,28 @@ def profile(
         row = _layer_row(phase, layer, whole)
         yield row
         yield from _energy_rows(row, meter, window, calls)
-    # The rows go to a temporary database, so that writing is part of the overhead.
+
+
+def _overheads(
+    phase: str,
+    model: nn.Module,
+    call: Callable[[], object],
+    modes: dict[str, ProfilingConfig],
+    params: Any,
+) -> Measurements:
+    """Measure the overhead of each mode, with rows that go to a temporary database.
+
+    Writing the rows is thus part of the overhead.
+    """
     limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
+    shares = {} if params.detail_every_n_calls else DETAIL_SHARES
     folder = TemporaryDirectory(prefix="nanolib-overhead-")
     with folder, Store(Path(folder.name) / "traces.sqlite") as store:
         store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
         sink = store.new_trace("overhead", phase)
-        yield from measure_overhead(model, call, modes, scope=phase, sink=sink, **limits)
+        yield from measure_overhead(
+            model, call, modes, scope=phase, shares=shares, sink=sink, **limits
+        )
 
 
 def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:

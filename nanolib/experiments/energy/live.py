@@ -83,7 +83,7 @@ class LivePower:
     def _tick(
         self, meter: EnergyMeter, phase: str, call: Callable[[], object], tokens: int
     ) -> None:
-        """Add a point to the chart, with the power and throughput of half a second of a phase."""
+        """Add a point to the chart, from at least half a second of calls of a phase."""
         calls, track = 0, meter.tracks[0]
         with meter.window(phase) as window:
             while not self._stop.is_set() and time.monotonic() < window.start_s + _TICK_S:
@@ -112,7 +112,7 @@ class LivePower:
 
 
 def _chart(points: deque[dict[str, Any]]) -> Drawing:
-    """Draw power and throughput of the last minute. Points without a sensor are hollow."""
+    """Draw the power and throughput of the last 120 points. Points without a sensor are hollow."""
     look = {"xunit": "Time (s)", "join": False, "width": 320}
     look["empty"] = "not measured yet"
     shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])

@@ -45,7 +45,8 @@ _OVERHEAD = {
     "wall_percent": "Wall time, % [interval]",
     "cpu_percent": "CPU time, % [interval]",
     "plain_ms": "Baseline, ms",
-    "pass_ms": "Detailed call, ms",
+    "detailed_ms": "Detailed call, ms",
+    "detailed_every": "Calls per detailed call",
     "n": "Pairs",
 }
 # The keys are parts of a bar, and the values are operations. Other operations belong to `other`.
@@ -100,7 +101,7 @@ def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]
 
 @cached
 def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with a line per layer and operation, with a part of a bar and a time in ms."""
+    """Return a table with a line per layer and operation: its part of a bar, and its time in ms."""
     lines = []
     for line, row in _profile_rows(rows, "layer_time"):
         for name, ms in row["details"].get("operations_ms", {}).items():
@@ -111,7 +112,7 @@ def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the overhead per profiling mode, phase and shape, as baseline shares."""
+    """Return a table of profiling overheads by mode, phase and shape, relative to the baseline."""
     lines = []
     for line, row in _profile_rows(rows, "overhead"):
         details = row["details"]
@@ -119,14 +120,14 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
         for name, values in shares.items():
             for end, share in zip(("_low", "", "_high"), values, strict=True):
                 line |= {f"{name}{end}": share, f"{name}_percent{end}": 100 * share}
-        line |= {"mode": row["scope"].split()[-1], "n": row["n"], "plain_ms": details["plain_ms"]}
-        busy = {"wall_busy": Flag.BUSY_MACHINE in row["flags"]}
-        lines.append(line | busy | {"pass_ms": details["pass_ms"] or float("nan")})
+        line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
+        times = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
+        lines.append(line | times | {"wall_busy": Flag.BUSY_MACHINE in row["flags"]})
     return pd.DataFrame(lines)
 
 
 def energy_per_token(rows: pd.DataFrame) -> Drawing:
-    """Draw the energy per token by phase. Points without a sensor are hollow."""
+    """Draw the energy per token by phase. Points that are not measured are hollow."""
     table = drop_missing(energy_table(rows), "energy_per_token")
     if table.empty:
         return empty_chart("Energy per token", why_empty(rows, "energy"))
@@ -167,7 +168,7 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
         if not course or row["provenance"] == Provenance.ESTIMATED:
             continue
         shift = course[-1] if row["scope"] == "idle" else 0.0  # Work begins when idle ends.
-        line = {
+        points = {
             "series": row["scope"].replace("_", " "),
             "x": [at - shift for at in course],
             "y": row["details"]["course_w"],
@@ -175,7 +176,7 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
             "link_run": row["run_id"],
             "link_n": row["factor.seq_len"],
         }
-        parts.append(pd.DataFrame(line))
+        parts.append(pd.DataFrame(points))
     if not parts:
         why = "no sensor measured this machine's power" if len(found) else why_empty(rows, "energy")
         return empty_chart("Power over time", why)
@@ -213,13 +214,12 @@ def operation_breakdown(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return the energy per token, the operations that take most of the time, and the overheads."""
+    """Return findings about energy per token, the slowest operations and profiling overheads."""
     table = energy_table(rows)
     if table.empty:
         return [Finding("Energy was not measured", next_step="run nano run quick energy")]
-    costs = drop_missing(table, "energy_per_token").groupby(
-        ["name", "seq_len", "source"], sort=False
-    )
+    by = ["name", "seq_len", "source"]
+    costs = drop_missing(table, "energy_per_token").groupby(by, sort=False)
     findings = [_state_energy(*key, group) for key, group in costs]
     if (table["provenance"] == Provenance.ESTIMATED).any():
         why = "no power sensor was found, and estimated ranges allow no comparison"
@@ -237,9 +237,11 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -> Finding:
-    """Return the energy per token of each phase by one source."""
+    """Return a finding about the energy per token of each phase, according to one source."""
     provenance = group["provenance"].iloc[0]
     parts, figures = [], []
+    if provenance == Provenance.ESTIMATED:
+        source = "an estimate from CPU utilization"
     for row in group.to_dict("records"):
         scale, unit = (1e3, "mJ") if row["energy_per_token"] < 1 else (1.0, "J")
         ends = {end: scale * row[f"energy_per_token{end}"] for end in ("", "_low", "_high")}
@@ -249,14 +251,13 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
             energy = " to ".join(format_number(end, low, high) for end in (low, high)) + f" {unit}"
         parts.append(f"{energy} ({row['phase'].replace('_', ' ')})")
         figures.append(Estimate.of(row, "energy_per_token", "energy_per_token", name=row["phase"]))
-    costs = "uses an estimated" if provenance == Provenance.ESTIMATED else "uses"
     by = "in a replayed trace" if provenance == Provenance.REPLAYED else f"according to {source}"
-    text = f"A token {costs} {join_words(parts)} {by}"
+    text = f"A token uses {join_words(parts)} {by}"
     return Finding(text, about=f"{name}, {int(seq_len)} tokens", figures=tuple(figures))
 
 
 def _find_largest(case: str, part: pd.DataFrame) -> Finding:
-    """Return the slowest operations that together take half of the time, at least three."""
+    """Return a finding about the three or more slowest operations that take half of the time."""
     total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
     shares = total / total.sum()
     most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))
@@ -270,7 +271,7 @@ def _find_largest(case: str, part: pd.DataFrame) -> Finding:
 
 
 def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
-    """Return the overhead of each profiling mode."""
+    """Return a finding about the overhead of each profiling mode."""
     costs, compared = [], []
     for row in modes[modes["mode"] != "again"].to_dict("records"):
         cost = comparing(Estimate.of(row, "wall", "overhead", name=row["mode"]), _NOTHING)
@@ -279,9 +280,8 @@ def _compare_overheads(case: str, modes: pd.DataFrame) -> Finding:
             share = f"{share} (no clear difference)"
         costs.append(f"{share} in mode {row['mode']}")
         compared += cost
-    return Finding(
-        f"The profiling overhead is {', '.join(costs)}", about=case, compared=tuple(compared)
-    )
+    text = f"The profiling overhead is {', '.join(costs)}"
+    return Finding(text, about=case, compared=tuple(compared))
 
 
 SECTION = Section(

@@ -37,7 +37,8 @@ class Params(OwnModelParams):
         compiled: Whether to compile the models: `[false]`, `[true]` or both.
         seq_len: Tokens per sequence in the speed measurements.
         batch_size: Sequences per batch in the speed measurements.
-        excluded_modules: Names of linear layers to keep in high precision. `*` and `?` match text.
+        excluded_modules: Names of linear layers to keep in high precision. `*` and `?`
+            are wildcards.
         parity_recipes: Recipes whose loss is compared with bf16, with known-bad controls, or empty
             for none.
         parity_seeds: Number of pairs of training runs per recipe. The first seed is `seed`.
@@ -97,7 +98,7 @@ class Params(OwnModelParams):
 
     @property
     def kept(self) -> list[str]:
-        """Return the layers to keep in high precision, by default `lm_head` for transformers."""
+        """Return the layers to keep in high precision, by default `lm_head` for an `hf:` model."""
         unset = "excluded_modules" not in self.model_fields_set
         return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
 

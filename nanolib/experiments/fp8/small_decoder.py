@@ -38,7 +38,7 @@ _RATE = 1e-3
 class SmallDecoderCase(Case):
     """Case that trains the small decoder, and plans one training step."""
 
-    supports_ab: ClassVar[bool] = False  # The case has no timings.
+    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
 
     @property
     def config(self) -> NanoConfig:
@@ -50,7 +50,7 @@ class SmallDecoderCase(Case):
         return planned_training(self, self.config, self.batch_size)
 
     def batches(self, corpus: str, seed: int) -> Iterator[Tensor]:
-        """Return the batches of the training, in order."""
+        """Return the batches of the training run, in order."""
         return text_batches(self, corpus, seed, self.steps)
 
 
@@ -86,7 +86,7 @@ class ParityCase(SmallDecoderCase):
 
     @property
     def emulated(self) -> bool:
-        """Return whether the case emulates products: controls, bf16 on a CPU, FP8 elsewhere."""
+        """Return whether the case emulates products: controls, bf16 on a CPU, unsupported FP8."""
         if self.recipe in _TYPES:
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
@@ -261,7 +261,7 @@ _emulated = functools.partial(exact, provenance=Provenance.EMULATED)
 def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, Tensor]]:
     """Train a decoder in bf16 and return the operands of its linear layers at the last step.
 
-    The result is cached, because all variants share these operands.
+    The head is left out. The result is cached, because all variants share these operands.
     """
     model = create_model(case.config, case.device, seed=case.seed)
     seen = {}

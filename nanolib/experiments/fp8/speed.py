@@ -130,7 +130,7 @@ class SpeedCase(ModelWorkCase):
         return exact("converted_share", share, method="audit", details=details)
 
     def _memory(self, model: nn.Module, work: Workload) -> Measurements:
-        """Measure the peak memory of weights, gradients, optimizer and activations."""
+        """Measure the peak memory: weights, gradients, optimizer states and activations."""
         if self.compiled and not self.device.startswith("cuda"):
             return  # The counter misses allocations in compiled kernels.
         existing, weights = tuple(work.existing()), [*model.parameters()]

@@ -73,7 +73,7 @@ _LOSSES = {
 
 @table_of("fp8", "precision")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of models by precision and mode. `bound` is Amdahl's largest speed-up."""
+    """Return a table of models by precision and mode. `bound` is the limit by Amdahl's law."""
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
@@ -188,7 +188,7 @@ def fp8_numerics(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return for which models FP8 is faster, and how FP8 changes the loss and products."""
+    """Return findings about the speed, the loss and the rounding errors of FP8."""
     findings = [
         *_compare_speed(speed_table(rows)),
         *_compare_losses(parity_table(rows)),
@@ -198,7 +198,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _compare_speed(table: pd.DataFrame) -> list[Finding]:
-    """Return for each mode which of the measured models are faster in FP8 than in bf16."""
+    """Return a finding per mode about the models that are faster in FP8 than in bf16."""
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
@@ -211,7 +211,7 @@ def _compare_speed(table: pd.DataFrame) -> list[Finding]:
 
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
-    """Return for which models FP8 is faster, slower or shows no clear difference."""
+    """Return a finding: for which models FP8 is faster or slower, or shows no clear difference."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     group = group.assign(order=[order for _, order, _ in pairs])
     sizes = {order: [] for order in _SPEEDS}
@@ -247,7 +247,7 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
         findings.insert(0, Finding(text, evidence, next_step))
     missed = long[long["control"].eq(True) & (long["verdict"] != "worse")]
     if len(missed):
-        text = f"The comparison did not detect the known-bad recipe {join_words(missed['recipe'])}"
+        text = f"The comparison did not detect {join_words(missed['recipe'])} as known-bad"
         why = "an equivalent loss in these runs is not reliable"
         findings.append(Finding(text, why, "increase parity_steps or parity_seeds"))
     return findings
@@ -270,7 +270,7 @@ def _compare_loss(row: pd.Series) -> Finding:
 
 
 def _compare_numerics(table: pd.DataFrame) -> list[Finding]:
-    """Return the median signal-to-noise ratio of each cast."""
+    """Return a finding about the median signal-to-noise ratio of each cast."""
     if table.empty:
         return []
     medians = table.groupby("variant", sort=False)["sqnr"].median().sort_values(ascending=False)

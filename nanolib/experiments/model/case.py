@@ -59,7 +59,7 @@ class ModelCase(ShapedCase):
 
     @property
     def work(self) -> dict[str, float]:
-        """Return `parameters` and `flops` of a call, or nothing if only a run can count them."""
+        """Return `parameters` and `flops` of a call, or an empty dict if a run must count them."""
         counted = self.counted
         return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
 
@@ -168,7 +168,8 @@ class ModelCase(ShapedCase):
         yield from rate_rows(whole, flops, self.dtype, ceilings)
         yield rate("tokens_per_second", step.tokens, whole)
         for work in step.workloads():
-            trace(work, self, params)  # A memory counter stops compiled models.
+            # The trace comes first, because compiled code does not run under a memory counter.
+            trace(work, self, params)
             yield from self._memory_rows(work, model)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
         compiles = self.optimization != "eager" or self.attention_type == "flex"
@@ -187,7 +188,10 @@ class ModelCase(ShapedCase):
 
 @dataclass(frozen=True)
 class GenerationCase(ModelCase):
-    """Case of a model that reads a prompt and generates tokens. FLOPs are of the first token."""
+    """Case of a model that reads a prompt and generates tokens.
+
+    The FLOPs are those of the first decoding step.
+    """
 
     new_tokens: int = 1
 
@@ -246,7 +250,7 @@ class ModelWorkCase(Case):
 class LossCase(ModelWorkCase, ShapedCase):
     """Case of a model that trains on real text for `steps` steps."""
 
-    supports_ab: ClassVar[bool] = False  # The case has no timings.
+    supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
 
     steps: int
     learning_rate: float
@@ -263,7 +267,7 @@ class LossCase(ModelWorkCase, ShapedCase):
         return ModelCase(*shape, "training")
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure the loss before each step, and report the mean of the last tenth of losses."""
+        """Measure the loss before each step, and yield the mean of the last tenth of the losses."""
         model = self.build(params.seed)
         check_loss(model)
         batches = text_batches(self, self.corpus, params.seed, self.steps)

@@ -85,7 +85,7 @@ class OwnModelParams(shared.Params):
         for name, parameter in self.CHOSEN.items():
             if name in self.overrides:
                 raise ValueError(
-                    f"overrides: {parameter} sets {name}; remove {name} from overrides"
+                    f"overrides: the parameter {parameter} sets {name}; remove {name} from overrides"
                 )
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
@@ -120,7 +120,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
     """Check the configuration of a model from the package transformers.
 
     Args:
-        name: `hf:` and the name of a class of transformers.
+        name: `hf:` and the name of a class in the package transformers.
         options: Fields of the model's configuration.
         field: Name of the parameter that sets the longest sequence.
         longest: Length of the longest sequence that the model reads, tokens.
@@ -231,7 +231,7 @@ class Params(OwnModelParams):
     )
 
     def changes(self) -> list[dict[str, Any]]:
-        """Return the overrides once with each attention."""
+        """Return the overrides with each attention type in turn."""
         return [self.overrides | {"attention_type": kind} for kind in self.attention_types]
 
 

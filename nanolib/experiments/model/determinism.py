@@ -1,4 +1,4 @@
-"""Measure how much logits differ between runs, between batch sizes, and by prefill and decode."""
+"""Measure how logits differ between runs, between batch sizes, and between prefill and decode."""
 
 import contextlib
 import math

@@ -103,7 +103,7 @@ class Counted:
     Attributes:
         parameters: Number of weights.
         flops: FLOPs of the timed call. Training includes the backward pass of the weights that have
-            a gradient. In attention, only the pairs that the mask keeps count.
+            a gradient. Attention counts only the pairs that the mask keeps.
         bytes: Number of bytes that a call must move at least once.
         count: Counted FLOPs of a user's model, or None if a formula gave the FLOPs.
     """
@@ -121,7 +121,7 @@ class Look:
     Attributes:
         plan: Peak memory by scope, or the reason why there is no plan.
         breakdowns: Memory use at the peak of each scope.
-        counted: Work of a user's model, or None if the model needs data to run.
+        counted: Work of a user's model, or None for a preset or if the model needs data to run.
     """
 
     plan: Plan
@@ -130,10 +130,10 @@ class Look:
 
 
 class _ProductsOfExperts(TorchDispatchMode):
-    """Support products of experts without data in all dtypes. torch supports only bfloat16."""
+    """Support experts' products in all dtypes on tensors without data. torch has only bfloat16."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the result of a product of experts without data, or run another operation."""
+        """Return an empty result for an unsupported product, and run all other operations."""
         if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
             return func(*args, **kwargs or {})
         # The import is here, since the name is private to torch and only experts need it.
@@ -144,7 +144,7 @@ class _ProductsOfExperts(TorchDispatchMode):
 
 @contextlib.contextmanager
 def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None]:
-    """Make tensors without data within the context, and discard the output of the code.
+    """Create tensors without data in the `with` statement, and discard what the model prints.
 
     Args:
         own: Whether the model is not a preset, because only such a model may have experts.
@@ -160,7 +160,9 @@ _STACKS: dict[str, StackMemory] = {}
 
 
 def look_at(case: Any) -> Look:
-    """Plan and count a `ModelCase` once per process. A user's code runs in a separate process.
+    """Find the memory and the work of a `ModelCase`, once per process.
+
+    A user's code runs in a separate process.
 
     Raises:
         BadInput: The model does not exist.
@@ -174,7 +176,7 @@ def look_at(case: Any) -> Look:
 
 
 def look_at_code(name: str, cases: Sequence[Any]) -> None:
-    """Plan and count all cases of a user's code in one separate process.
+    """Find the memory and the work of all cases of a user's code, in one separate process.
 
     Args:
         name: Name of the model's function, such as `package.module:build`.
@@ -219,8 +221,8 @@ def _look(case: Any) -> Look:
 
 
 def _breakdowns(case: Any) -> dict[str, MemoryBreakdown]:
-    """Plan the memory at the peak of each scope, from one recording for all batches of a model."""
-    # The user's code may depend on the batch, so nanolib follows it at its own batch.
+    """Plan the memory at the peak of each scope. All batch sizes of a model share a recording."""
+    # The user's code may depend on the batch size, so each batch size needs a recording.
     followed = case if case.runs_code else replace(case, batch_size=FOLLOWED_BATCH)
     resized = int if case.runs_code else partial(bytes_at, case.batch_size)
     if followed.case_id not in _STACKS:
@@ -238,7 +240,7 @@ def count_by_running(case: Any) -> None:
 def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
-    # Checkpointing computes more, and autocast computes the same, so the eager call is counted.
+    # Recomputed FLOPs do not count, and autocast adds none, so nanolib counts the eager call.
     step = replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:

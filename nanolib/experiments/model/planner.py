@@ -22,7 +22,7 @@ from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # Masks of longer sequences have too many tiles to plan.
-_BISECT_EVERY = 4  # Guesses from lines may converge slowly, so every fourth guess bisects.
+_BISECT_EVERY = 4  # Linear guesses may converge slowly, so every fourth guess bisects.
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
@@ -72,7 +72,7 @@ class Planner:
         self.breakdown, self._late = cache(self._breakdown), ""
         self._memory, self._step = map(cache, (self._followed, self._built))
         self._cache_share = cache(self._share_of_cache)
-        self._mode = fake_tensors()  # Calls that share weights must share the mode.
+        self._mode = fake_tensors()  # Calls that share weights must share this mode.
 
     def use(self, name: str) -> Use:
         """Plan one use of the model, and find the largest batch that fits at each length."""
@@ -91,12 +91,12 @@ class Planner:
             self._late = f"{error}; lower seq_len"
             if breakdown is None:
                 return found(refused=self._late)
-        except (Exception, SystemExit) as error:  # A model that reads values has no plan.
+        except (Exception, SystemExit) as error:  # A model that reads tensor values has no plan.
             return found(refused=why_not_planned(error))
         return found(breakdown, batches)
 
     def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:
-        """Find the largest batch at each context length. A longer context never fits more."""
+        """Find the largest batch at each context length. Longer contexts fit no larger batch."""
         fixed = sum(breakdown.by_kind.get(kind, 0) for kind in _SHARDED)
         most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
         for length in self.contexts:
@@ -140,7 +140,7 @@ class Planner:
             return StackMemory(self.stack[1], *ats)
 
     def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
-        """Return the calls for one use of the model at a shape. One depth uses one model."""
+        """Return the calls for one use of the model at a shape. Equal depths share one model."""
         case, step = self._case(name, batch, length), self._step(name, depth)
         step.read(case.no_ids() if case.mode == "training" else case.no_ids()[:, :-1])
         return step
@@ -163,7 +163,7 @@ class Planner:
         return 1 - sum(x.nbytes - x.numel() * item for x in cached) / size
 
     def _need(self, name: str, length: int, batch: int) -> float:
-        """Return the peak bytes of one rank for a batch, or infinity if the model rejects it."""
+        """Return the peak bytes of one rank for a batch, or infinity if the plan fails."""
         try:
             return self.breakdown(name, batch * self.ranks, length).peak
         except (Exception, SystemExit):
@@ -181,7 +181,7 @@ class Planner:
 
     @cached_property
     def stack(self) -> tuple[str, int]:
-        """Return the option for the number of equal blocks, and the number, or 0 if unknown."""
+        """Return the option for the number of equal blocks and its value, or ("", 0) if unknown."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers

@@ -75,7 +75,7 @@ class Request(StrictModel):
                 f"options: {name} is not an option of the model; use --{name.replace('_', '-')}"
             )
         if self.batch_size % self.ranks:
-            raise ValueError(f"ranks: {self.ranks} does not divide batch_size {self.batch_size}")
+            raise ValueError(f"ranks: must divide batch_size {self.batch_size}, got {self.ranks}")
         case = self.case
         if self.attention_type != "dense":
             if case.own:
@@ -166,7 +166,7 @@ class MemoryPlan:
         return ("GiB", GIB) if self.largest.breakdown.peak >= GIB else ("MiB", MIB)
 
     def table(self) -> pd.DataFrame:
-        """Return a table of the peak memory of each use, by `MemoryKind`, and whether it fits."""
+        """Return a table of each use's peak memory, by `MemoryKind`, and whether the use fits."""
         name, unit = self._unit
         lines = {}
         for use in self.planned:
@@ -187,7 +187,7 @@ class MemoryPlan:
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
     def parts(self, use: Use) -> pd.DataFrame:
-        """Return a table of the six largest parts of a memory peak, and the code that made them."""
+        """Return a table of the six largest parts of a memory peak, with the code of each part."""
         name, unit = self._unit
         return pd.DataFrame(
             {
@@ -224,8 +224,8 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     nanolib plans inference, decoding and training on tensors without data.
 
     Args:
-        model: Model to plan: a preset, `package.module:build`, `hf:` and a class of transformers,
-            or the path of a `config.json` of transformers.
+        model: Model to plan: a preset, `package.module:build`, `hf:` and a class in the package
+            transformers, or the path of a `config.json` of that package.
         memory: Available memory of one rank, such as `80GiB`.
         **rest: Options of `nano plan`, with their defaults.
             `seq_len` (1024): Tokens per sequence.
@@ -236,7 +236,7 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
             `kv_dtype`: Dtype of keys and values in a cache, by default the dtype of the model.
             `optimizer` (adamw): Optimizer of training: adamw, sgd or momentum.
             `attention_type` (dense): Attention of a preset.
-            `ranks` (1): Number of modelled FSDP ranks, which share weights, gradients and states.
+            `ranks` (1): Number of simulated FSDP ranks, which share weights, gradients and states.
             `options`: Fields of `NanoConfig`, or arguments of the model's function or configuration.
 
     Returns:
@@ -268,7 +268,7 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
 
 
 def _read_config(path: str) -> tuple[str, dict[str, Any]]:
-    """Read the name of a model and its options from a config file of transformers."""
+    """Read the name and options of a model from a config file of the package transformers."""
     try:
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
         known = {name: fields[name] for name in fields.keys() - _NO_FIELDS}
@@ -281,7 +281,7 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _remedy(use: Use) -> str:
-    """Describe how much memory a use lacks, what needs most memory, and a batch that fits."""
+    """Describe how much memory a use lacks, what uses the most memory, and a batch that fits."""
     peak, by_kind = use.breakdown.peak, use.breakdown.by_kind
     kind = max(by_kind, key=lambda kind: by_kind[kind])
     ways = [f"batch size {most} at {length} tokens" for length, most in use.batches.items() if most]

@@ -69,7 +69,7 @@ class Step:
         raise NotImplementedError
 
     def eager_result(self) -> Any:
-        """Compute the result to compare without the optimization."""
+        """Compute the result to compare, but without the optimization."""
         raise NotImplementedError
 
     def difference(self) -> float:
@@ -207,7 +207,7 @@ class Training(Step):
         return super().kinds() | {MemoryKind.STATES: [state for _, state in self._states()]}
 
     def first(self) -> None:
-        """Make the optimizer's states."""
+        """Create the optimizer's states."""
         if not self._optimizer.state:
             self()
 
@@ -261,7 +261,7 @@ class Generating(Step):
         return self.generation.tensors[:-2]
 
     def measure_prompt(self, params: Any, device: str) -> Measuring:
-        """Time the prefill, and then fill the cache, because a new length may compile a kernel."""
+        """Time the prefill. Then generate all tokens, because new lengths may compile kernels."""
         prefill = self.generation.prefill
         timed = yield params.timed(device, {"prefill": prefill})
         yield timed["prefill"]
@@ -275,7 +275,7 @@ class Generating(Step):
         return {MemoryKind.CACHE: cache} | super().kinds() | {MemoryKind.INPUTS: [prompt, token]}
 
     def first(self) -> None:
-        """Read the prompt and generate a token, because windows need the prompt until then."""
+        """Read the prompt and generate a token, after which sliding windows drop the prompt."""
         self.generation.prefill()
         if self.generation.new_tokens > 1:
             self.generation.decode()

@@ -27,7 +27,7 @@ CALLS = {
     "decode": "next token",
     "training_step": "training step",
 }
-SCOPES = ("inference", "decode", "training_step")  # Findings compare these times.
+SCOPES = ("inference", "decode", "training_step")  # Findings compare the times of these scopes.
 
 _COLUMNS = (
     Column("name", "Model"),
@@ -35,7 +35,7 @@ _COLUMNS = (
     Column("shape", "Attention, batch, dtype"),
     Column("parameters", "", "parameters"),
     Column("weight_memory", "", "weight_memory"),
-    Column("flops_kept", "", "flops", "inference"),  # The first row of a scope has kept FLOPs.
+    Column("flops_kept", "", "flops", "inference"),  # The first row of a scope has the kept FLOPs.
     Column("flops_full", "", "flops", "inference", "flop_counter"),
     IntervalColumn("inference", "Inference, ms [95 %]", "latency", "inference"),
     Column("inference_share", "", "mfu", "inference"),
@@ -104,10 +104,10 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
 def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with the largest memory peak of each eager model, if the parts are known.
 
-    A peak of training is preferred to all other peaks of a model.
+    A peak of training replaces all other peaks of the same model.
 
     Returns:
-        Table with the largest peak first, and the columns `run_id`, `name`, `attention_type`,
+        Table with peaks of training first, and the columns `run_id`, `name`, `attention_type`,
         `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB) and `parts`. Each part has
         a kind of memory, a module, an operation, a line of code and a size in bytes.
     """
@@ -165,7 +165,7 @@ def determinism_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def call_of(row: pd.Series) -> str:
-    """Return the name of a call with the sequence length, for people."""
+    """Describe a call with its sequence length, such as `training step at 128 tokens`."""
     return f"{CALLS[row['scope']]} at {int(row['seq_len'])} tokens"
 
 

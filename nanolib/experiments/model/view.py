@@ -167,14 +167,15 @@ def _changes(table: pd.DataFrame) -> Iterator[Finding]:
         for scope in SCOPES:
             for pair in gains(row, row["name"], f"{scope}_speed_up", {base}):
                 gain, order, _ = pair
-                ratio = f"{gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}] as fast"
-                parts.append(f"{CALLS[scope]} is {ratio} ({words[order]})")
+                ratio = f"{gain.estimate:.2f}× [{gain.low:.2f} … {gain.high:.2f}]"
+                parts.append(f"{ratio} ({CALLS[scope]}, {words[order]})")
                 compared += (pair,)
-        if parts and pd.notna(row["difference"]):
-            parts.append(f"the relative error of the logits is {row['difference']:.1e}")
         if parts:
-            name = f"{row['name']} {row['dtype']} versus {base} at {int(row['seq_len'])} tokens"
-            yield Finding(name, ", ".join(parts), compared=compared)
+            of = f"{row['name']} {row['dtype']} relative to {base} at {int(row['seq_len'])} tokens"
+            evidence = ""
+            if pd.notna(row["difference"]):
+                evidence = f"the relative error of the logits is {row['difference']:.1e}"
+            yield Finding(f"The speed of {of} is {join_words(parts)}", evidence, compared=compared)
 
 
 _WAYS = {
@@ -195,7 +196,7 @@ def _determinism(rows: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
-    """Yield the largest memory peak of each model, with the share of each `MemoryKind`."""
+    """Yield a finding about the largest memory peak of each model, by `MemoryKind`."""
     for _, row in peak_table(rows).iterrows():
         sizes = bytes_by_kind(row)
         (kind, most), *rest = (sizes / sizes.sum()).items()

@@ -127,7 +127,7 @@ class WarmupCase(Case):
         return Plan(reason="planning would warm up the process")
 
     def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
-        """Measure step times, the needed warm-up, and the latency after each number of warm-ups."""
+        """Measure step times, the needed warm-up, and the latency for each of `warmup_steps`."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
             model = create_model(config, self.device, seed=params.seed)
@@ -185,7 +185,7 @@ def cases(params: Params) -> list[Case]:
 
 
 def _count_warmup(samples: list[float], scope: str) -> Measurement:
-    """Return the number of slow first steps, or no number if the curve does not settle."""
+    """Measure the number of slow first steps, or give the reason if the curve does not settle."""
     found, reason = warm_up(samples)
     steady = None if found is None else float(np.median(samples[found:]))
     return Measurement(

@@ -205,7 +205,7 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
         text, evidence = f"{steps} enough for {direction}", f"{count} processes need {each} steps"
     elif slower > MOVED:
         text, next_step = f"Use {_REFERENCE} warm-up steps for {direction}", "repeat the run"
-        evidence = f"the curves show no warm-up, but the mean without warm-up is {slower:+.0%}"
+        evidence = f"no curve shows warm-up, but the mean without warm-up differs by {slower:+.0%}"
     else:
         text = f"No warm-up step is needed for {direction}"
         evidence = f"none of {count} fresh processes needs a warm-up step"

@@ -1,4 +1,4 @@
-"""Measure energy: `power` finds sensors, `integration` computes joules, `meter` opens windows."""
+"""Measure energy: `power` finds sensors, `meter` reads them, and `integration` computes joules."""
 
 from nanolib.meters.energy.integration import integrate
 from nanolib.meters.energy.meter import EnergyMeter

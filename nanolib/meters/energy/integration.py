@@ -7,7 +7,7 @@ from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
 _GAP = 2.5  # Shortest gap, in units of the median time between samples.
-MOST_W = 10_000.0  # No device draws more power, so a larger step of a counter is a reset.
+MOST_W = 10_000.0  # No device draws more power. A counter step that needs more is a reset.
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
@@ -31,8 +31,8 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
         20.0
 
     Raises:
-        BadInput: There are fewer than two samples, moments are out of order, or the window is empty
-            or reaches beyond the samples.
+        BadInput: The shapes differ, there are fewer than two samples, moments are out of order, or
+            the window is empty or reaches beyond the samples.
     """
     t, p = _checked(t_s, power_w, start_s, end_s)
     read = ~np.isnan(p)
@@ -80,8 +80,8 @@ def count(
         counter's usual rate, and widens the bounds too.
 
     Raises:
-        BadInput: The readings are not valid for `integrate`, or end less than `lag_s` after the
-            window.
+        BadInput: The readings are not valid for `integrate`, or end less than `lag_s` after the end
+            of the window.
     """
     t, counted = _checked(t_s, joules, start_s, end_s)
     read = ~np.isnan(counted)

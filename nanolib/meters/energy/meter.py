@@ -243,7 +243,7 @@ class EnergyMeter:
                 start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
                 self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
             give_up = time.monotonic() + _SETTLE_S
-            # The computation of the energy needs a reading of each source after the end.
+            # The computation of the energy needs a reading of each source after the window's end.
             while any(track.known_until_s < window.end_s for track in self.tracks):
                 if time.monotonic() > give_up:
                     break
@@ -263,7 +263,7 @@ class EnergyMeter:
         Args:
             window: A closed window.
             idle: Window of the idle baseline. `net_energy` is the energy above this baseline.
-            tokens: Number of tokens generated in the window.
+            tokens: Number of tokens that the model processed in the window, or 0.
 
         Returns:
             Rows of `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s) and

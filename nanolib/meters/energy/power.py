@@ -101,7 +101,7 @@ def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
         try:
             yield _nvidia_gpu(nvml, index, under_test)
         except nvml.NVMLError as error:
-            # The driver may refuse a GPU or a part of a GPU. Other GPUs still have sensors.
+            # The driver may refuse to read a GPU or a part of a GPU. Other GPUs still have sensors.
             refused.append(f"gpu {index} reports neither energy nor power ({error})")
     if refused:
         raise _Missing("; ".join(refused))
@@ -171,7 +171,7 @@ def _first_number(found: Mapping[str, Any], *names: str) -> float:
 
 
 def _apple(apple: Any) -> Iterator[Sensor]:
-    """Add up the counters of processor, GPU, neural engine and memory that the chip has."""
+    """Yield a sensor that adds up the chip's counters (processor, GPU, neural engine, memory)."""
     if apple is None:
         if (sys.platform, platform.machine()) != ("darwin", "arm64"):
             raise _Missing("this machine is not a Mac with Apple silicon")
@@ -234,7 +234,7 @@ def _rapl(root: Path) -> Iterator[Sensor]:
             yield sensor
     except PermissionError:
         counter = packages[0] / "energy_uj"
-        remedy = f"run as root: chmod a+r {root}/*-rapl:*/energy_uj"
+        remedy = f"run sudo chmod a+r {root}/*-rapl:*/energy_uj (a risk: all users can read it)"
         raise _Missing(f"only root can read {counter}; {remedy}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
@@ -268,7 +268,7 @@ def find_sources(
         amdsmi: Module for AMD GPUs, `amdsmi` by default.
         apple: Module for Apple silicon, `zeus_apple_silicon` by default.
         under_test: UUID of the measured NVIDIA GPU, to mark the sensor of this GPU. The driver and
-            this process number the GPUs differently.
+            this process may number the GPUs differently.
     """
     found = Found([], {})
     for kind, sensors in {

@@ -110,7 +110,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
 
     Raises:
         BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a bad
-            line. A bad line is not a time and a power, or is out of order.
+            line. A bad line lacks a valid time or power, or is out of order.
     """
     import pandas as pd  # An import of pandas is slow.
 

@@ -1,8 +1,8 @@
 """Choose the timed modules, time their operations with torch's profiler, and sample attention.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
-the name of the module's role, such as `q_proj`. An operation that a container calls gets a name
-from `_BY_OPERATION`, such as `residual`, or the name `other`.
+the name of the module's role, such as `q_proj`. If a container calls the operation, the name
+depends on the operation, such as `residual` for an addition, or is `other`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Replacement = tuple[nn.Module, str, Forward]
 FUSED = "attention_fused"
 RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
 _QUERIES = 64
-_MASKED = -1e4  # A bias up to this limit, which 16-bit dtypes can represent, masks a pair.
+_MASKED = -1e4  # A bias of at most this value, which 16-bit dtypes can represent, masks a pair.
 
 # A module has the first role whose pattern matches the end of its path.
 _ROLES = {
@@ -119,7 +119,7 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
 
 
 def role_of(name: str, module: nn.Module) -> str:
-    """Return the role of a module, the same in all models, or an empty string for a container."""
+    """Return a module's role, by one name in all models, or an empty string for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -163,7 +163,7 @@ def operations_of(
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Call `look` with the arguments of each `scaled_dot_product_attention`, by name."""
+    """Call `look` with the arguments, by name, of each `scaled_dot_product_attention` call."""
 
     def __init__(self, look: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
-    """Compute a query's mean entropy (nats) and mean largest weight, and the share near zero.
+    """Compute the mean entropy (nats) and mean largest weight of queries, and the share near zero.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.

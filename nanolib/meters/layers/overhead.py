@@ -1,5 +1,6 @@
 """Measure the overhead of a profiling mode, in alternating blocks with and without a profiler."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -22,6 +23,9 @@ _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
 _LEAST_BLOCK_S = 0.01  # In practice, many calls share the time to read and queue their rows.
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
+# Largest overhead of the detailed calls of each mode, as a share of the time of all calls.
+DETAIL_SHARES = {"standard": 0.02, "deep": 0.06}
+_RAREST = 128  # Largest number of calls from one detailed call to the next, if nanolib chooses it.
 
 
 @dataclass
@@ -61,6 +65,7 @@ def measure_overhead(
     modes: Mapping[str, ProfilingConfig],
     *,
     scope: str = "",
+    shares: Mapping[str, float] = DETAIL_SHARES,
     sink: Sink | None = None,
     budget_s: float = 10.0,
     rel_ci: float = 0.002,
@@ -76,6 +81,9 @@ def measure_overhead(
         call: Function that calls the model once.
         modes: Name of each mode -> its settings.
         scope: Start of the scope of the rows.
+        shares: Name of each mode whose number of calls k from one detailed call to the next nanolib
+            chooses, and the largest overhead of its detailed calls as a share. The other modes have
+            the `every_kth_token` of their settings.
         sink: Receiver of the profilers' rows.
         budget_s: Time after which measuring stops, s, but not before six rounds.
         rel_ci: Measuring stops when the half-width of each interval is at most this share.
@@ -84,8 +92,9 @@ def measure_overhead(
     Yields:
         `overhead` of each mode as a share of the bare call's wall time. The first row, `again`,
         compares bare calls with bare calls. The detail `cpu` is the overhead in CPU time of the
-        thread. `threads` is the share of time in which another thread reads power. `pass_ms` is
-        the time of a detailed call, and `plain_ms` is the time of a bare call.
+        thread. `threads` is the share of time in which another thread reads power. `plain_ms` is
+        the time of a bare call, `detailed_ms` is the time of a detailed call, and `detailed_every`
+        is k. Modes without details have no `detailed_ms` and no `detailed_every`.
     """
     synchronize = synchronizer(next(model.parameters()).device)
     calls = 1
@@ -122,11 +131,18 @@ def measure_overhead(
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
 
+    def every(name: str) -> int:
+        """Return the number of calls from one detailed call to the next."""
+        if name not in shares:
+            return modes[name].every_kth_token
+        extra = np.median(detailed[name].ratios()[:, 0] - watched.ratios()[:, 0])
+        return min(_RAREST, max(1, math.ceil(extra / shares[name])))
+
     def costs(name: str) -> np.ndarray:
         """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
         ratios = (again if name == _AGAIN else watched).ratios()
         if name in detailed:
-            ratios += (detailed[name].ratios() - ratios) / modes[name].every_kth_token
+            ratios += (detailed[name].ratios() - ratios) / every(name)
         return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(ratios).T])
 
     end = time.monotonic() + budget_s
@@ -143,7 +159,8 @@ def measure_overhead(
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
         (low, estimate, high), cpu = (costs(name) + threads).tolist()
         details = {"cpu": cpu, "threads": threads, "plain_ms": again.median_ms()}
-        details["pass_ms"] = detailed[name].median_ms() if name in detailed else 0.0
+        if name in detailed:
+            details |= {"detailed_ms": detailed[name].median_ms(), "detailed_every": every(name)}
         yield Measurement(
             "overhead",
             estimate,

@@ -1,6 +1,6 @@
 """Profile the blocks of a model in each call, and its modules and operations in each k-th call.
 
-Within its `with` statement, a profiler replaces `forward` of the timed modules. Hooks would take
+Within the `with` statement, a profiler replaces `forward` of the timed modules. Hooks would take
 four times as long, because `Module.__call__` has a fast path without hooks. The output of the model
 does not change.
 """
@@ -97,7 +97,7 @@ class LayerProfiler:
         self._open = []  # names of the running modules, outer ones first
         self._unread = []  # calls whose times and statistics stay on the device
         self._profiled = []  # calls whose operations torch's profiler has recorded
-        self._waiting = 0  # number of unread calls with details
+        self._waiting = 0  # number of unread detailed calls
         self._read_s = time.monotonic()
         self._number = 0
         self._index = functools.cache(lambda name: sink.name(name or "model") if sink else 0)
@@ -123,7 +123,7 @@ class LayerProfiler:
 
         @functools.wraps(entry)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if running:  # One entry has called another.
+            if running:  # One method of the model calls another.
                 return entry(*args, **kwargs)
             call = self._call = Call(self._number)
             is_detailed = every and self._number % every == 0
@@ -179,7 +179,7 @@ class LayerProfiler:
         return timed
 
     def _time_in_detail(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for detailed calls, with times that exclude the computing of statistics."""
+        """Wrap a module for detailed calls, with times that exclude computing statistics."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ class LayerProfiler:
         self._call.values.append((layer, statistic, value))
 
     def flush(self) -> None:
-        """Read marks and statistics and queue their rows, after one wait for the device."""
+        """Wait once for the device, read times and statistics, and queue their rows."""
         calls, self._unread, self._waiting = self._unread, [], 0
         self._read_s = time.monotonic()
         self._watch.synchronize()

@@ -15,8 +15,8 @@ from nanolib.params import StrictModel
 STATISTICS = ("mean_abs", "sd", "max_abs", "near_zero")
 _SAMPLE = 2048  # Largest number of elements in the sample of an output.
 
-# A large output has three tensors: a sample, the smallest element and the largest element of the
-# output. A small output has only a copy. The tensors stay on the device.
+# The sample of a large output has three tensors: some elements, the smallest element and the
+# largest element. The sample of a small output is a copy. The tensors stay on the device.
 OutputSample = tuple[torch.Tensor, ...]
 
 # A mark is a module, its caller, its start, its end, and the numbers of pauses before both moments.
@@ -42,8 +42,8 @@ class ModuleTime:
     Attributes:
         name: Name in `named_modules`, which is empty for the model itself.
         kind: Label of the module: `model`, `block`, or the name of its class.
-        inside: Name of the timed module that first called this module, or "" for the model. The
-            times of the modules that the model calls add up to the model's time.
+        inside: Name of the timed module that first called this module, or "" if the model did. The
+            times of modules that the model calls directly do not overlap.
         calls_ms: Time of each call that torch's profiler did not record, ms.
         passes: Calls that torch's profiler recorded.
         values: Name of a statistic -> a value per detailed call. Each output has `STATISTICS`. A
@@ -81,7 +81,7 @@ class Call:
 
 
 class Stopwatch:
-    """Read a device's own clock.
+    """Measure time on a device, with CUDA events or the host's clock.
 
     Attributes:
         is_cuda: Whether moments are CUDA events.
@@ -151,15 +151,16 @@ def summarize(
 class ProfilingConfig(StrictModel):
     """Settings of a profiler: which data it records, and how often.
 
-    nanolib validates each assignment. A new profiler copies its settings.
+    nanolib validates each assignment. A profiler copies the settings when you create the profiler,
+    so later assignments do not affect it.
 
     Attributes:
-        modules: Whether to time all modules in each k-th call. Every call times the blocks, and
-            the leaf modules outside blocks.
+        modules: Whether to time all modules in each k-th call. In every call, the profiler times
+            the blocks and the leaf modules outside blocks.
         capture_activations: Whether to summarize the outputs of timed modules in each k-th call.
         deep_profiling: Whether to profile operations or attention weights, alternately, in each
             k-th call.
-        every_nth_layer: Number n. The profiler times the modules of each n-th block only.
+        every_nth_layer: Number n. The profiler times the modules inside each n-th block only.
         every_kth_token: Number k of model calls from one detailed call to the next.
         near_zero: Magnitude below which activations and attention weights count as near zero.
         power_sample_interval_ms: Time between power samples, ms.

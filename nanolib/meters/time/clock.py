@@ -17,7 +17,7 @@ Device = str | torch.device
 
 
 class HostClock:
-    """Read `perf_counter_ns` around each call, and synchronize the device before each reading.
+    """Read `perf_counter_ns` around each phase, and synchronize the device before each reading.
 
     Args:
         synchronize: Function that waits for the device, or None if calls never return early.
@@ -75,7 +75,7 @@ _LONGEST_LAUNCH_MS = 100.0  # Three such rounds take as long as the longest slee
 
 
 class CudaClock:
-    """Record CUDA events around each phase and synchronize once, at the end of the block.
+    """Record CUDA events around each phase, and synchronize only before and after each block.
 
     The clock reads the GPU's sensors in each block, while the GPU computes.
 

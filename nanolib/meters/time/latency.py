@@ -199,7 +199,7 @@ def summarize(
     outliers: str = "keep",
     details: Mapping[str, Any] | None = None,
 ) -> Measurement:
-    """Summarize timings as a `latency` row: estimate, interval, flags and descriptive figures.
+    """Summarize timings as a `latency` row: estimate, interval, flags and descriptive statistics.
 
     Args:
         samples: Time of each call, ms, in order, shape [blocks · calls_per_block].

@@ -36,7 +36,8 @@ class Timer:
 
     Args:
         device: Device to synchronize before each reading.
-        use_cuda: Whether to use CUDA. Code of other suites gives `use_cuda` instead of `device`.
+        use_cuda: Whether to use CUDA. Code from other benchmark suites may give `use_cuda`
+            instead of `device`.
 
     Attributes:
         seconds: Name of a section → time of each of its runs, s.
@@ -107,7 +108,7 @@ class Timer:
             share = seconds / total if total else 0.0
             lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
         lines.append(f"{'total':<{width}}         {total:8.3f}")
-        write("\n".join(lines))  # One call does not mix the lines of several ranks.
+        write("\n".join(lines))  # One call keeps a rank's lines together.
 
 
 def _ranks() -> int:
@@ -119,7 +120,7 @@ class RankTimes(NamedTuple):
 
     Attributes:
         ms: Name → time of a call in each round, ms.
-        is_busy: Whether other processes disturbed each round.
+        is_busy: Whether other processes disturbed a round, for each round.
     """
 
     ms: dict[str, list[float]]

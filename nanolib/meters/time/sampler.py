@@ -79,10 +79,10 @@ class BlockSampler:
         self.stop = ""
 
     def begin(self) -> None:
-        """Call the phases twice and choose the size of a block.
+        """Call the phases twice and choose the size of a block. With `collect`, take all blocks.
 
-        The first call is cold and may compile. The second call sets the size of a block, and its
-        time is part of the budget.
+        The first call is cold and may compile. Then, a GPU warms up. The second call sets the size
+        of a block, and the time of this call is part of the budget.
         """
         timing = self._timing
         if timing.collect is not None:
@@ -143,7 +143,7 @@ class BlockSampler:
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:
-    """Return whether the interval of the steady state of `totals`, [blocks, calls], is narrow."""
+    """Return whether the steady state of `totals`, [blocks, calls], has a narrow interval."""
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:

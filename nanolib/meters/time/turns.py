@@ -16,7 +16,7 @@ from nanolib.stats.signed_ranks import hodges_lehmann
 
 ROUNDS = "rounds"  # Method of a `speed_up` row.
 _LABEL_S = 0.3  # Reading the load takes milliseconds, so several rounds share a reading.
-_FEW_BUSY = 0.25  # Largest share of busy rounds that nanolib leaves out.
+_FEW_BUSY = 0.25  # Largest share of rounds that nanolib leaves out, if fewer than 20 are clean.
 
 
 @dataclass
@@ -42,7 +42,8 @@ def take_turns(
     """Take blocks in rounds, in random order, until every sampler stops.
 
     Args:
-        samplers: Name → sampler that has begun. If a block fails, the function deletes its sampler.
+        samplers: Name → sampler that has begun. If `within` suppresses the error of a block, the
+            function deletes the sampler of that block.
         seed: Seed of the random order.
         within: Function from a name to the context of its block.
         enough: Function from the number of rounds to whether all samplers stop.
@@ -115,8 +116,8 @@ def speed_up_row(
     """Make the `speed_up` row of one call over another, from the rounds that have both.
 
     nanolib leaves out busy rounds if at least 20 rounds are clean. Six or more clean rounds are
-    enough if they are three quarters of all rounds. Otherwise, all rounds count, and the row has a
-    flag.
+    enough if they are at least three quarters of all rounds. Otherwise, all rounds count, and the
+    row has a flag.
 
     Args:
         rounds: Rounds from `take_turns`.

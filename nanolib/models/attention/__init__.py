@@ -46,7 +46,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def _module(kind: str) -> Any:
-    """Import the module of an attention when it is first used."""
+    """Import the module of an attention on first use."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(
             f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
@@ -81,7 +81,7 @@ def parse_options(kind: str, options: Any = None) -> Any:
 
 
 def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
-    """Select the options of one attention from a mapping that may have options of others.
+    """Select the options of one attention from a mapping that may have options of other attentions.
 
     Raises:
         BadInput: No attention has an option of this name, or a value is not valid.
@@ -100,7 +100,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
 
 
 def chooses_by_score(options: Any) -> bool:
-    """Return whether a learned score per token chooses the keys.
+    """Return whether an attention chooses its keys by a learned score per token.
 
     Example:
         >>> chooses_by_score(parse_options("sparse", {"pattern": "dca"}))
@@ -165,7 +165,7 @@ def work(
         heads: Number of query heads. With `per_head: true`, each head has its own mask.
 
     Returns:
-        Counts per head on average, or None if the counts depend on the input.
+        Counts per head on average, or None if the counts are unknown or depend on the input.
 
     Example:
         >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})
@@ -202,7 +202,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise BadInput(
-            f"k: {k.shape[1]} heads do not divide q's {q.shape[1]}; choose a divisor of the heads"
+            f"k: {k.shape[1]} heads do not divide q's {q.shape[1]} heads; choose a divisor of that number"
         )
     if causal and q.shape[2] > k.shape[2]:
         raise BadInput(

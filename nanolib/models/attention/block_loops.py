@@ -42,7 +42,7 @@ class Schedule(NamedTuple):
     Attributes:
         blocks: All blocks that see at least one key.
         heads: Number of heads in one product.
-        scores: Buffer for the scores of a block. New memory for each block would take longer.
+        scores: Buffer for the scores of a block. A new allocation for each block would be slower.
         keys: Buffer for gathered keys.
         scale: Factor on the scores.
     """
@@ -84,7 +84,7 @@ def backward(
     dv: Tensor,
     schedule: Schedule,
 ) -> None:
-    """Compute the gradients of `forward`, and compute its scores again.
+    """Compute the gradients of `forward` from recomputed scores.
 
     Args:
         q: Queries, shape [kv_heads, group, q_len, head_dim].
@@ -125,7 +125,7 @@ def set_rows(into: Tensor, x: Tensor, block: Block) -> None:
 
 
 def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> Tensor:
-    """Compute attention weights, shape [heads, group · rows, keys]. Hidden keys get zero."""
+    """Compute attention weights, shape [heads, group · rows, keys]. Hidden keys get weight 0."""
     heads, height = queries.size(0), queries.size(1)
     scores = schedule.scores[: heads * height * block.keys].view(heads, height, block.keys)
     torch.baddbmm(scores, queries, keys.transpose(1, 2), beta=0.0, alpha=schedule.scale, out=scores)

@@ -125,7 +125,7 @@ class BlockMask:
 
     @property
     def shared(self) -> bool:
-        """Whether all heads share one plan."""
+        """Whether all heads share the same blocks."""
         return len(self.plans) == 1
 
     def plan(self, head: int) -> Plan:
@@ -164,7 +164,9 @@ def work(q_len: int, kv_len: int, *, causal: bool, options: Options, heads: int 
 def static_mask(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, size: int | None = None
 ) -> BlockMask:
-    """Create the mask of a pattern that depends only on the shape, once for all layers and calls.
+    """Create the mask of a pattern that depends only on the shape.
+
+    All layers and calls with the same arguments share the cached mask.
 
     Args:
         options: Options of the pattern.
@@ -198,7 +200,7 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
     """
     if q_len > kv_len and options.pattern in TABLED:
         raise BadInput(
-            "q: has more queries than keys; for a pattern of tiles or documents give fewer queries, or use pattern window"
+            "q: has more queries than keys; for a pattern of tiles or documents, give fewer queries, or use pattern window"
         )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
@@ -229,7 +231,8 @@ def check_shared(
 ) -> None:
     """Check that your own mask is the same for all heads and sequences that share a mask.
 
-    nanolib compares only a mask that uses `h` or `b`, because a comparison evaluates every pair.
+    nanolib checks only a mask that uses its head or batch index, because the check evaluates every
+    query-key pair.
     """
     name = f"attention_options.mask_mod: {options.mask_mod}"
     mask_mod = PATTERNS["own"](PatternInputs(options, kv_len, heads, torch.device("cpu")))
@@ -275,7 +278,10 @@ def _plan(
 
 
 def _corners(start: int, stop: int, sides: Sequence[int]) -> np.ndarray:
-    """List both ends of [start, stop), and positions at which tiles of these sides begin or end."""
+    """List the ends of [start, stop), and the positions at which tiles begin or end.
+
+    `sides` contains the sides of the tiles, in tokens.
+    """
     inner = [np.arange(-(-start // side) * side, stop, side) for side in sides]
     begins = np.unique(np.concatenate([[start], *inner]))
     return np.unique(np.concatenate([begins, begins[1:] - 1, [stop - 1]]))

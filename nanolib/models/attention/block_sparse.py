@@ -25,7 +25,7 @@ from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
 from nanolib.torch_internals import FakeTensor, detect_fake_mode, dispatch_modes
 
-_SCORES = 2**18  # Number of scores of a product. In float32 they take 1 MiB of a core's cache.
+_SCORES = 2**18  # Number of scores of a product. In float32, they take 1 MiB of a core's cache.
 _Heads = list[tuple[int, int]]  # Each key head is a pair of batch and kv_head.
 
 
@@ -105,7 +105,7 @@ def _calls(
 
 
 def _buffer_sizes(blocks: list[QueryBlock], group: int, heads: int) -> tuple[int, int, int]:
-    """Return the heads per product, and the numbers of elements of both buffers."""
+    """Return the heads per product, and the numbers of scores and keys that the buffers contain."""
     most = max((block.keys for block in blocks), default=0)
     scores = max((block.height for block in blocks), default=0) * group * most
     together = max(1, min(heads, _SCORES // max(1, scores)))
@@ -149,7 +149,7 @@ def _over_heads(
     dispatch mode is active, the plain loop therefore runs in the calling thread.
     """
     q, k = by_query[0], by_key[0]
-    if isinstance(q, FakeTensor):  # A plan counts the memory of a loop without running the loop.
+    if isinstance(q, FakeTensor):  # A memory plan counts the bytes of a loop without running it.
         torch.empty(loop_bytes(name, q, k, mask), dtype=torch.uint8)
         return
     modes = dispatch_modes()
@@ -169,7 +169,7 @@ def _over_heads(
     heads = _key_heads(k)
     threads = min(torch.get_num_threads(), len(heads))
     if threads < 2 or modes:
-        with torch.autocast("cpu", enabled=False):  # Other threads never autocast.
+        with torch.autocast("cpu", enabled=False):  # As in other threads, which never autocast.
             run(heads)
         return
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
@@ -182,20 +182,20 @@ def _over_heads(
     try:
         list(_pool(threads).map(share, range(threads)))
     finally:
-        # The threads have also changed the number for new threads.
+        # The calls in the threads have also changed the default for new threads.
         torch.set_num_threads(before)
 
 
 def _schedule(
     plan: Plan, heads: int, group: int, q: Tensor, kv_len: int, scale: float
 ) -> block_loops.Schedule:
-    """Convert a mask to types that the loops accept, and allocate the buffers."""
+    """Convert the blocks of a mask to types that the loops accept, and allocate the buffers."""
     blocks = [block for block in plan if block.runs]
     together, scores, keys = _buffer_sizes(blocks, group, heads)
     converted = []
     for block in blocks:
         start = block.runs[0][0] if len(block.runs) == 1 else -1
-        # The keys of several heads follow each other.
+        # In the tensor of keys, each head follows the previous head.
         pieces = np.arange(together)[:, None] * (kv_len // block.unit) + block.pieces
         pieces, hidden = torch.from_numpy(pieces.ravel()), torch.from_numpy(block.hidden)
         sizes = *block.rows, block.keys, start, block.unit
@@ -217,7 +217,7 @@ def compiled_loop(name: str) -> Callable[..., None]:
     """Compile a loop of `block_loops` if torch can, so that no thread waits for Python's lock."""
     loop = getattr(block_loops, name)
     with _COMPILING, warnings.catch_warnings():
-        # torch deprecates TorchScript. Without TorchScript the plain function computes the same.
+        # torch deprecates TorchScript. The plain function computes the same result.
         warnings.simplefilter("ignore")
         try:
             return torch.jit.script(loop)

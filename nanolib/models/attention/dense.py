@@ -27,8 +27,8 @@ class Options(StrictModel):
 
     Attributes:
         backend: Backend of SDPA, or `auto` to let torch choose.
-        impl: Kernels of the backend `flash`. The empty string selects torch's own kernels, `FA3`
-            and `FA4` select those of flash-attn 3 and 4.
+        impl: Kernels of the backend `flash`. The empty string selects torch's own kernels. `FA3`
+            and `FA4` select the kernels of flash-attn 3 and 4.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -54,7 +54,7 @@ def activate(impl: str) -> None:
     A backward pass needs the kernels of its forward pass.
 
     Raises:
-        Unsupported: The package is not installed, or this version of torch does not support it.
+        Unsupported: flash-attn is not installed, or this version of torch cannot use its kernels.
     """
     global _active
     if impl == _active:
@@ -99,8 +99,8 @@ def attend(
 
 def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
-    # torch aligns causality at the start, and nanolib at the end. Both agree if q_len is kv_len.
-    # A single query sees every key.
+    # torch aligns causality at the start, and nanolib at the end. Both agree if q_len equals
+    # kv_len. A single query sees every key.
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(

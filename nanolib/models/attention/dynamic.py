@@ -1,7 +1,7 @@
 """Choose the keys that each head keeps, from the values of queries and keys.
 
 A chooser takes q, k, causal, options and scores, and returns a `Choice` on the device of q and k.
-The host waits for the device only in `Choice.blocks`. Add new choosers to `patterns.DYNAMIC` too.
+The host waits for the device only in `Choice.blocks`. List each new chooser in `patterns.DYNAMIC` too.
 """
 
 import functools
@@ -20,7 +20,7 @@ from nanolib.torch_internals import detect_fake_mode
 
 
 class Sizes(NamedTuple):
-    """The shape of the cells of a choice.
+    """The sizes that define the cells of a choice.
 
     Attributes:
         q_len: Number of queries.
@@ -46,7 +46,7 @@ class Cells:
     Each table is bool, shape [query blocks, key cells], and depends only on `sizes`.
 
     Attributes:
-        sizes: Shape of the cells.
+        sizes: Sizes that define the cells.
         own: Whether at least one query of a cell has the position of a key of the cell.
         allowed: Whether causality allows at least one pair of a cell.
         complete: Whether a cell ends within the sequence, and causality allows all pairs.
@@ -64,7 +64,7 @@ class Cells:
 
 @functools.lru_cache(maxsize=4)  # Tables of single keys are large: a byte per block and key.
 def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
-    """Return the cells of a shape. `planning` is the current mode of fake tensors, or None."""
+    """Return the cells of these sizes. `planning` is the current mode of fake tensors, or None."""
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
@@ -88,7 +88,7 @@ class Choice:
     Attributes:
         chosen: Whether a cell is kept, bool [batch, heads, query blocks, key cells]. The dimension
             of the heads is 1 if all heads share the choice.
-        cells: Tables that depend only on the shape.
+        cells: Tables that depend only on the sizes of the cells.
         heads: Number of query heads.
     """
 
@@ -181,17 +181,17 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 def threshold(
     q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None
 ) -> Choice:
-    """Keep the tiles on the diagonal, and the fewest tiles with `mass` of the estimated attention.
+    """Keep the tiles on the diagonal, and the fewest tiles whose attention sums to `mass`.
 
-    If causal, nanolib estimates only earlier tiles, because the mean of the keys on the diagonal
-    depends on later tokens.
+    nanolib estimates the attention of each tile. If causal, nanolib estimates the attention of
+    earlier tiles only, because the mean key of a tile on the diagonal depends on later tokens.
     """
     cells = _tiles(q, k, causal, options.block_size)
     estimated = _tile_scores(q, k, cells)
     estimated = estimated.masked_fill(cells.own, float("-inf")) if causal else estimated
     # The first row has no earlier tile, so its weights are 0 / 0.
     weights, order = torch.softmax(estimated, dim=-1).nan_to_num().sort(dim=-1, descending=True)
-    before = weights.cumsum(dim=-1) - weights  # mass of the better tiles
+    before = weights.cumsum(dim=-1) - weights  # Mass of the tiles with larger weights.
     kept = torch.zeros_like(estimated, dtype=torch.bool).scatter(-1, order, before < options.mass)
     return Choice((kept | cells.own) & cells.allowed, cells, q.shape[1])
 
@@ -228,10 +228,10 @@ def _tile_means(x: Tensor, size: int) -> Tensor:
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Keep a window, the tokens with the highest scores, and random keys.
 
-    Dynamic Context Allocation chooses the global tokens with a score of more than one standard
-    deviation above the mean, at least one and at most `global_tokens`. Each block of queries draws
-    its own random keys. If causal, a block of queries chooses among the tokens before the block.
-    Decoding with a cache then chooses the same tokens as a pass over the whole sequence.
+    Dynamic Context Allocation chooses the global tokens: tokens whose score is more than one
+    standard deviation above the mean, at least one and at most `global_tokens`. nanolib draws
+    random keys for each block of queries. If causal, nanolib chooses only among the tokens before
+    the block. Decoding with a cache then chooses the same tokens as a pass over the whole sequence.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
@@ -255,7 +255,7 @@ def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
 
     Args:
         scores: Score of each token, shape [batch, tokens].
-        known: Number of leading tokens among which each block chooses, int64 [blocks, 1].
+        known: Number of leading tokens from which to choose for each block, int64 [blocks, 1].
         most: Largest number of global tokens.
     """
     tokens = scores.shape[-1]
@@ -279,8 +279,9 @@ def _drawn(
     """Draw the random tokens of each block of queries.
 
     Returns:
-        Number of leading tokens among which each block chooses, int64 [blocks, 1], and the drawn
-        tokens, int64 [blocks, random_tokens]. A block without leading tokens has only `kv_len`.
+        Number of leading tokens from which to choose for each block, int64 [blocks, 1], and the
+        drawn tokens, int64 [blocks, random_tokens]. For a block without leading tokens, all
+        drawn tokens are the placeholder `kv_len`.
     """
     size, count = options.block_size, options.random_tokens
     places = [(start + kv_len - q_len) // size for start in range(0, q_len, size)]

@@ -1,7 +1,7 @@
 """Compute dense attention with flash-attn 2, 3 or 4.
 
 Version 4 is the pure Python package `flash-attn-4`. The first call of a kernel compiles the kernel.
-Versions 2 and 3 are built from source.
+Versions 2 and 3 are compiled extensions.
 """
 
 import functools
@@ -20,7 +20,7 @@ from nanolib.models.attention.reference import dense_work
 from nanolib.params import StrictModel
 
 Version = Literal["auto", 2, 3, 4]
-_MODULES = {  # The newest is first, because `auto` uses the first that can be imported.
+_MODULES = {  # The newest version is first, because `auto` uses the first importable version.
     4: ("flash_attn.cute",),
     3: ("flash_attn_interface", "flash_attn_3.flash_attn_interface"),
     2: ("flash_attn",),
@@ -31,7 +31,7 @@ class Options(StrictModel):
     """Options of `flash_attn`.
 
     Attributes:
-        version: Major version of flash-attn, or `auto` for the newest that is installed.
+        version: Major version of flash-attn, or `auto` for the newest installed version.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -48,7 +48,7 @@ def _imported(version: int) -> tuple[Callable[..., Any] | None, str]:
     for name in _MODULES[version]:
         try:
             return importlib.import_module(name).flash_attn_func, ""
-        except Exception as error:  # A binary for another torch can raise any exception.
+        except Exception as error:  # A binary for another torch version can raise any exception.
             errors.append(f"{type(error).__name__}: {error}")
     return None, "; ".join(errors)
 
@@ -86,12 +86,12 @@ def attend(
     """
     version = found_version(options.version)
     if version is None:
-        raise Unsupported(f"this needs {missing(options.version)}")
+        raise Unsupported(f"the attention needs {missing(options.version)}")
     if q.device.type != "cuda":
         raise Unsupported(f"flash_attn has no {q.device.type} kernel; use dense with backend flash")
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise Unsupported(
-            f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}"
+            f"flash_attn computes in float16 and bfloat16, not in {str(q.dtype).removeprefix('torch.')}; use bfloat16"
         )
     return call(version, q, k, v, causal, scale)
 

@@ -64,7 +64,7 @@ def computes_sparse(
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Return why FlexAttention cannot run on a device, or an empty string. Do not compile."""
+    """Return why FlexAttention cannot run on a device, or an empty string, without compiling."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
@@ -102,7 +102,7 @@ def attend(
     if detect_fake_mode():
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         return operation(q, k, v, lambda score, *_: score, mask.as_tuple(), scale, {}, (), ())[0]
-    if q.device.type == "cpu":  # FlexAttention refuses inputs that require a gradient here.
+    if q.device.type == "cpu":  # On CPU, FlexAttention refuses inputs that require grad.
         q, k, v = (x.detach() for x in (q, k, v))
     kernel = compiled(q.shape, k.shape, q.dtype, options)
     # With donated buffers, the backward pass could not run a second time.
@@ -128,7 +128,7 @@ def allow_repeated_backward() -> None:
 def compiled(*of: Any) -> Any:
     """Compile FlexAttention for one shape, dtype and pattern.
 
-    Without `fullgraph`, dynamo would silently run uncompilable parts without compiling them.
+    Without `fullgraph`, dynamo silently falls back to eager mode for code that it cannot compile.
     """
     return torch.compile(with_own_code(flex_attention), dynamic=False, fullgraph=True)
 
@@ -173,7 +173,7 @@ def drawn_mask(
             keys = block.positions // tile
             some[head, row, keys] = True
             part[head, row, keys[block.hidden_from :][block.hidden.any(axis=0)]] = True
-    # The end of the sequence cuts the last tiles.
+    # The last tiles may end beyond the sequence, so they are not whole.
     part[:, q_len // tile :] = True
     part[:, :, kv_len // tile :] = True
     made = with_window(options, q_len, kv_len, causal)

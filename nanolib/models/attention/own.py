@@ -42,7 +42,7 @@ def attend(
     """Call your function. See `nanolib.models.attention.attend`.
 
     Raises:
-        BadInput: The function does not exist, or returns another shape than that of `q`.
+        BadInput: The function does not exist, or returns a shape other than that of `q`.
     """
     out = _function(options.call)(scale_queries(q, scale), k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:

@@ -1,6 +1,7 @@
 """Compute attention over some of the keys, and merge such results by their log-sum-exp.
 
-Queries that share a key head become rows of one product, so that no key is copied.
+Queries that share a key head become rows of one product, so that nanolib does not repeat the keys.
+Only a causal mask requires repeated keys.
 """
 
 import math
@@ -16,14 +17,14 @@ _LOWEST = -math.inf
 def partial_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention over some of the keys, and the log-sum-exp that weighs the result.
+    """Compute attention over some of the keys, and the log-sum-exp that `merge` needs.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim]. kv_heads must divide heads, and kv_len
             may be 0.
         v: Values, with the shape of `k`.
-        causal: Whether query i sees only keys up to i. q_len must then be equal to kv_len.
+        causal: Whether query i sees only keys up to i. q_len must then equal kv_len.
         mask: Whether a query sees a key, bool [q_len, kv_len]. Use `mask` or `causal`, not both.
 
     Returns:
@@ -54,8 +55,8 @@ def scale_queries(q: Tensor, scale: float | None) -> Tensor:
 def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Give queries and keys the same number of heads.
 
-    Queries that share a key head become rows of one head, so results reshape to the shape of `q`.
-    Rows of one head would break a causal mask, so the function repeats keys if causal.
+    Queries that share a key head become rows of one head. Reshape the results to the shape of `q`.
+    A causal mask needs separate heads, so the function repeats the keys if causal.
     """
     batch, heads, q_len, head_dim = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
@@ -85,7 +86,7 @@ def _kernel(
     out, lse = out.to(wide_type(q)), lse.to(wide_type(q))
     if mask is None:
         return out, lse
-    # For rows without a key, kernels return NaN, 0 or the mean of v, and +inf or −inf.
+    # For rows without a key, kernels return NaN, 0 or the mean of v, with lse +inf or −inf.
     seen = mask.any(dim=-1)
     return torch.where(seen[:, None], out, 0.0), torch.where(seen, lse, _LOWEST)
 
@@ -100,14 +101,14 @@ def plain(
         scores = masked_scores(q, k, causal, mask, rows)
         lse = torch.logsumexp(scores, dim=-1)
         parts.append((torch.exp(scores - finite(lse)[..., None]) @ v, lse))
-    if len(parts) == 1:  # A single decoded token needs no copy.
+    if len(parts) == 1:  # A single part, as in decoding, needs no copy.
         return parts[0]
     out, lse = zip(*parts, strict=True)
     return torch.cat(out, dim=2), torch.cat(lse, dim=2)
 
 
 def few_rows(q: Tensor, k: Tensor) -> Iterator[slice]:
-    """Split the queries into slices whose scores use at most `_SCORE_BYTES`, if possible."""
+    """Split the queries into slices whose scores use at most 32 MiB, if possible."""
     row = max(1, q.shape[0] * q.shape[1] * k.shape[2]) * wide_type(q).itemsize
     step = max(1, _SCORE_BYTES // row)
     for start in range(0, q.shape[2], step):
@@ -142,5 +143,5 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
 
 
 def nonzero(total: Tensor) -> Tensor:
-    """Replace a zero sum of weights by one, since the weighted values are zero too."""
+    """Replace a zero sum of weights by one, because the weighted values are zero too."""
     return torch.where(total == 0, 1.0, total)

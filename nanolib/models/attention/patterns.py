@@ -5,9 +5,9 @@ the patterns by name. nanolib calls the `mask_mod` with arrays to find the kept 
 FlexAttention calls the `mask_mod` with tensors. nanolib adds causality to the pattern. Patterns
 that depend on the input are in `dynamic`.
 
-To find the kept tiles, nanolib evaluates a pattern for every query-key pair. This is slow for long
-sequences, so nanolib evaluates patterns in `BY_CORNERS` only at the edges of tiles and on the
-diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, the pattern must be
+By default, nanolib evaluates a pattern for all query-key pairs to find the kept tiles. This is slow
+for long sequences, so nanolib evaluates patterns in `BY_CORNERS` only at the edges of tiles and on
+the diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, the pattern must be
 constant, a band around the diagonal, a part of a document, or leading rows or columns.
 """
 
@@ -60,9 +60,8 @@ class Options(StrictModel):
         document_lengths: Lengths in tokens of the documents that `document` packs. The lengths
             repeat until the sequence is full.
         document_starts: First positions of the second and later documents, instead of lengths.
-        mask_mod: Your own mask for the pattern `own`, as `package.module:function`. A mask that
-            depends on the head needs `per_head: true`. The mask must be the same for all sequences
-            of a batch.
+        mask_mod: Mask for the pattern `own`, as `package.module:function`. A mask that depends on
+            the head needs `per_head: true`. All sequences of a batch must share one mask.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -99,14 +98,14 @@ class Options(StrictModel):
             )
         if list(self.document_starts) != sorted({*self.document_starts}):
             raise ValueError(
-                f"document_starts: {list(self.document_starts)} are not in rising order; sort them"
+                f"document_starts: {list(self.document_starts)} are not in rising order; sort them, and remove repeats"
             )
         if self.pattern == "own" or self.mask_mod:
             check_function("mask_mod", self.mask_mod)
         return self
 
     def masked_heads(self, heads: int) -> int:
-        """Return the number of different masks: `heads` with `per_head`, otherwise 1."""
+        """Return the number of different masks: `heads` if each head has its own, otherwise 1."""
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:
@@ -182,7 +181,8 @@ def strided(inputs: PatternInputs) -> MaskMod:
 def block(inputs: PatternInputs) -> MaskMod:
     """Keep the keys in the chunk of a query.
 
-    A chunk has (1 − `sparsity`) · kv_len tokens in whole tiles, or `window` without `sparsity`.
+    A chunk has (1 − `sparsity`) · kv_len tokens, rounded to whole tiles. Without `sparsity`, a
+    chunk has `window` tokens.
 
     Source: Qiu et al. (2020), Blockwise Self-Attention, arXiv 1911.02972.
     """
@@ -195,7 +195,7 @@ def block(inputs: PatternInputs) -> MaskMod:
 def random(inputs: PatternInputs) -> MaskMod:
     """Keep the tile of a query, and random tiles.
 
-    The kept share is 1 − `sparsity`. Without `sparsity`, the random tiles have `random_tokens`.
+    The kept share is 1 − `sparsity`. Without `sparsity`, random tiles have `random_tokens` tokens.
 
     Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -290,7 +290,7 @@ def static_mask_mod(
 
 
 def at_end(mask_mod: MaskMod, offset: int, causal: bool) -> MaskMod:
-    """Convert a `mask_mod` of positions to a `mask_mod` of queries that begin at `offset`."""
+    """Shift the queries of a `mask_mod` by `offset`, and hide later keys if `causal` is true."""
 
     def keeps(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         position = q_idx + offset

@@ -3,7 +3,7 @@
 A rank has one piece of the sequence, or two pieces that balance causal work (zigzag).
 
 The formulas of the traffic assume ring collectives, as in gloo, and as in NCCL for large messages.
-In an all-reduce over W ranks, each rank sends 2(W − 1)/W of its payload. In an all-gather, each
+In an all-reduce over W ranks, each rank sends its payload 2(W − 1)/W times. In an all-gather, each
 rank sends its payload W − 1 times. In an all-to-all, each rank sends (W − 1)/W of its payload.
 """
 
@@ -57,11 +57,11 @@ class Sharding:
 
     @property
     def total(self) -> int:
-        """Number of positions."""
+        """Number of positions in the sequence."""
         return sum(self.length(rank) for rank in range(self.world))
 
     def length(self, rank: int) -> int:
-        """Return the number of positions of a rank."""
+        """Return the number of positions in the pieces of a rank."""
         return sum(stop - start for start, stop in self.pieces[rank])
 
     def take(self, x: Tensor, rank: int, dim: int = 2) -> Tensor:
@@ -80,7 +80,7 @@ def _split(total: int, parts: int) -> list[Piece]:
 
 
 class Ranks:
-    """The ranks of a process group. Without a process group there is one rank.
+    """The ranks of a process group. Without a process group, there is one rank.
 
     Args:
         group: Process group, or None for all ranks.
@@ -115,7 +115,7 @@ class Ranks:
         here = layout.length(self.rank % layout.world)
         if layout.world != self.world or here != length:
             raise BadInput(
-                f"layout: has {layout.world} ranks, {here} positions here; give {self.world} ranks, {length} positions here"
+                f"layout: has {layout.world} ranks, {here} positions on this rank; give {self.world} ranks, {length} positions"
             )
         return layout
 
@@ -183,7 +183,7 @@ class Traffic:
 
     Attributes:
         rounds: Number of collectives and exchanges, one after another.
-        hops: Number of messages, one after another. In a ring of W ranks an all-reduce has
+        hops: Number of messages, one after another. In a ring of W ranks, an all-reduce has
             2(W − 1) messages and an all-gather has W − 1 messages.
         sent: Bytes that each rank sends, by rank.
     """
@@ -209,7 +209,7 @@ def traffic_of(
     Args:
         algorithm: Name of the algorithm, in `tree.ALGORITHMS` to decode, or `ring`, `zigzag` or
             `ulysses` for a whole sequence.
-        layout: Positions of the keys of each rank.
+        layout: Positions of the keys on each rank.
         batch: Number of sequences.
         heads: Number of query heads.
         kv_heads: Number of key heads.
@@ -224,7 +224,7 @@ def traffic_of(
         return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
-        # Outputs have the lengths of the other ranks. All lengths differ by at most one.
+        # A rank sends outputs for the other ranks, whose lengths differ from its own by at most one.
         sent = ((world - 1) / world * layout.length(rank) * row for rank in range(world))
         return Traffic(4, 4 * (world - 1), tuple(sent))
     if algorithm == "gather":

@@ -56,7 +56,7 @@ class Work:
     Attributes:
         kept: Query-key pairs that the mask keeps, per head on average.
         total: Query-key pairs of dense attention with the same causality.
-        kept_tiles: Tiles of the score matrix with a kept pair, per head on average.
+        kept_tiles: Tiles of the score matrix with at least one kept pair, per head on average.
         total_tiles: All tiles of the score matrix.
 
     Example:
@@ -76,7 +76,7 @@ class Work:
 
     @property
     def block_sparsity(self) -> float:
-        """Share of the tiles of the score matrix without a kept pair."""
+        """Share of the score matrix's tiles that contain no kept pair."""
         return 1 - self.kept_tiles / self.total_tiles
 
     def flops(self, batch: int, heads: int, head_dim: int) -> int:
@@ -95,7 +95,7 @@ def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
 
 
 def tile_count(length: int, size: int) -> int:
-    """Count the tiles of a length. The last tile may be shorter."""
+    """Count the tiles that cover a length. The last tile may be shorter."""
     return -(-length // size)
 
 

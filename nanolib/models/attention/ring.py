@@ -2,9 +2,9 @@
 
 Each rank keeps its queries, and passes keys and values to the next rank.
 
-By default, a hop overlaps with the computation of a block of keys. With causality and one piece per
-rank, the last rank computes `world` blocks and the first rank computes one block.
-`Sharding.zigzag` gives every rank the same work.
+By default, each transfer to the next rank (a hop) overlaps with the computation of a block of keys.
+With causality and one piece per rank, the last of W ranks computes W blocks, and the first rank
+computes one block. `Sharding.zigzag` gives every rank the same work.
 
 Source: Liu et al., Ring Attention (arXiv 2310.01889), with zigzag as in
 github.com/zhuzilin/ring-flash-attention.
@@ -50,7 +50,7 @@ def ring_attention(
             heads.
         v: This rank's values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
-        layout: Positions of each rank, or None for one piece per rank in order.
+        layout: Positions of the tokens on each rank, or None for one piece per rank, in rank order.
         group: Process group, or None for all ranks.
         scale: Factor on the scores, or None for head_dim ** -0.5.
         overlap: Whether a hop runs while the rank computes a block. Without overlap, a timer times
@@ -101,7 +101,7 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         causal, layout, ranks, overlap = ctx.rest
         grad_q = torch.zeros_like(q, dtype=out.dtype)
-        # The gradients of a rank's keys follow the keys one hop later, and return in the end.
+        # The gradients of a rank's keys follow the keys one hop later, and return to that rank.
         back = None
         for owner, keys, values in rotate(k, v, layout, ranks, overlap):
             with ranks.time("comp_blocks"):
@@ -131,7 +131,7 @@ class _Ring(torch.autograd.Function):
 def rotate(
     k: Tensor, v: Tensor, layout: Sharding, ranks: Ranks, overlap: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Pass keys and values around the ring. Yield each step's owner, keys and values."""
+    """Pass keys and values around the ring. In each step, yield them and the rank that owns them."""
     current, hop = [k, v], None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world

@@ -2,7 +2,7 @@
 
 Rank r computes the output o_r and the log-sum-exp lse_r over its own keys. The output over all keys
 is Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), where m is the largest lse_r. Three algorithms
-communicate these sums in different ways. The algorithms `ring` and `pass_q` are baselines.
+compute these sums across ranks in different ways. The algorithms `ring` and `pass_q` are baselines.
 
 Source: Shyam et al., Tree Attention (arXiv 2408.04093), and Yang et al. (arXiv 2411.01783) for
 `pass_q`.
@@ -49,16 +49,19 @@ def tree_attention_decode(
             heads. The number of keys may be 0, and may differ between ranks.
         v: This rank's values, with the shape of `k`.
         group: Process group, or None for all ranks.
-        algorithm: Name in `ALGORITHMS`. `three_allreduce` reduces the largest lse, the denominator
-            and the numerator. `fused` reduces both sums in one message. `gather` gathers outputs
-            and lse. `ring` passes keys and values around the ranks, and `pass_q` passes queries.
-        layout: Positions of each rank, one piece per rank in order. Without a layout, `ring` and
-            calls with several queries gather the lengths, and the host waits for the lengths.
+        algorithm: Name in `ALGORITHMS`. `three_allreduce` finds the largest lse_r, and then sums
+            the denominator and the numerator in separate messages. `fused` sums both in one
+            message. `gather` gathers o_r and lse_r from all ranks. `ring` passes keys and values
+            around the ranks, and `pass_q` passes queries.
+        layout: Positions of the keys on each rank. Each rank must have one piece, and the pieces
+            must be in rank order. Without a layout, `ring` and calls with several queries gather
+            the lengths, and the host waits for the lengths.
         scale: Factor on the scores, or None for head_dim ** -0.5.
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
-        Output with the shape and dtype of `q`, the same on every rank. It is zero without keys.
+        Output with the shape and dtype of `q`, the same on every rank. If no rank has a key,
+            the output is zero.
 
     Raises:
         BadInput: The algorithm is unknown, or the shapes do not fit each other or the layout.
@@ -106,7 +109,10 @@ class _Decode:
     ranks: Ranks | None
 
     def visible(self, rank: int) -> Tensor | None:
-        """Return whether a query sees a key of a rank, bool [q_len, local_len], or None for all."""
+        """Return whether a query sees a key of a rank, bool [q_len, local_len].
+
+        Return None if every query sees every key of the rank.
+        """
         q_len = self.q.shape[2]
         if q_len == 1:
             return None
@@ -186,7 +192,7 @@ def _ring(call: _Decode) -> Tensor:
 
 
 def _pass_q(call: _Decode) -> Tensor:
-    """Pass shares of the queries and their results so far, and leave keys on their rank."""
+    """Pass shares of the queries and their partial results around the ranks, but no keys."""
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
     rows = q.shape[1] // kv_heads * q.shape[2]

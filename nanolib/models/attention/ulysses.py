@@ -36,7 +36,8 @@ def ulysses_attention(
             ranks must divide kv_heads, or kv_heads must divide the number of ranks.
         v: This rank's values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
-        layout: Positions of each rank, one piece per rank, or None for pieces in order.
+        layout: Positions of the tokens on each rank, one piece per rank, or None for pieces in rank
+            order.
         group: Process group, or None for all ranks.
         scale: Factor on the scores, or None for head_dim ** -0.5.
         timer: Timer of the parts `comm_all_to_all` and `comp_attention`, as in `Ranks`.
@@ -53,7 +54,7 @@ def ulysses_attention(
     heads, kv_heads = q.shape[1], k.shape[1]
     if heads % world or (kv_heads % world and world % kv_heads):
         raise BadInput(
-            f"q, k: {heads} and {kv_heads} heads cannot be shared by {world} ranks; choose a number that divides both"
+            f"q, k: {heads} and {kv_heads} heads cannot be shared by {world} ranks; choose a number of ranks that divides both"
         )
     if kv_heads % world:
         k, v = (x.repeat_interleave(world // kv_heads, dim=1) for x in (k, v))

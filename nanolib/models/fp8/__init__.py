@@ -22,7 +22,7 @@ from nanolib.models.fp8.casts import (
 )
 from nanolib.models.user import silent
 
-_ALIGNMENT = 16  # Tensor cores take products whose sides are multiples of 16.
+_ALIGNMENT = 16  # Tensor cores multiply matrices whose sides are multiples of 16.
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
             pattern matches the whole name of a layer, or the last part of the name.
 
     Raises:
-        BadInput: A pattern matches no layer, no layer is left, or a side of a layer is not a
+        BadInput: A pattern matches no layer, no layer is left, or a side of a weight is not a
             multiple of 16.
     """
     layers = linear_layers(model)
@@ -125,8 +125,8 @@ def convert(
         recipe: Name of a recipe in `RECIPES` or `CONTROLS`. nanolib only emulates `CONTROLS`.
         excluded_modules: Patterns of layers, as in `chosen_layers`. Controls in `EVERYWHERE`
             convert the excluded layers too.
-        emulate: Whether to emulate the products. By default nanolib emulates on devices without FP8
-            tensor cores.
+        emulate: Whether to emulate the products. By default, nanolib emulates the products on devices
+            without FP8 tensor cores.
         rounded: Whether emulated layers round to bf16, as in `EmulatedLinear`.
 
     Returns:
@@ -134,8 +134,8 @@ def convert(
 
     Raises:
         BadInput: A pattern is not valid, the recipe is unknown, or a layer was not converted.
-        Unsupported: Without emulation, the device has no FP8 tensor cores, or the recipe is a
-            control.
+        Unsupported: The products are not emulated, and the device has no FP8 tensor cores, the
+            recipe is a control, or torchao is not installed.
     """
     wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)

@@ -28,7 +28,7 @@ class Cast:
     Attributes:
         format: Format of the cast: `e4m3` for values up to 448, `e5m2` for values up to 57,344,
             `bf16` without a scale, or empty for no cast.
-        granularity: What shares one scale: `tensor` for all values, or `row` for each row.
+        granularity: Values that share one scale: `tensor` for all values, or `row` for each row.
         power_of_2: Whether to round scales down to a power of two, so that scaling does not
             round.
         scaled: Whether to scale the operand.
@@ -77,7 +77,7 @@ def _all(**changes: Any) -> Recipe:
     return Recipe(**{name: replace(value, **changes) for name, value in vars(Recipe()).items()})
 
 
-# These recipes are known to be bad, so a valid comparison finds each of them worse.
+# These recipes are known to be bad, so a valid comparison finds each worse than bf16.
 CONTROLS = {
     "e5m2_everywhere": _all(format="e5m2"),
     "no_scaling": _all(scaled=False),
@@ -102,11 +102,11 @@ def recipe_of(name: str) -> Recipe:
 
 
 def round_to(x: Tensor, format: str) -> Tensor:
-    """Round to the nearest value of a format, ties to an even mantissa.
+    """Round to the nearest value of a format, with ties to an even mantissa.
 
-    A number between 2^e and 2^(e+1) becomes a multiple of 2^(e − mantissa bits). Below the smallest
-    normal exponent the step is constant (subnormal numbers). To round to a step, nanolib adds a
-    float32 number whose last bit has the size of the step.
+    A number between 2^e and 2^(e+1) becomes a multiple of the step 2^(e − mantissa bits). Below the
+    smallest normal exponent, the step is constant (subnormal numbers). To round to a step, nanolib
+    adds and then subtracts a float32 number whose last bit has the size of the step.
 
     Args:
         x: Tensor of any shape, float32 or narrower.
@@ -144,7 +144,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
 
 
 def round_trip(x: Tensor, cast: Cast, dim: int = -1) -> Tensor:
-    """Cast an operand, and divide it by its scale again. Without a format, return `x` itself.
+    """Cast an operand, and divide the result by the scale. Without a format, return `x` itself.
 
     Args:
         x: Tensor of any shape.
@@ -189,8 +189,8 @@ def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
 class EmulatedProduct(torch.autograd.Function):
     """Compute x · weightᵀ of operands in eight bits, forward and backward.
 
-    `apply` takes x, shape [..., in], the weight, shape [out, in], and the recipe. The result has
-    shape [..., out] and the dtype of x.
+    `apply` takes x (shape [..., in]), the weight (shape [out, in]), the recipe, and `rounded` as in
+    `EmulatedLinear`. The result has shape [..., out] and the dtype of x.
     """
 
     @staticmethod

@@ -4,7 +4,7 @@ const asked = new URLSearchParams(location.search), picks = all('#picks select')
 const chosen = name => document.getElementById(name)?.value ?? '';
 let turn = 0, queue = Promise.resolve();
 
-// Return the panels of a chart at the width of their place, with the rows of the chosen length.
+// Return the panels of a chart, as wide as their container, with the rows of the chosen length.
 function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length) {
   const kept = rows => rows.filter(row => !length || row.link_n == null || row.link_n == length);
   const shown = Object.fromEntries(Object.entries(datasets).map(([name, rows]) => [name, kept(rows)]));
@@ -42,7 +42,7 @@ function follow() {
   const machine = chosen('machine'), mine = ++turn;
   document.body.dataset.drawn = '';
   for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
-  // The list of lengths has only lengths that the chosen machine measured.
+  // The list of lengths has only lengths that were measured on the chosen machine.
   const here = new Set(['', ...all('section:not([hidden]) tr[data-n]').map(row => row.dataset.n)]);
   for (const one of all('#length option')) one.hidden = one.disabled = !here.has(one.value);
   if (!here.has(chosen('length'))) document.getElementById('length').value = '';

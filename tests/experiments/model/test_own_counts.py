@@ -49,14 +49,23 @@ def _generation(model, options, n, batch=1, dtype="float32", new_tokens=4):
     return GenerationCase("cpu", "m", model, options, "own", *shape, new_tokens=new_tokens)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("n", "batch"), [(64, 1), (200, 3)])
-def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, n, batch):
-    said = _generation(model, MODELS[model], n, batch).formulas()
-    seen = n + 1  # the prompt and itself
+@pytest.mark.parametrize(
+    ("model", "options", "n", "batch", "seen"),
+    [
+        *(
+            (model, options, 64, 1, 65) for model, options in MODELS.items()
+        ),  # the prompt and itself
+        *((model, options, 200, 3, 201) for model, options in MODELS.items()),
+        (MISTRAL, HF | {"sliding_window": 16}, 40, 1, 16),
+    ],
+)
+def test_one_tokens_flops_and_bytes_are_those_of_a_closed_form(model, options, n, batch, seen):
+    case = _generation(model, options, n, batch)
+    said = case.formulas()
     assert said["flops"] == batch * (LAYERS * 2 * LINEAR + PER_PAIR * seen + 2 * D * VOCAB)
-    cache = 2 * LAYERS * batch * n * KV
+    cache = 2 * LAYERS * batch * (seen - 1) * KV
     assert said["bytes"] == 4 * (LAYERS * LINEAR + D * VOCAB + NORMS + batch * D + cache)
+    assert case.plan().peaks
 
 
 def test_the_plan_of_decoding_holds_one_cache_and_so_does_a_run():
@@ -143,12 +152,3 @@ def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(froze
         flops, learning = 2 * body + 4 * head, head
     assert said["flops"] == n * flops
     assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
-
-
-def test_a_token_over_a_window_sees_and_reads_the_window():
-    case = _generation(MISTRAL, HF | {"sliding_window": 16}, 40)
-    said = case.formulas()
-    assert said["flops"] == LAYERS * 2 * LINEAR + PER_PAIR * 16 + 2 * D * VOCAB
-    weights = LAYERS * LINEAR + D * VOCAB + NORMS + D
-    assert said["bytes"] == 4 * (weights + 2 * LAYERS * 15 * KV)
-    assert case.plan().peaks

@@ -201,7 +201,7 @@ BAD = {
     "nowhere.json": "model: 'nowhere.json' is not a config file of transformers (FileNotFound",
     f"{TINY} --memory 5parsec": "memory: '5parsec' is not valid",
     f"{TINY} --memory {'9' * 400}GiB": "is not valid; use an amount such as 80GiB",
-    f"{TINY} --ranks 3 --batch-size 4": "ranks: 3 does not divide batch_size 4",
+    f"{TINY} --ranks 3 --batch-size 4": "ranks: must divide batch_size 4, got 3",
     f"{TINY} --dtype int3": "dtype: 'int3' is not a known dtype",
     f"{TINY} --kv-dtype int3": "kv_dtype: Input should be 'float32', 'bfloat16', 'float16' or",
     f"{TINY} --seq-len 0": "seq_len: Input should be greater than 0, got 0",
