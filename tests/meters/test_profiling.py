@@ -2,18 +2,19 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from nanolib.meters.layers import operations, overhead
+from nanolib.meters.layers import operations, overhead, recording
 from nanolib.meters.layers import profiler as profiler_module
 from nanolib.meters.layers.operations import write_trace
 from nanolib.meters.layers.overhead import measure_overhead
 from nanolib.meters.layers.profiler import LayerProfiler
-from nanolib.meters.layers.recording import ProfilingConfig
+from nanolib.meters.layers.recording import ProfilingConfig, Stopwatch
 
 
 class _Work(nn.Module):
@@ -223,3 +224,10 @@ def test_a_call_without_details_enters_one_function_per_timed_module(clock, conf
             sys.setprofile(None)
     # two neighbors of the blocks, three blocks, and the model
     assert sorted(entered) == [*["timed"] * 5, "watched"]
+
+
+def test_a_gpus_events_give_milliseconds_and_the_hosts_clock_nanoseconds(monkeypatch):
+    monkeypatch.setattr(recording, "synchronizer", lambda device: None)
+    events = SimpleNamespace(elapsed_time=lambda end: 0.25)
+    assert Stopwatch(torch.device("cuda")).nanoseconds(events, None) == 250_000
+    assert Stopwatch(torch.device("cpu")).nanoseconds(1, 8) == 7

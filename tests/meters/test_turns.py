@@ -144,3 +144,10 @@ def test_rounds_are_labeled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, 
     monkeypatch.setattr(turns, "load_between", lambda before, after: next(loads))
     busy = [one.is_busy for one in take_turns(samplers, seed=0)]
     assert busy == ([True] * 3 + [False] * 3) * 3 + [False] * 2  # the last ones are as those before
+
+
+def test_the_last_rounds_are_labeled_though_they_were_short(begun, monkeypatch):
+    monkeypatch.setattr(turns, "_LABEL_S", 1e9)
+    monkeypatch.setattr(turns, "load_between", lambda *_: CpuLoad(others=0.9, stolen=0.0))
+    samplers, _ = begun({"a": [10.0], "b": [12.0]})
+    assert all(one.is_busy for one in take_turns(samplers, seed=0))

@@ -5,6 +5,7 @@ import pytest
 from nanolib.measurement import Provenance
 from tests.report.cases import fp8_case, parity_case
 from tests.report.rows import ended
+from tests.shown import CHARTS
 
 REST = ". No clear difference between FP8 and bf16 for size 1."
 
@@ -45,3 +46,11 @@ def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_ta
     assert not any("known-bad" in line for line in lines)
     lines = say("fp8", [recipe, parity_case("off_by_2", "inconclusive", 0.5, control=True)])
     assert any("did not detect off by 2 as known-bad: an" in line for line in lines)
+
+
+@pytest.mark.parametrize(("steps", "sure"), [(400, True), (20, False)])
+def test_a_point_of_a_short_training_is_hollow(measured, steps, sure):
+    rows = measured("fp8", [parity_case("row_wise", "equivalent", 0.0005, steps=steps)])
+    datasets = CHARTS["fp8_parity"](rows).to_dict()["datasets"].values()
+    points = [point for points in datasets for point in points if "series" in point]
+    assert points and all(point["sure"] == sure for point in points)
