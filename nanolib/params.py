@@ -167,7 +167,7 @@ def _not_plain(value: Any) -> str:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"give text, finite numbers, lists and mappings only ({error})"
+        return f"give text, finite numbers, booleans, null, lists or mappings ({error})"
     for leaf in _leaves(value):
         if isinstance(leaf, int) and abs(leaf) > _MOST_INT:
             return f"give a number up to {_MOST_INT}"

@@ -2,9 +2,10 @@
 
 A block of A and a block of B form a pair, in random order, so drift of the machine affects both
 equally. `nano ab` measures in many pairs of processes, because a process's position in memory and
-on the cores changes its speed. Each pair of processes counts as one sample. A measurement ends when
-the ratio is precise enough or the time limit is reached, and never because the result is
-significant. `nano ab` then judges all samples once.
+on the cores changes its speed. With at least six pairs of processes, each pair counts as one
+sample. With fewer, each pair of blocks does. A measurement ends when the ratio is precise enough or
+the time limit is reached, and never because the result is significant. `nano ab` then judges all
+samples once.
 """
 
 import contextlib
@@ -86,7 +87,7 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
     how = {"threshold": settings.threshold, "direction": settings.direction}
     a, b = pairs.data()
-    if settings.direction is Direction.HIGHER:  # A rate is the same work divided by the time.
+    if settings.direction is Direction.HIGHER:  # The work is the same, so 1 / rate is a time.
         a, b = 1 / a, 1 / b
     return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
 

@@ -193,7 +193,8 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 def _list_imports(_request: dict[str, Any], root: Path) -> None:
     """Send the names of modules outside the version, and of variables that the code has set.
 
-    The modules are in import order. They are, for example, packages of the environment.
+    Modules outside the version are, for example, packages of the environment. The modules are in
+    import order.
     """
     elsewhere = [
         name

@@ -16,7 +16,7 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 @click.group(cls=Commands, context_settings=_HELP)
 @click.version_option(nanolib.__version__, prog_name="nano")
 def main() -> None:
-    """Measure transformers on this machine. Every number shows its method and its interval."""
+    """Measure transformers on this machine. Each measurement has its method and its interval."""
 
 
 for command in (

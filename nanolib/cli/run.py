@@ -214,7 +214,7 @@ def _show_failures(run_ids: list[str]) -> None:
 @json_option
 @option("--budget", 2.0, "Time limit per peak rate, in seconds.", "SECONDS")
 @option(
-    "--sustained", 0.0, "Time of a sustained run of each matrix product, in seconds.", "SECONDS"
+    "--sustained", 0.0, "Run each matrix product for this long, in seconds. 0 skips it.", "SECONDS"
 )
 @output_option
 def doctor(as_json: bool, budget: float, sustained: float) -> None:

@@ -211,7 +211,7 @@ def _timing_line(
     if Flag.NO_STEADY_STATE in {*then["flags"], *now["flags"]}:
         reason = "no steady state in one run; measure again"
     elif not (len(then["samples"]) and len(now["samples"])):
-        reason = "only one sample; no verdict"
+        reason = "a time without samples; no verdict"
     else:
         try:
             verdict = compare(*blocks, threshold=threshold, spread=spread)

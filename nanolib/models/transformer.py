@@ -166,7 +166,7 @@ def _initialize(model: nn.Module, num_layers: int) -> None:
 
 
 class Transformer(nn.Module):
-    """The model that `NanoConfig` describes.
+    """Transformer with the architecture of a `NanoConfig`.
 
     Example:
         >>> model = Transformer(NanoConfig(num_layers=2, d_model=64, vocab_size=256))

@@ -105,7 +105,7 @@ class Lines:
 
 
 class Tables:
-    """The main table of a section, unfolded, and all other tables that have a line.
+    """The tables of a section: the main table, expanded, and the other non-empty tables, collapsed.
 
     Args:
         section: Section of the report.

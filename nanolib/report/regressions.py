@@ -104,7 +104,7 @@ def comparison_verdict(found: Comparison) -> list[Finding]:
         _counts(found, "The newest runs were compared with earlier runs"),
         *(Finding("The comparison has a limitation", noise) for noise in found.noise),
         *_changed(found),
-        Finding(drift, next_step="run nano ab REV_A REV_B to measure both in turns"),
+        Finding(drift, next_step="run nano ab REV_A REV_B to measure the two revisions in turns"),
     ]
 
 

@@ -280,7 +280,8 @@ def _serve(
 ) -> None:
     """Measure cases in the fresh process, and send pairs of a case id and a value.
 
-    The value is None before code of the case runs, then each row, and finally the outcome.
+    A value is None each time code of the case is about to run, or a new row. The last value of a
+    case is its outcome.
     """
 
     def report(case_id: str, what: Any = None) -> None:

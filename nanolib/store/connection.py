@@ -162,7 +162,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def unusable(path: Path, error: Exception) -> str:
-    """Return an error message about a file that cannot be used, with a remedy."""
+    """Return an error message that says why a file cannot be used, and what to do."""
     problem = f"cannot be opened ({error}); name another file, or move the file away"
     if "is locked" in str(error):
         problem = "is locked by another program; close that program, or name another file"

@@ -230,7 +230,7 @@ _SLOW_S = 0.01  # A collection that takes as long as two blocks is slow.
 
 @contextmanager
 def _freezing() -> Iterator[bool]:
-    """Yield whether the caller may freeze objects, and unfreeze all objects at the end."""
+    """Yield whether the caller may freeze objects. If so, unfreeze all objects at the end."""
     global _frozen_here
     # Counting torch's 500,000 objects takes 20 ms, so a variable remembers nanolib's own freeze.
     if _frozen_here or gc.get_freeze_count() > _AT_START:

@@ -134,8 +134,8 @@ def convert(
 
     Raises:
         BadInput: A pattern is not valid, the recipe is unknown, or a layer was not converted.
-        Unsupported: The products are not emulated, and the device has no FP8 tensor cores, the
-            recipe is a control, or torchao is not installed.
+        Unsupported: Without emulation, one of these conditions is true: the device has no FP8
+            tensor cores, the recipe is a control, or torchao is not installed.
     """
     wanted = recipe_of(recipe)
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
