@@ -87,7 +87,7 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
 def _compare(pairs: Pairs, settings: Settings) -> Verdict:
     how = {"threshold": settings.threshold, "direction": settings.direction}
     a, b = pairs.data()
-    if settings.direction is Direction.HIGHER:  # The work is the same, so 1 / rate is a time.
+    if settings.direction is Direction.HIGHER:  # For equal work, time is 1 / rate.
         a, b = 1 / a, 1 / b
     return compare_processes(b / a, **how) if pairs.by_process else compare_paired(a, b, **how)
 

@@ -50,8 +50,8 @@ class Params(OwnModelParams):
             sensor, or empty for this machine's own power.
         profiling: Profiling modes whose overhead is measured, or empty for none. The deepest
             mode profiles the layers.
-        detail_every_n_calls: Number of calls from one detailed call to the next, or 0 to limit
-            the overhead of detailed calls to 2 % (`standard`) and 6 % (`deep`).
+        detail_every_n_calls: Number of calls from one detailed call to the next, or 0 to aim
+            at an overhead of 2 % (`standard`) and 6 % (`deep`) for detailed calls.
         detail_every_n_layers: Number of layers from one detailed layer to the next.
     """
 

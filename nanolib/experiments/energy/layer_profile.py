@@ -31,9 +31,9 @@ def profile(
 ) -> Measurements:
     """Measure the overhead of each profiling mode, and then profile calls in a window.
 
-    Unless `detail_every_n_calls` sets how often calls are detailed, the overhead sets it. The
-    window has at least twelve calls and records at least two calls in detail. The samples and
-    statistics of the window are also stored in the trace of the case.
+    The row of the deepest mode sets how often the window records a call in detail. The window has
+    at least twelve calls and records at least two calls in detail. The samples and statistics of
+    the window are also stored in the trace of the case.
 
     Args:
         phase: Phase of the model, and first word of the scope of each row.
@@ -47,12 +47,18 @@ def profile(
         `layer_energy` row per layer and source (J per call), from the layer's share of the time. An
         `overhead` row per mode, and a row that compares the baseline with itself.
     """
-    *_, (deepest, config) = modes.items()
-    for row in _overheads(phase, model, call, modes, params):
-        yield row
-        if row.scope == f"{phase} {deepest}":
-            k = row.details.get("detailed_every", config.every_kth_token)
-            config = config.replace(every_kth_token=k)
+    *_, config = modes.values()
+    limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
+    shares = {} if params.detail_every_n_calls else DETAIL_SHARES
+    # The rows go to a temporary database, so that writing is part of the overhead.
+    folder = TemporaryDirectory(prefix="nanolib-overhead-")
+    with folder, Store(Path(folder.name) / "traces.sqlite") as store:
+        store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
+        sink = store.new_trace("overhead", phase)
+        rows = [*measure_overhead(model, call, modes, shares, scope=phase, sink=sink, **limits)]
+    yield from rows
+    if config.has_details:
+        config = config.replace(every_kth_token=rows[-1].details["detailed_every"])
     trace = traces.current()
     device = next((weight.device for weight in model.parameters()), "cpu")
     sample_s = config.power_sample_interval_ms / 1e3
@@ -73,28 +79,6 @@ def profile(
         row = _layer_row(phase, layer, whole)
         yield row
         yield from _energy_rows(row, meter, window, calls)
-
-
-def _overheads(
-    phase: str,
-    model: nn.Module,
-    call: Callable[[], object],
-    modes: dict[str, ProfilingConfig],
-    params: Any,
-) -> Measurements:
-    """Measure the overhead of each mode, with rows that go to a temporary database.
-
-    Writing the rows is thus part of the overhead.
-    """
-    limits = {"budget_s": params.budget_s, "rel_ci": params.rel_ci}
-    shares = {} if params.detail_every_n_calls else DETAIL_SHARES
-    folder = TemporaryDirectory(prefix="nanolib-overhead-")
-    with folder, Store(Path(folder.name) / "traces.sqlite") as store:
-        store.add(Run(experiment="overhead", machine={"machine_id": ""}, run_id="overhead"))
-        sink = store.new_trace("overhead", phase)
-        yield from measure_overhead(
-            model, call, modes, scope=phase, shares=shares, sink=sink, **limits
-        )
 
 
 def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:

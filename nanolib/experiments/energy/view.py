@@ -121,8 +121,8 @@ def overhead_table(rows: pd.DataFrame) -> pd.DataFrame:
             for end, share in zip(("_low", "", "_high"), values, strict=True):
                 line |= {f"{name}{end}": share, f"{name}_percent{end}": 100 * share}
         line |= {"mode": row["scope"].split()[-1], "n": row["n"]}
-        times = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
-        lines.append(line | times | {"wall_busy": Flag.BUSY_MACHINE in row["flags"]})
+        calls = {name: details.get(name) for name in ("plain_ms", "detailed_ms", "detailed_every")}
+        lines.append(line | calls | {"wall_busy": Flag.BUSY_MACHINE in row["flags"]})
     return pd.DataFrame(lines)
 
 

@@ -171,11 +171,12 @@ def _changes(table: pd.DataFrame) -> Iterator[Finding]:
                 parts.append(f"{ratio} ({CALLS[scope]}, {words[order]})")
                 compared += (pair,)
         if parts:
-            of = f"{row['name']} {row['dtype']} relative to {base} at {int(row['seq_len'])} tokens"
+            name, tokens = f"{row['name']} {row['dtype']}", int(row["seq_len"])
+            text = f"The speed of {name} relative to {base} at {tokens} tokens is "
             evidence = ""
             if pd.notna(row["difference"]):
                 evidence = f"the relative error of the logits is {row['difference']:.1e}"
-            yield Finding(f"The speed of {of} is {join_words(parts)}", evidence, compared=compared)
+            yield Finding(text + join_words(parts), evidence, compared=compared)
 
 
 _WAYS = {

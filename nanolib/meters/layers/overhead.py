@@ -23,7 +23,7 @@ _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
 _LEAST_BLOCK_S = 0.01  # In practice, many calls share the time to read and queue their rows.
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
-# Largest overhead of the detailed calls of each mode, as a share of the time of all calls.
+# Intended overhead of the detailed calls of each mode, as a share of a bare call's time.
 DETAIL_SHARES = {"standard": 0.02, "deep": 0.06}
 _RAREST = 128  # Largest number of calls from one detailed call to the next, if nanolib chooses it.
 
@@ -63,9 +63,9 @@ def measure_overhead(
     model: nn.Module,
     call: Call,
     modes: Mapping[str, ProfilingConfig],
+    shares: Mapping[str, float] = DETAIL_SHARES,
     *,
     scope: str = "",
-    shares: Mapping[str, float] = DETAIL_SHARES,
     sink: Sink | None = None,
     budget_s: float = 10.0,
     rel_ci: float = 0.002,
@@ -80,10 +80,10 @@ def measure_overhead(
         model: Model to profile.
         call: Function that calls the model once.
         modes: Name of each mode -> its settings.
+        shares: Name of a mode -> intended overhead of its detailed calls, as a share. nanolib
+            chooses the number of calls k from one detailed call to the next for these modes, at
+            most 128. For other modes, k is the `every_kth_token` of their settings.
         scope: Start of the scope of the rows.
-        shares: Name of each mode whose number of calls k from one detailed call to the next nanolib
-            chooses, and the largest overhead of its detailed calls as a share. The other modes have
-            the `every_kth_token` of their settings.
         sink: Receiver of the profilers' rows.
         budget_s: Time after which measuring stops, s, but not before six rounds.
         rel_ci: Measuring stops when the half-width of each interval is at most this share.
@@ -131,18 +131,22 @@ def measure_overhead(
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
 
+    def extra(name: str) -> np.ndarray:
+        """Return the extra time of each detailed call, relative to a bare call, shape [rounds, 2]."""
+        return detailed[name].ratios() - watched.ratios()
+
     def every(name: str) -> int:
         """Return the number of calls from one detailed call to the next."""
         if name not in shares:
             return modes[name].every_kth_token
-        extra = np.median(detailed[name].ratios()[:, 0] - watched.ratios()[:, 0])
-        return min(_RAREST, max(1, math.ceil(extra / shares[name])))
+        more = np.median(extra(name)[:, 0])
+        return min(_RAREST, max(1, math.ceil(more / shares[name])))
 
     def costs(name: str) -> np.ndarray:
         """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
         ratios = (again if name == _AGAIN else watched).ratios()
         if name in detailed:
-            ratios += (detailed[name].ratios() - ratios) / every(name)
+            ratios += extra(name) / every(name)
         return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(ratios).T])
 
     end = time.monotonic() + budget_s
