@@ -35,7 +35,7 @@ if "OWN_CLOCK" in os.environ:
 """
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
-GATE = ACTION["runs"]["steps"][2]
+INSTALL, GATE = ACTION["runs"]["steps"][1:3]
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
@@ -121,6 +121,12 @@ def test_the_wheel_makes_a_folder_in_which_nano_runs(project):
     small = ["-pseq_lens=[64]", "-pattention_types=[dense]", "-pquality_patterns=[]"]
     dry = project.nano("run", "quick", "attention", "--dry-run", *small, inside="bench")
     assert dry.returncode == 0 and "attention: 3 cases" in dry.stdout, dry.stderr
+
+
+def test_the_action_installs_nanolib_from_its_own_folder():
+    """Not by its name, which elsewhere is another project's."""
+    assert INSTALL["run"] == 'python -m pip install $NANO_INSTALL -e "${{ github.action_path }}"'
+    assert INSTALL["env"] == {"NANO_INSTALL": "${{ inputs.install }}"}
 
 
 def _gate(project, tmp_path, call):

@@ -5,6 +5,7 @@ import pytest
 from nanolib.experiments.energy import cases as energy
 from nanolib.experiments.energy.live import LivePower
 from nanolib.experiments.energy.view import energy_table, overhead_table
+from nanolib.meters.energy.source import read_trace
 from nanolib.store import Store
 from tests.experiments.own import TINY
 from tests.measuring import rows_of
@@ -18,6 +19,10 @@ def _trace(folder, count, *watts):
     file = folder / "trace.csv"
     file.write_text("\n".join(["t_s,power_w", *lines, ""]))
     return file
+
+
+def test_a_recording_begins_at_zero(tmp_path):
+    assert read_trace(_trace(tmp_path, 2, 5, 7)) == ([0.0, pytest.approx(0.05)], [5.0, 7.0])
 
 
 def test_what_it_gives_is_replayed_in_rows_words_and_pictures(tmp_path):

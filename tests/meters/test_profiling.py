@@ -207,6 +207,18 @@ def test_a_gpus_kernels_are_traced(tmp_path, monkeypatch):
     assert asked.value.args == (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
+def test_a_gpus_kernels_are_traced_where_there_is_one(tmp_path, monkeypatch, device):
+    def profile(activities, **options):
+        raise LookupError(*activities)
+
+    monkeypatch.setattr(operations, "profile", profile)
+    with pytest.raises(LookupError) as asked:
+        write_trace(X.neg, tmp_path / "case.json", device)
+    kinds = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
+    assert asked.value.args == kinds[: 1 + device.startswith("cuda")]
+
+
 @pytest.mark.parametrize("config", [ProfilingConfig(), ProfilingConfig.deep(every_kth_token=100)])
 def test_a_call_without_details_enters_one_function_per_timed_module(clock, config):
     model, entered = _Model(clock), []

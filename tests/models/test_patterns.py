@@ -1,5 +1,7 @@
 """Options of the sparse patterns: their limits, what must be given, and the masks that they describe."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,10 @@ def test_a_bag_of_options_gives_each_kind_its_own_and_refuses_what_is_none_of_th
         (
             {"pattern": "threshold", "sparsity": 0.5},
             "sparsity: threshold has no sparsity to set; set mass",
+        ),
+        (
+            {"pattern": "prefix_lm", "sparsity": 0.5},
+            "sparsity: prefix_lm has no sparsity to set; set mass",
         ),
         ({"pattern": "document"}, "document_lengths: pattern document needs either"),
         (
@@ -122,6 +128,7 @@ def _own(name, **more):
 @pytest.mark.parametrize(
     ("name", "per_head", "batch", "message"),
     [
+        ("even_distance", False, 1, "even_distance differs between heads; set per_head: true"),
         ("window_per_head", False, 1, "window_per_head differs between heads; set per_head: true"),
         ("document_per_sequence", False, 2, "differs between sequences of a batch"),
         ("document_per_sequence", True, 2, "differs between sequences of a batch"),
@@ -161,6 +168,14 @@ def _model(**options):
     overrides = sizes | {"attention_options": {"block_size": 16} | options}
     case = "cpu", "", "decoder_tiny", overrides, "sparse", 48, 2, "float32", "inference"
     return ModelCase(*case)
+
+
+def test_the_flops_of_a_model_are_those_of_each_heads_own_mask():
+    case = _model(**_own("even_distance", per_head=True))
+    h, query, key = torch.meshgrid(*map(torch.arange, (4, 48, 48)), indexing="ij")
+    hidden = int(((key <= query) & ~mask_mods.even_distance(0, h, query, key)).sum())
+    dense = replace(case, attention_type="dense").counted.flops
+    assert dense - case.counted.flops == 2 * 2 * 4 * 16 * hidden  # layers, batch, 4 · head_dim
 
 
 def test_a_mask_of_ones_own_is_planned_as_the_pattern_that_it_equals(tmp_path, monkeypatch):

@@ -119,6 +119,14 @@ def test_ulysses_refuses_heads_that_do_not_share_out(monkeypatch):
         ulysses_attention(*qkv(1, 4, 2, 2, 2))
 
 
+def test_a_rank_without_keys_has_gradients_of_zero():
+    q, k = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 0, 4)
+    lse = torch.full((1, 2, 3), -torch.inf)
+    grads = plain_gradients(q, q, torch.zeros_like(q), lse, k, k, False)
+    assert [grad.shape for grad in grads] == [q.shape, k.shape, k.shape]
+    assert not grads[0].any()
+
+
 @pytest.mark.parametrize("rows", [5, 12])  # of twelve queries so many at once
 @pytest.mark.parametrize("causal", [False, True])
 def test_devices_without_the_kernel_compute_the_same(monkeypatch, causal, rows):

@@ -48,6 +48,11 @@ SOURCE = """
     def uses_up(shape):
         return Bag(**{name: shape.pop(name) for name in list(shape)})
 
+    def recurrent():
+        model = Bag()
+        model.layer = torch.nn.LSTM(8, 8)
+        return model
+
     def configured():
         model = Bag()
         model.config = type("Config", (), {"use_cache": True})()
@@ -104,6 +109,11 @@ def test_what_code_keeps_of_a_plan_has_no_part_in_the_run_that_follows(module, c
     assert type(logits) is torch.Tensor and logits.isfinite().all()
 
 
+def test_a_recurrent_layer_computes_in_the_type_that_was_asked_for(module):
+    layer = build_model(f"{module}:recurrent", {}, "cpu", "bfloat16").layer
+    assert layer(torch.ones(2, 8, dtype=torch.bfloat16))[0].dtype is torch.bfloat16
+
+
 def test_a_configuration_that_speaks_of_a_cache_asks_for_no_argument(module):
     model = build_model(f"{module}:configured", {}, "cpu", "float32")
     assert logits_of(model)(IDS).shape == (1, 4, 256)
@@ -121,11 +131,14 @@ def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_pat
     assert {path.name for path in tmp_path.iterdir()} <= {f"{module}.py", "__pycache__"}
 
 
-def test_a_misspelled_option_is_refused_in_one_line():
+@pytest.mark.parametrize(
+    ("option", "hint"), [("head_dm", "did you mean head_dim?"), ("foo", "leave it out")]
+)
+def test_a_misspelled_option_is_refused_in_one_line(option, hint):
     pytest.importorskip("transformers")
     with pytest.raises(BadInput) as caught:
-        hugging_face_config("hf:Qwen3MoeForCausalLM", {"head_dm": 1})
-    message = "model_options: 'head_dm' is not a field of Qwen3MoeConfig; did you mean head_dim?"
+        hugging_face_config("hf:Qwen3MoeForCausalLM", {option: 1})
+    message = f"model_options: {option!r} is not a field of Qwen3MoeConfig; {hint}"
     assert caught.value.lines == (message,)
 
 

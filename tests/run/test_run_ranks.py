@@ -64,3 +64,9 @@ def test_ranks_end_where_the_signal_that_says_so_is_ignored(run):
         assert len(run(rank_bodies.answer)) == 1
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+def test_what_ranks_cannot_import_is_said(run):
+    body = type("Body", (), {"__module__": "nanolib.nothing", "__qualname__": "rank"})
+    with pytest.raises(RankFailed, match=r"rank 0 of 1 raised ModuleNotFoundError: .*nothing'"):
+        run(body)

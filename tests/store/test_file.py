@@ -16,14 +16,17 @@ from nanolib.measurement import BadInput
 from nanolib.paths import checkout, put_in_place
 from nanolib.store import Store
 from nanolib.store.connection import WAIT_S
+from nanolib.store.schema import SCHEMA_VERSION
 from tests.store.rows import make_run
 
 
-def test_it_is_made_with_its_folder_and_is_read_while_it_is_written(tmp_path, monkeypatch):
+def test_it_is_made_with_its_folder_and_the_pragmas_are_in_force(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLIB_OUTPUT", str(tmp_path / "deep" / "out"))
     with Store() as store:
         assert store.path.parent == tmp_path / "deep" / "out" and store.runs().empty
-        for name, value in {"journal_mode": "wal", "busy_timeout": 1000 * WAIT_S}.items():
+        expected = {"journal_mode": "wal", "foreign_keys": 1, "auto_vacuum": 2, "synchronous": 1}
+        expected |= {"busy_timeout": 1000 * WAIT_S, "user_version": SCHEMA_VERSION}
+        for name, value in expected.items():
             assert store.connection.execute(f"PRAGMA {name}").fetchone() == (value,)
 
 

@@ -20,3 +20,9 @@ def test_a_table_of_any_length_is_judged_as_nano_ab_does(generations, units, cal
     recording = Recording([Generation(block.T, []) for block in blocks])
     verdicts = [judge(replay_ab(recording, units, rng, 60.0)) for _ in range(20)]
     assert sum(is_called(verdict, units) for verdict in verdicts) == pytest.approx(called, abs=2)
+
+
+def test_too_few_blocks_have_no_verdict_and_are_not_called():
+    recording = Recording([Generation(np.ones((len(UNITS), 3)), [])])
+    verdict = judge(replay_ab(recording, 110.0, np.random.default_rng(0), 60.0))
+    assert verdict is None and not is_called(verdict, 110.0)
