@@ -33,7 +33,9 @@ def cell_of(params):
     if not texts:
         return "\n".join(lines)
     settings = [f'    "{name}": {value},  # {text}' for name, (_, value, text) in texts.items()]
-    own_name = "each is accepted by its own name too; what you leave out keeps its default"
+    own_name = (
+        "you can set an entry by its own name too. An entry that you leave out keeps its default"
+    )
     return "\n".join([*lines, "settings: dict = {", *settings, f"}}  # {own_name}"])
 
 
@@ -59,7 +61,9 @@ def _choices(annotation, said):
 
 
 def _literal(value):
-    """As Python writes it, strings in double quotes."""
+    """As Python writes it, strings in double quotes, and several dicts of a list on a line each."""
+    if isinstance(value, list) and len(value) > 1 and isinstance(value[0], dict):
+        return "[\n" + "".join(f"    {_literal(item)},\n" for item in value) + "]"
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, dict):
