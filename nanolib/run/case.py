@@ -23,7 +23,8 @@ from nanolib.run.ranks import lacking, run_ranks
 from nanolib.stats.intervals import mean_interval
 
 Ceilings = dict[str, float]  # name of a peak rate → measured rate, for `roofline_ms`
-Predicted = dict[str, float | str]  # name of a metric → predicted value
+# Name of a metric → predicted value, or the value of each algorithm.
+Predicted = dict[str, float | str | dict[str, float]]
 # The generator yields rows and timings, and receives the rows of each timing by scope.
 Measuring = Generator[Measurement | Timing, dict[str, Measurement] | None, None]
 

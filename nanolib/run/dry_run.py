@@ -20,6 +20,7 @@ _UNITS = {
     "peak_memory": "MiB",
     "weight_memory": "MiB",
     "latency": "ms",
+    "shard": "MiB",
 }
 _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duration of a case.
 
@@ -36,17 +37,21 @@ def prediction_table(
             is the same on every machine.
 
     Returns:
-        A table with one line per case.
+        A table with one line per case, or one line per algorithm if a case has several.
     """
     cases = experiment.cases(params)
     params.look(cases)
     lines = []
     for case in cases:
-        line = {"case": str(case)}
-        for name, value in case.predict(ceilings).items():
-            unit = f" ({_UNITS[name]})" if name in _UNITS else ""
-            line[name.replace("_", " ") + unit] = _text(name, value)
-        if len(line) > 1:
+        predicted = case.predict(ceilings)
+        by_algorithm = [value for value in predicted.values() if isinstance(value, dict)]
+        algorithms = dict.fromkeys(name for values in by_algorithm for name in values)
+        for algorithm in algorithms or [""] * bool(predicted):
+            line = {"case": f"{case}, {algorithm}" if algorithm else str(case)}
+            for name, value in predicted.items():
+                unit = f" ({_UNITS[name]})" if name in _UNITS else ""
+                own = value.get(algorithm) if isinstance(value, dict) else value
+                line[name.replace("_", " ") + unit] = _text(name, own)
             lines.append(line)
     return pd.DataFrame(lines).fillna("")
 
@@ -120,7 +125,7 @@ def _timing(params: Mapping[str, Any]) -> list[Any]:
     return [params.get(name) for name in _TIMING]
 
 
-def _text(name: str, value: float | str) -> str:
-    if isinstance(value, str):
-        return value
+def _text(name: str, value: float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
     return format_number(value / MIB if name == "bytes" else value)

@@ -11,6 +11,7 @@ from nanolib.measurement import Flag, Unsupported
 from nanolib.models.attention.ranks import Traffic
 from nanolib.run import ranks
 from nanolib.run.case import oversubscribed
+from nanolib.run.dry_run import prediction_table
 from tests.measuring import rows_of
 
 
@@ -111,3 +112,22 @@ def test_counted_bytes_have_the_formula_as_their_prediction():
     assert (steps.metric, steps.estimate) == ("communication_steps", 3)
     assert (formula.estimate, formula.details["most"], formula.method) == (200, 300, "formula")
     assert (counted.estimate, counted.predicted, counted.method) == (220, 200, "interface")
+
+
+def test_a_prediction_has_a_line_per_algorithm_and_nothing_where_no_formula_applies():
+    """Partial results (output, log-sum-exp) of 8 heads of 64 in float32: 2,080 bytes in one gather."""
+    params = distributed.Params(
+        algorithms=["fused", "gather"], prefill_algorithms=["ring"], memory_seq_lens=[]
+    )
+    table = prediction_table(distributed, params).set_index("case")
+    many = table[table.index.str.contains("2 rank")]
+    sent = many["bytes sent per rank"].rename(lambda case: case.split(", ")[-1])
+    assert sent.to_dict() == {
+        "fused": "2,112",
+        "gather": "2,080",
+        "dense": "",  # on one rank
+        "ring": "2,097,152",
+    }
+    assert list(many["communication steps"]) == ["2", "1", "", "1"]
+    assert list(many["shard (MiB)"]) == ["64", "64", "", ""]
+    assert [bool(peak) for peak in many["peak memory (MiB)"]] == [False, False, True, True]

@@ -118,7 +118,8 @@ def foretold(case):
     """What formulas and plans say of a case."""
     found = {f"planned {scope}": str(peak) for scope, peak in names.planned(case).items()}
     for name, value in names.predicted(case).items():
-        if name not in names.NOT_PREDICTED:
+        # rows and plans say what depends on the algorithm
+        if name not in names.NOT_PREDICTED and not isinstance(value, dict):
             found[f"predicted {_word(names.PREDICTED, name)}"] = _text(name, value)
     return found
 

@@ -83,7 +83,7 @@ from nanolib.run.dry_run import prediction_table
 
 renderer.enable()
 params = experiment.Params.collect(globals())"""
-    prediction = "print(prediction_table(experiment, params).to_string(index=False))"
+    prediction = "display.Table(prediction_table(experiment, params))"
     cells = [
         new_markdown_cell(f"# {section.question}"),
         new_code_cell("", metadata={"tags": ["parameters"]}),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
+from nanolib.experiments.distributed.launch import Launch, predict_traffic, time_calls
 from nanolib.measurement import Flag, Measurement, Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
@@ -92,8 +92,7 @@ class DecodeCase(SequenceCase):
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the communication steps and bytes of each algorithm, and the size of a shard."""
         sent = {name: self.traffic(name, self.world_size) for name in self.algorithms}
-        shard = f"{self.shard_bytes(self.world_size) / MIB:.4g} MiB"
-        return {"shard": shard} | format_traffic(sent)
+        return {"shard": self.shard_bytes(self.world_size) / MIB} | predict_traffic(sent)
 
     @property
     def _fits_one_rank(self) -> bool:

@@ -18,6 +18,7 @@ from nanolib.meters.time.ranks import KINDS, time_across_ranks, time_parts_acros
 from nanolib.meters.time.sampler import interval_of
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.models.attention.ranks import Traffic
+from nanolib.run.case import Predicted
 
 _SLOWEST = "perf_counter, slowest rank"
 
@@ -48,11 +49,12 @@ def time_calls(
     return {"blocks": blocks.ms, "busy": blocks.is_busy, "parts": timed}
 
 
-def format_traffic(sent: Mapping[str, Traffic]) -> dict[str, str]:
-    """Format the communication steps of each algorithm, and the most bytes that a rank sends."""
-    steps = [f"{algorithm} {traffic.rounds}" for algorithm, traffic in sent.items()]
-    most = [f"{algorithm} {max(traffic.sent):,.0f}" for algorithm, traffic in sent.items()]
-    return {"communication steps": ", ".join(steps), "bytes sent per rank": ", ".join(most)}
+def predict_traffic(sent: Mapping[str, Traffic]) -> Predicted:
+    """Return the communication steps of each algorithm, and the most bytes that a rank sends."""
+    return {
+        "communication steps": {name: traffic.rounds for name, traffic in sent.items()},
+        "bytes sent per rank": {name: max(traffic.sent) for name, traffic in sent.items()},
+    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nanolib.experiments.distributed.decode import SequenceCase, random_heads
-from nanolib.experiments.distributed.launch import Launch, format_traffic, time_calls
+from nanolib.experiments.distributed.launch import Launch, predict_traffic, time_calls
 from nanolib.measurement import Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes
 from nanolib.meters.memory import MIB, peak_memory
@@ -70,12 +70,8 @@ class PrefillCase(SequenceCase):
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the communication steps, bytes and peak memory of each algorithm."""
         peaks = self.rank_plan().peaks
-        words = (
-            f"{algorithm} {peaks[f'{algorithm} forward'] / MIB:.4g} MiB"
-            for algorithm in self.prefill_algorithms
-        )
-        traffic = format_traffic(self.traffic) if self.traffic else {}
-        return {"peak memory per rank": ", ".join(words)} | traffic
+        planned = {name: peaks[f"{name} forward"] / MIB for name in self.prefill_algorithms}
+        return {"peak_memory": planned} | predict_traffic(self.traffic)
 
     def rank_plan(self) -> Plan:
         """Plan the peak memory of one rank for each scope, with the other ranks simulated."""
