@@ -36,8 +36,8 @@ from nanolib.paths import database_path, output_folder
     cls=NotebookCommand,
 )
 @click.argument("targets", nargs=-1, metavar="[SUITE] [NOTEBOOK]...")
-@click.option("--quick", "suite", flag_value="quick", help="Run the quick suite.")
-@click.option("--full", "suite", flag_value="full", help="Run the full suite.")
+@click.option("--quick", is_flag=True, help="Run the quick suite.")
+@click.option("--full", is_flag=True, help="Run the full suite.")
 @pairs_option
 @click.option("--label", default="", help="Name of these runs in the database. Default: none.")
 @click.option(
@@ -62,7 +62,8 @@ from nanolib.paths import database_path, output_folder
 @output_option
 def run(
     targets: tuple[str, ...],
-    suite: str | None,
+    quick: bool,
+    full: bool,
     pairs: dict[str, str],
     label: str,
     resume: bool,
@@ -79,9 +80,10 @@ def run(
     from nanolib.experiments import ALL
     from nanolib.run.jobs import import_user_code, plan
 
-    jobs = plan(
-        ALL, (suite, *targets) if suite else targets, pairs, {"label": label, "resume": resume}
-    )
+    if label and "label" in pairs:
+        raise BadInput("label: --label and -p label are both set; set one of them")
+    suites = [name for name, chosen in (("quick", quick), ("full", full)) if chosen]
+    jobs = plan(ALL, (*suites, *targets), pairs, {"label": label, "resume": resume})
     if dry_run:
         _show_plan(jobs)
         return

@@ -112,6 +112,10 @@ def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[
     files = {name: folder / suite / f"{name}.yml" for name in notebooks()}
     available = [name for name, file in files.items() if file.is_file()]
     for name in names:
+        if name in suites():
+            raise BadInput(
+                f"run: {shown(name)} is a second suite; name one suite, as the first name"
+            )
         if name not in available:
             hint = did_you_mean(name, [*suites(), *available, *scenarios()])
             raise BadInput(
