@@ -255,3 +255,18 @@ def test_params_files_with_different_numbers_of_cases_are_refused(tmp_path, monk
     versions = [Version(".", "", tmp_path, Path())] * 2
     with pytest.raises(BadInput, match="give 1 and 2 cases"):
         files.tasks(versions, 60)
+
+
+def test_a_case_of_one_version_is_a_finding_and_one_of_both_is_a_task(tmp_path, monkeypatch):
+    of_a, of_b = ({name: {"name": name} for name in names} for names in ("ab", "cbd"))
+    monkeypatch.setattr(spec, "_listed_cases", lambda *_: [of_a, of_b])
+    jobs = [("attention", {"seed": 0}, {"seed": 0})]
+    versions = [Version(".", "", tmp_path, Path())] * 2
+    (task,), lines = Spec((".", "."), tmp_path, jobs).tasks(versions, 60)
+    assert (task.experiment, task.case_id, task.case) == ("attention", "b", "b")
+    assert [request["case_id"] for request in task.requests] == ["b", "b"]
+    assert [(line.case, line.finding, line.message) for line in lines] == [
+        ("a", "missing", "B does not have this case"),
+        ("c", "new", "A does not have this case"),
+        ("d", "new", "A does not have this case"),
+    ]

@@ -1,18 +1,26 @@
 """Blocks of A and B, the rules that end a comparison, and the verdict on all of them."""
 
+import contextlib
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from nanolib.ab import run, schedule
 from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.run import lines_of
 from nanolib.ab.schedule import (
     _compare,
     _judge,
     block_calls,
+    compare_versions,
     ends_after,
     is_precise_enough,
     precise_enough,
 )
+from nanolib.ab.spec import Spec
 from nanolib.stats.compare import paired_levels
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
@@ -97,3 +105,128 @@ def test_levels_are_the_medians_if_these_have_the_ratio_and_else_keep_their_midd
     assert paired_levels([10, 20, 30], [11, 22, 33], 1.1) == pytest.approx((20, 22))
     low, high = paired_levels([10, 20, 30], [10, 20, 30], 1.21)
     assert (high / low, low * high) == pytest.approx((1.21, 400))
+
+
+class _Version:
+    """A process that times two phases, whose times are constant only in sum if they alternate."""
+
+    is_forked = True
+
+    def __init__(self, phases, alternates):
+        self.phases, self.alternates = np.array(phases), alternates
+        self.blocks, self.kept, self.asked = count(), [], []
+
+    def ask(self, **request):
+        self.asked.append(request)
+        if request["do"] == "next":
+            return {"ended": "ok", "rows": [{"at": len(self.asked)}]}
+        return {"timing": ["forward", "backward"], "last": True}
+
+    def time_block(self, calls, keep):
+        if keep:
+            self.kept.append(calls)
+        by = self.alternates * (-1) ** next(self.blocks)
+        warm = self.phases + np.array([by, -by])
+        return [self.phases * 100, *[warm] * (calls - 1)]  # the first call is cold
+
+
+@pytest.mark.parametrize(("budget_s", "blocks"), [(0.0, [6] * 2), (1e6, [10] * 20)])
+def test_pairs_are_timed_till_the_sum_of_the_phases_is_precise(monkeypatch, budget_s, blocks):
+    sides = _Version([2.0, 3.0], 0.0), _Version([2.0, 3.5], 1.0)
+    running = SimpleNamespace(processes=sides, renew=lambda: sides)
+    monkeypatch.setattr(schedule, "Processes", lambda *_, **__: contextlib.nullcontext(running))
+    monkeypatch.setattr(schedule, "WARM_UP_S", 0.0)
+    versions = [SimpleNamespace(environment="")] * 2
+    task = replace(TASK, requests=({"do": "case"},) * 2)
+    (result,) = compare_versions(versions, [task], Settings(budget_s=budget_s))
+    assert [side.kept for side in sides] == [[4] * sum(blocks)] * 2  # 4 calls of 5.5 ms
+    assert {name: found.generations for name, found in result.blocks.items()} == {
+        "forward": blocks,
+        "backward": blocks,
+        "total": blocks,
+    }
+    total = result.blocks["total"]
+    assert set(total.a) == {5.0} and set(total.b) == {5.5}
+    assert set(result.blocks["backward"].b) == {2.5, 4.5}
+    assert result.rows[0] == [{"at": 2 * len(blocks)}] and not result.failures
+    assert set(result.verdicts) == {"forward", "backward", "total"}
+
+
+def _row(metric, estimate, scope="forward"):
+    return {"metric": metric, "scope": scope, "method": "formula", "estimate": estimate}
+
+
+BAD, OK = ("error", "why"), ("ok", "note")
+FEW = {"x": Pairs([1.0, 2.0, 4.0], [2.0, 3.0, 9.0], [3])}
+
+
+@pytest.mark.parametrize(
+    ("endings", "blocks", "metric", "found"),
+    [
+        ([OK, BAD], FEW, "latency", [("", "failed", "B: error: why")]),
+        ([BAD, OK], FEW, "latency", [("", "new", "A: error: why")]),
+        ([BAD, BAD], FEW, "latency", [("", "inconclusive", "A: error: why; B: error: why")]),
+        ([OK, OK], {}, "latency", [("", "inconclusive", "the case has no timed calls")]),
+        (
+            [OK, OK],
+            {},
+            "peak_memory",
+            [("peak_memory", "inconclusive", "the case does not measure this metric")],
+        ),
+        (
+            [OK, OK],
+            FEW,
+            "latency",
+            [
+                (
+                    "latency x",
+                    "inconclusive",
+                    "3 pairs in 1 pairs of processes are too few; raise --budget",
+                )
+            ],
+        ),
+    ],
+)
+def test_what_has_no_verdict_says_why_and_whose_failure_it_is(endings, blocks, metric, found):
+    result = TaskResult(TASK, blocks, endings=endings)
+    lines = lines_of(result, metric, Settings())
+    assert [(line.metric, line.finding, line.message) for line in lines] == found
+    if blocks and not result.failures:  # the medians, although there are too few for a verdict
+        assert (lines[0].base, lines[0].current) == pytest.approx((2.0, 3.0))
+
+
+def test_a_figure_that_changed_is_told_beside_the_times_and_one_that_did_not_only_if_asked():
+    both = [
+        [_row("flops", flops), _row("bytes", 8.0), _row("bytes", None, "backward")]
+        for flops in (1.0, 2.0)
+    ]
+    result = TaskResult(TASK, rows=both, blocks={"": _series([1.3, 1.31, 1.29, 1.32, 1.28, 1.3])})
+    _judge([result], Settings())
+    flops, timing = lines_of(result, "latency", Settings())
+    assert (flops.metric, flops.finding, timing.finding) == (
+        "flops forward",
+        "changed",
+        "regressed",
+    )
+    (rate,) = lines_of(replace(result, rows=[[], []]), "tokens_per_second", Settings())
+    assert (rate.base, rate.current, rate.verdict.kind) == (None, None, "regressed")
+    found = lines_of(result, "bytes", Settings())
+    assert [line.finding for line in found] == ["changed", "equivalent"]
+
+
+@pytest.mark.parametrize(
+    ("total_s", "share_s", "duration"),
+    [(float("inf"), 60.0, "2 min"), (90.0, 45.0, "2 min"), (88.0, 44.0, "88 s")],
+)
+def test_all_tasks_share_the_time_and_the_most_it_takes_is_said_first(
+    monkeypatch, tmp_path, total_s, share_s, duration
+):
+    version = SimpleNamespace(title="v", written=dict)
+    said, given = [], []
+    monkeypatch.setattr(run, "checked_out", lambda *_: contextlib.nullcontext([version] * 2))
+    monkeypatch.setattr(run, "device_lock", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(run, "compare_versions", lambda *x: given.append(x[2]) or [])
+    asked = Spec(("a", "b"), tmp_path, functions=["work:run", "work:walk"])
+    run.run_ab(asked, Settings(total_s=total_s), said.append, agree=said.append)
+    assert said == [f"A is v, B is v; 2 case(s), at most {duration}", 2 * share_s]
+    assert given[0].budget_s == share_s

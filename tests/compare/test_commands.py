@@ -114,6 +114,7 @@ ACROSS = "scaled by peak rates: "
         (4.0, 100.0, [f"{ACROSS}2.0", "8 regressed"]),
         (8.0, 101.0, ["8 changed", "deterministic metric changed"]),
         (None, 100.0, ["excluded: 8 latencies", "too few for a ratio", "16 equivalent"]),
+        (0.0, 100.0, ["excluded: 8 latencies", "too few for a ratio", "16 equivalent"]),
     ],
 )
 def test_a_reference_is_scaled_by_the_peaks_and_is_no_gate(tmp_path, predicted, flops, expected):

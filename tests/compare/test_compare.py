@@ -115,6 +115,7 @@ def test_a_metric_that_is_gone_from_a_case_that_is_ok_is_missing(found):
     comparison = found({"a": measured(1), "b": measured(2)}, current)
     missing = [line for line in comparison.lines if line.finding == "missing"]
     assert {line.case for line in missing} == {"a seq_len=8"} and len(missing) == 3
+    assert {line.change for line in missing} == {"—"}
     assert comparison.lost
 
 
@@ -169,3 +170,34 @@ def test_the_worst_comes_first(found):
     lines = found(base, current | {"e": measured(13)}).lines
     told = [f"{line.finding} {line.case[0]}" for line in lines if line.finding != "equivalent"]
     assert told == ["regressed b", "regressed b", "regressed a", "failed c", "missing d", "new e"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "finding"),
+    [(0.0, 0.0, "equivalent"), (0.0, 1.0, "regressed"), (8.0, 0.0, "improved")],
+)
+def test_memory_that_was_or_is_nothing_has_a_finding_and_no_figure_is_no_change(
+    found, before, after, finding
+):
+    nothing = [exact("flops", float("nan"), scope="backward")]
+    sides = ({"a": measured(1, memory=memory) + nothing} for memory in (before, after))
+    comparison = found(*sides)
+    line = _lines(comparison)["a", "peak_memory"]
+    assert not any("backward" in one.metric for one in comparison.lines)
+    assert line.finding == finding and line.change == ("-100.00%" if before else "—")
+
+
+def test_what_failed_before_and_now_is_neither_lost_nor_missing(found):
+    comparison = found({"a": failed(Status.OOM), "b": measured(1)[:1]}, {"a": failed()})
+    assert comparison.counts == {"missing": 1}
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_timing_needs_a_steady_state_and_samples_on_both_sides(found, side):
+    sides = [{name: measured(at + 2 * n) for n, name in enumerate("ab")} for at in (1, 9)]
+    unsteady, bare = sides[side]["a"], sides[side]["b"]
+    unsteady[1] = replace(unsteady[1], flags=(Flag.NO_STEADY_STATE,))
+    bare[1] = replace(bare[1], samples=())
+    lines = _lines(found(*sides))
+    assert "no steady state in one run" in lines["a", "latency"].message
+    assert lines["b", "latency"].message == "a time without samples; no verdict"

@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -7,6 +10,7 @@ from nanolib.compare.history import Change, History, find_steps, histories, sinc
 from nanolib.measurement import Measurement, exact
 from nanolib.meters.time.latency import summarize
 from nanolib.report.regressions import history_verdict
+from nanolib.stats.changes import PENALTY
 from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 
@@ -42,7 +46,7 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
 def test_runs_are_held_against_the_ones_before_and_the_spread_of_earlier_ones(store):
     assert since_before(store, []) is None
     store.add(_run(0, 10.0))
-    assert since_before(store, ["run0"]) is None
+    assert since_before(store, ["run0"]) is None and not histories(store, machine_ids=["m1"])
     assert "no history yet" in history_verdict([])[0].text
     store.add(_run(1, 13.0))
     found = since_before(store, ["run1"])
@@ -58,7 +62,7 @@ def test_a_deterministic_figure_that_was_nothing_changes_too(store):
     for index, flops in enumerate((0.0, 0.0, 50.0, 50.0, 0.0)):
         store.add(_run(index, 10.0, flops=flops))
     (history,) = histories(store, "flops", ["m1"])
-    assert [change.at for change in history.changes] == [2, 4]
+    assert [(change.at, change.worse) for change in history.changes] == [(2, True), (4, True)]
     assert [str(change).split(" between")[0] for change in history.changes] == ["from 0", "-100.0%"]
 
 
@@ -75,6 +79,13 @@ def test_the_table_of_histories_has_the_latest_change_first_and_flat_ones_last()
     assert list(lines["last / first"]) == ["+0.0%", "+25.0%", ""]
     assert lines["changes"][0] == "+25.0% between a and b; -20.0% between c and ?"
     assert list(lines.loc[1, ["metric", "first", "last"]]) == ["latency decode, ms", "10", "12.50"]
+    assert "machine" not in lines
+    (line,) = table([first]).to_dict("records")
+    other = replace(first, machine_id="m2345678")
+    assert table([first, other]).to_dict("records") == [
+        {"machine": "m1", **line},
+        {"machine": "m23456", **line},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -129,3 +140,19 @@ def test_a_step_says_where_to_look_and_which_command_measures_it(revisions, metr
     change = Change(3, 1.25, True, *revisions)
     assert str(change).startswith(f"+25.0% {text}")
     assert _history("dense", [], change, metric=metric).command == command
+
+
+@pytest.mark.parametrize(("confidence", "deviations"), [(0.8, 1.2816), (0.95, 1.96), (None, 1.96)])
+def test_an_interval_counts_by_its_confidence_and_its_relative_width(confidence, deviations):
+    """Ten values with a step in the middle, which shows if it gains the penalty."""
+    values, n = np.array([10.0] * 5 + [12.0] * 5), 10
+    reach = deviations * np.log(1.2) * np.sqrt(n / 4 / (PENALTY * np.log(n)))
+    for share, places in ((0.99, [5]), (1.01, [])):
+        low, high = values * (1 - share * reach), values * (1 + share * reach)
+        points = pd.DataFrame({"estimate": values, "low": low, "high": high})
+        points = points.assign(confidence=confidence, git_revision=list("abcdefghij"))
+        assert [change.at for change in find_steps(points, "latency")[0]] == places
+
+
+def test_two_runs_that_differ_are_two_so_far():
+    assert str(Change(8, 1.5, True, "a", "b", runs=2)) == "+50.0% between a and b, in 2 runs so far"

@@ -81,6 +81,7 @@ def _spread(run_id, **logs):
 
 def test_the_spread_is_pooled_over_revisions_and_leaves_out_the_run_that_is_judged():
     logs = {"a": [0.0, 0.1, 0.2], "b": [1.0, 1.0, 1.2, 1.2], "c": [0.0, 5.0]}
+    logs["d"] = [-np.inf] * 3  # times of 0 have no logarithm
     spread, without = _spread("z", **logs), _spread("a2", **logs)  # two are left of its revision
     assert (spread.sd, spread.freedom) == (pytest.approx(np.sqrt(0.06 / 5)), 5)
     assert (without.sd, without.freedom) == (pytest.approx(np.sqrt(0.04 / 3)), 3)

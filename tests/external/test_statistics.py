@@ -28,6 +28,7 @@ def test_the_signed_ranks_interval_ends_at_the_tables_critical_value(n):
 # Source: the same distribution: P(T = 0) of n values is 2^-n on either side.
 def test_six_pairs_are_the_fewest_that_can_differ_at_five_per_cent():
     assert attained_level(6, 0.05) == 2 * 2**-6
+    assert attained_level(60, 0.05) < 0.05 == attained_level(61, 0.05)  # from there on normal
 
 
 # Source: Hettmansperger & Sheather (1986): between order statistics whose binomial levels enclose 95 %; for n = 6 these are the

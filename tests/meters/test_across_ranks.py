@@ -59,6 +59,17 @@ def test_a_timer_adds_up_blocks_by_kind_and_ranks_wait_for_each_other(clock, ran
     ]
 
 
+def test_a_section_is_without_the_sections_in_it_and_other_work_is_named_if_there_is_any(clock):
+    watch = Timer()
+    with watch.time_block("comp_all"):
+        clock[0] += 2 * MS
+        _timed(watch, clock, "comm_a", 3, 5)
+        _timed(watch, clock, "comm_b", 7)
+    found = {"compute": 0.002, "wait": 0.0, "communication": 0.015}
+    assert watch.shares() == pytest.approx(found)
+    assert watch.totals() == pytest.approx({"comm_a": 0.008, "comm_b": 0.007, "comp_all": 0.002})
+
+
 def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):
     order = []
 
@@ -143,3 +154,7 @@ def test_collectives_of_four_sizes_say_what_they_send(ranks, monkeypatch):
     assert [row["payload"] for row in found[::3]] == [2**10, 2**16, 2**20, 2**22]
     gathered = ("all_gather_into_tensor", 512, 256)
     assert ranks[:3] == [("all_reduce", 256), gathered, ("all_to_all_single", 256, 256)]
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    found = links.time_collectives(1.0, seed=0)
+    sent = [(row["messages"], row["sent"]) for row in found[:3]]
+    assert sent == [(6, 1.5 * 1024), (3, 3 * 1024), (3, 0.75 * 1024)]

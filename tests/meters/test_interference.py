@@ -20,6 +20,7 @@ from nanolib.meters.interference import (
     load_between,
     watch_cpus,
 )
+from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run import process
 
 
@@ -48,6 +49,8 @@ def _load(ours=0.0, periods=None, **spent):
             0.3,
             ["a hypervisor takes 30% of the CPU time (steal)"],
         ),
+        ({"user": 2, "idle": 8}, 1, 0.1, 0, []),  # a tenth, and a fiftieth, do not disturb
+        ({"user": 1, "steal": 1, "idle": 48}, 1, 0, 0.02, []),
         ({"user": 1, "idle": 9}, 5, 0, 0, []),  # of more than was counted nothing is left
     ],
 )
@@ -109,6 +112,32 @@ def test_what_nanolib_starts_belongs_to_the_command_that_started_it(monkeypatch)
     worker = started(started(nano, *process.python("x")), *process.python("y"))
     monkeypatch.setattr(psutil, "Process", lambda: worker)
     assert interference._family() == [nano]
+
+
+@pytest.mark.parametrize(("place", "first"), [("", "kernel"), ("here", "nano")])
+def test_a_notebooks_kernel_belongs_to_a_command_only_if_nanolib_started_it(
+    monkeypatch, place, first
+):
+    made = SimpleNamespace(cmdline=lambda: ["nano", "run"], children=lambda recursive: [])
+    kernel = SimpleNamespace(cmdline=lambda: ["python", "-m", "ipykernel_launcher"])
+    kernel.parent, kernel.children = lambda: made, made.children
+    monkeypatch.setattr(psutil, "Process", lambda: kernel)
+    monkeypatch.delenv(LAUNCH_VARIABLE, raising=False)
+    if place:
+        monkeypatch.setenv(LAUNCH_VARIABLE, place)
+    assert interference._family() == [made if first == "nano" else kernel]
+
+
+@pytest.mark.parametrize(
+    ("usable", "seconds"), [({1}, 10.0), ({0}, 1.0), ({0, 1}, 11.0), ({2}, 11.0), ((), 11.0)]
+)
+def test_only_the_cpus_that_are_usable_count_unless_their_numbers_have_gaps(
+    monkeypatch, usable, seconds
+):
+    every = [SimpleNamespace(user=1.0), SimpleNamespace(user=10.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: every)
+    monkeypatch.setattr(interference, "usable_cpus", lambda: {*usable})
+    assert cpu_times().everyone["user"] == seconds
 
 
 def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):

@@ -1,6 +1,7 @@
 """Latency: which blocks are timed, when it stops, and what the row says of them."""
 
 import gc
+import inspect
 from contextlib import contextmanager
 
 import numpy as np
@@ -75,6 +76,12 @@ def test_details_describe_all_kept_samples():
     assert {name: details[name] for name in expected} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("of", [measure, measure_phases, sampler.Timing])
+def test_unless_told_it_stops_at_one_per_cent_or_after_ten_seconds(of):
+    asked = inspect.signature(of).parameters
+    assert [asked[name].default for name in ("rel_ci", "budget_s")] == [0.01, 10.0]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -130,6 +137,19 @@ def test_a_precise_series_stops_at_twenty_blocks_and_an_imprecise_one_goes_on(cl
     for rel_ci, n in ((0.06, 30), (0.07, 20)):
         clocked([28.0, 32.0] * 300)  # ± 6.7 % however long it takes
         assert measure(_nothing, rel_ci=rel_ci).n == n
+
+
+def test_a_warm_up_of_blocks_of_several_calls_is_no_part_of_the_precision(clocked):
+    noise = np.random.default_rng(0).normal(0, 0.001, 1000)
+    clocked((1 + noise) * np.where(np.arange(1000) < 17, 2.0, 1.0))
+    row = measure(_nothing)  # the first two calls are no samples; a block is three calls of 2 ms
+    assert (row.details["calls_per_block"], row.details["warmup_cut"]) == (3, 15)
+    assert (row.details["stop"], row.n) == ("precision", 20)
+
+
+def test_a_warm_up_that_is_no_outlier_is_cut_where_the_level_changes():
+    x = np.random.default_rng(3).normal(1, 0.05, 80) + 0.15 * (np.arange(80) < 20)
+    assert summarize(x).details["warmup_cut"] == 20
 
 
 def test_the_sum_of_the_phases_is_what_must_be_precise(clocked):

@@ -189,6 +189,7 @@ def test_the_least_that_a_group_or_its_parents_have_left_is_free(grouped, versio
 def test_without_control_groups_the_machine_alone_limits(monkeypatch, grouped, tmp_path):
     grouped(V2, "/", {})
     assert (machine.cpu_quota(), memory.free_bytes()) == (math.inf, 20 * GIB)
+    assert this_machine().ram_gib == 32
     monkeypatch.setattr(machine, "_PROC", tmp_path / "none")  # not Linux
     assert machine.usable_cores() == 8
     assert machine.memory_limits() == [] and machine.throttled_periods() == {}

@@ -66,7 +66,7 @@ def test_a_recorded_trace_goes_through_the_same_code(monkeypatch):
         track.readings.append(source.read())
     assert track.energy(Window("all", 0, 20)).estimate == pytest.approx(4000, rel=0.02)
     now[0] = 30.0
-    assert math.isnan(source.read().watts)
+    assert math.isnan(source.read().watts) and source.period_s == pytest.approx(9.999)
 
 
 def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
@@ -171,6 +171,48 @@ def test_power_of_zero_in_between_is_a_gap_and_is_not_drawn():
     joules, power, _ = meter.measurements(Window("w", 0.0, 7.0))
     assert (joules.low, joules.estimate, joules.high) == pytest.approx((320, 350, 380))
     assert power.details["course_w"] == [60.0, 60, 60, 40, 40, 40]
+
+
+@pytest.mark.parametrize(("still", "valid"), [(4, True), (5, False)])
+def test_a_counter_that_stands_still_for_five_of_its_updates_is_not_valid(still, valid):
+    joules = [0, 10, *[20] * (still + 1), 30, 40, 50, 60]  # one reading a second
+    meter = _metered(_counted(*joules), period_s=0.1)
+    found, *_ = meter.measurements(Window("w", 1.0, still + 5.0))
+    assert (found.status is Status.OK) == valid
+    assert valid or f"did not change in 5 of {still + 4} s" in found.message
+
+
+def test_a_course_has_at_most_sixty_means_over_the_window():
+    meter = _metered([{"watts": 10.0 + t % 2} for t in range(125)])
+    _, power, _ = meter.measurements(Window("w", 2.0, 121.0))
+    assert power.details["course_s"] == [0.5 + 2 * at for at in range(60)]
+    assert power.details["course_w"] == [10.5] * 60
+
+
+def test_samples_and_sections_go_to_the_trace_in_microseconds_and_nanoseconds(monkeypatch):
+    now, rows = [2.0], []
+    monkeypatch.setattr(energy, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=None))
+    source = SimpleNamespace(name="rapl", of="package-0", period_s=0.001)
+    source.read = lambda: Reading(now[0], watts=5.0)
+    sink = SimpleNamespace(name=str.upper, at_us=lambda t_s: round(1e6 * (t_s - 1.5)))
+    sink.put = lambda table, given: rows.append((table, *given))
+    meter = EnergyMeter([source], sink=sink)
+    with meter.window("decode"):
+        now[0] = 2.25
+        meter.read()
+    (_, sample), section = rows
+    assert sample[:3] == ("RAPL PACKAGE-0", 750_000, 5.0)
+    assert section == ("sections", ("DECODE", 500_000, 250_000_000))
+
+
+def test_leaving_a_window_gives_up_on_a_source_after_two_seconds(monkeypatch):
+    now, meter = [0.0], _metered([{"watts": 5.0}])
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    clock.sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)
+    monkeypatch.setattr(energy, "time", clock)
+    with meter.window("w") as window:
+        now[0] += 1.0
+    assert window.seconds == 1.0 and 3.0 < now[0] < 3.02  # it looks four times per sample
 
 
 def test_leaving_a_window_waits_until_a_counter_tells_its_end(monkeypatch):

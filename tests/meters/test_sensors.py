@@ -43,6 +43,7 @@ def test_a_packages_memory_is_counted_beside_it_and_its_parts_and_psys_are_not(t
         ("rapl (package + dram)", "package-0", 310.0),
         ("rapl (package)", "package-1", 4000.0),
     ]
+    assert {source.period_s for source in found.sources} == {0.001}
     assert "Driver Not Loaded" in found.missing["NVIDIA (NVML)"]
     _zone(tmp_path, "intel-rapl:1", "package-1", "no number")
     assert math.isnan(found.sources[1].read().joules)
@@ -120,6 +121,29 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
     answers.clear()
     lost = source.read()
     assert math.isnan(lost.joules) and math.isnan(lost.watts)
+
+
+@pytest.mark.parametrize(("major", "period_s"), [(7, 0.1), (8, 1.0), (9, 1.0)])
+def test_of_several_gpus_each_is_read_that_can_be_and_newer_ones_give_means_of_a_second(
+    tmp_path, major, period_s
+):
+    nvml = SimpleNamespace(
+        NVMLError=_Refused,
+        NVML_FI_DEV_POWER_INSTANT=186,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 0,  # not supported
+        nvmlDeviceGetFieldValues=_refuse,
+        nvmlDeviceGetPowerUsage=lambda gpu: _refuse() if gpu == 1 else 70_000,
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: (major, 0),
+    )
+    found = find_sources(tmp_path, nvml)
+    assert [(one.name, one.of, one.period_s) for one in found.sources] == [
+        ("nvml_power", "gpu 0", period_s),
+        ("nvml_power", "gpu 2", period_s),
+    ]
+    assert found.missing["NVIDIA (NVML)"].startswith("gpu 1 reports neither energy nor power")
 
 
 @pytest.mark.parametrize(

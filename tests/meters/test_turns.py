@@ -148,6 +148,20 @@ def test_rounds_are_labeled_as_soon_as_the_counters_of_the_cpus_can_tell(begun, 
 
 def test_the_last_rounds_are_labeled_though_they_were_short(begun, monkeypatch):
     monkeypatch.setattr(turns, "_LABEL_S", 1e9)
-    monkeypatch.setattr(turns, "load_between", lambda *_: CpuLoad(others=0.9, stolen=0.0))
+    loads = iter([CpuLoad(others=0.9, stolen=0.0)])  # one reading for all rounds
+    monkeypatch.setattr(turns, "load_between", lambda *_: next(loads))
     samplers, _ = begun({"a": [10.0], "b": [12.0]})
     assert all(one.is_busy for one in take_turns(samplers, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "busy", "n"), [(8, 2, 6), (12, 3, 9), (7, 2, 7), (12, 4, 12), (6, 0, 6)]
+)
+def test_of_few_rounds_up_to_a_quarter_may_be_left_out_and_six_must_remain(rounds, busy, n):
+    found = [
+        Round({"a": np.array([7.0, 1.0 + at]), "b": np.array([7.0, 3.0 + 3 * at])}, at < busy)
+        for at in range(rounds)
+    ]
+    row = speed_up_row(found, "a", "b", phase=1)
+    assert (row.n, row.estimate, row.confidence) == (n, pytest.approx(3.0), 0.95)
+    assert (Flag.BUSY_MACHINE in row.flags) == (n == rounds and busy > 0)

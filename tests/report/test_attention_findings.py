@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from nanolib.experiments.attention.findings import attention_table
+from nanolib.measurement import LEARNING_STEPS
 from tests.report.cases import CEILINGS, attention_case, quality_case, rated, timed
 
 ABOUT = "Non-causal, batch 3, float32"
@@ -139,3 +141,47 @@ def test_each_run_and_device_is_named_where_there_are_several(say):
     assert [line.partition(": Sparse")[0] for line in lines[:4]] == [
         f"{ABOUT}, {place}" for place in places
     ]
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((4.9, 5, 5.1), "own x is faster than dense at 128 tokens: 2.00× [1.76 … 2.24]."),
+        ((19, 20, 21), "own x is slower than dense at 128 tokens: 0.500× [0.429 … 0.579]."),
+        ((9, 10, 11), "No clear difference between own x and dense at 128 tokens: "),
+    ],
+)
+def test_ones_own_attention_is_told_at_the_longest_length(say, ends, said):
+    cases = [attention_case("dense", 9, 10, 11, seq_len=n) for n in (128, 64)]
+    cases += [attention_case("own x", *ends, sparsity=math.nan, seq_len=n) for n in (128, 64)]
+    assert _line(say("attention", cases), "own x").startswith(f"{ABOUT}: {said}")
+
+
+def test_a_mask_that_removes_nothing_is_told_with_its_lengths_and_is_not_compared(say):
+    cases = [attention_case("dense", 9, 10, 11, seq_len=n) for n in (64, 128)]
+    cases += [attention_case("window", 4, 5, 6, sparsity=0.0, seq_len=n) for n in (128, 64)]
+    lines = say("attention", cases)
+    assert "The mask of window removes no pairs at 64 and 128 tokens" in _line(lines, "The mask of")
+    assert not any("Sparse attention is faster" in line for line in lines)
+    alone = say("attention", [attention_case("window", 4, 5, 6)])
+    assert "was not compared with dense attention: no dense kernel" in alone[0]
+
+
+@pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
+def test_a_loss_counts_after_enough_steps_and_a_mask_that_removes_nothing_has_none(say, steps):
+    cases = [quality_case(0.5, {"replaced": (0.1, 0.2, 0.4)}, steps=steps)]
+    dense = attention_case("dense", 9, 10, 11)
+    line = _line(say("attention", [*cases, dense]), "loss")
+    short = f"The loss of sparse attention was not measured: {steps} training steps are "
+    assert line.startswith(short) == (steps < LEARNING_STEPS)
+    empty = quality_case(0.0, {"replaced": (0.1, 0.2, 0.4)}, steps=LEARNING_STEPS)
+    line = _line(say("attention", [empty, dense]), "loss")
+    assert line.startswith("The loss of window was not measured: the mask removes no pairs.")
+
+
+def test_a_speed_up_is_bounded_by_the_tiles_that_dense_attention_computes(measured):
+    cases = [attention_case("dense", 9, 10, 11, tiles=0.4)]
+    cases.append(attention_case("window", 4, 5, 6, tiles=0.9))
+    table = attention_table(measured("attention", cases)).set_index("name")
+    assert table.loc["window", "bound"] == pytest.approx(6) and table.loc["dense", "bound"] == 1
+    assert (table.loc["window", "shape"], table.loc["window", "speed_up"]) == ("3, float32", 2)

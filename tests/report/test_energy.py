@@ -1,5 +1,7 @@
 """Readings and estimates of energy are never drawn nor told alike, and advice goes no further than what layers took."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -61,6 +63,61 @@ def test_a_reading_is_a_point_with_its_range_and_an_estimate_a_hollow_range(
     assert "no sensor measured this machine's power" in power
 
 
+def _course(scope, watts, provenance, details):
+    rest = {"provenance": provenance, "method": "replay", "scope": scope, "details": details}
+    return interval("power", watts - 1, watts, watts + 1, **rest)
+
+
+@pytest.mark.parametrize(
+    ("provenance", "subtitle"),
+    [
+        (Provenance.MEASURED, ["Measured by a sensor."]),
+        (
+            Provenance.REPLAYED,
+            ["Hollow: replayed from a recording, not a reading of this machine."],
+        ),
+    ],
+)
+def test_the_idle_time_lies_before_the_work_in_the_course_of_power(measured, provenance, subtitle):
+    found = [
+        _course(scope, 10.0, provenance, {"course_s": [0.5, 1.5, 2.0], "course_w": [3.0, 4.0, 5.0]})
+        for scope in ("idle", "decode")
+    ]
+    found.append(_course("prefill", 10.0, provenance, {}))
+    rows = measured("energy", [(DECODE, found)])
+    spec = CHARTS["power_over_time"](rows).to_dict()
+    points = [row for data in spec["datasets"].values() for row in data if "series" in row]
+    assert {(row["series"], row["x"]) for row in points} == {
+        *(("idle", at) for at in (-1.5, -0.5, 0.0)),
+        *(("decode", at) for at in (0.5, 1.5, 2.0)),
+    }
+    assert spec["title"]["subtitle"] == subtitle
+    assert {row["sure"] for row in points} == {provenance is Provenance.MEASURED}
+
+
+def test_a_token_of_more_than_a_joule_is_told_in_joules_and_a_recording_as_one(measured):
+    factors, found = _case(Provenance.REPLAYED, "replay", 1.1)
+    found[-2] = replace(found[-2], estimate=2.0, low=1.9, high=2.1)
+    rows = measured("energy", [(factors, found)])
+    (line,) = VERDICTS["energy"](rows)
+    said = "A token uses 2.00 J [1.90 … 2.10] at 25 W (decode) in a replayed trace."
+    assert line == f"tiny, 64 tokens: {said}"
+    chart = CHARTS["energy_per_token"](rows).to_json()
+    assert "Hollow: replayed" in chart and "No power sensor" not in chart
+
+
+def test_the_overhead_of_each_mode_is_told_in_per_cent_and_the_second_baseline_is_none(say):
+    ends = {"again": (-0.01, 0.0, 0.01), "minimal": (-0.01, 0.01, 0.03), "deep": (0.04, 0.05, 0.06)}
+    details = {"cpu": [0.01, 0.02, 0.03]}
+    found = [
+        interval("overhead", *each, scope=f"decode {mode}", details=details)
+        for mode, each in ends.items()
+    ]
+    lines = say("energy", [(DECODE, found)])
+    costs = "1.00% [-1.00 … 3.00] (no clear difference) in mode minimal, 5.00% [4.00 … 6.00] in mode deep"
+    assert any(line.endswith(f"The profiling overhead is {costs}.") for line in lines), lines
+
+
 def test_a_window_that_was_too_short_says_so(say):
     short = {"status": Status.UNSUPPORTED, "message": "repeat the work", "method": "nvml_power"}
     lines = say("energy", [(DECODE, [Measurement("energy", scope="decode", **short)])])
@@ -72,6 +129,9 @@ def test_a_window_that_was_too_short_says_so(say):
     [
         (60, "Most of the time is spent in gaps between operations (60%), gate (20%) and up (15%): faster kernels can "
              "shorten less than half of the time. Next: increase batch_size to reduce the share of gaps."),
+
+        (50, "Most of the time is spent in gaps between operations (50%), gate (25%) and up (19%). "
+             "Next: increase batch_size to reduce the share of gaps."),
 
         (20, "Most of the time is spent in gate (40%), up (30%) and gaps between operations (20%)."),
     ],

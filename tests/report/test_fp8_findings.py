@@ -48,9 +48,17 @@ def test_parity_is_told_with_its_pairs_and_a_control_that_was_not_found_worse_ta
     assert any("did not detect off by 2 as known-bad: an" in line for line in lines)
 
 
-@pytest.mark.parametrize(("steps", "sure"), [(400, True), (20, False)])
-def test_a_point_of_a_short_training_is_hollow(measured, steps, sure):
-    rows = measured("fp8", [parity_case("row_wise", "equivalent", 0.0005, steps=steps)])
+@pytest.mark.parametrize(
+    ("steps", "provenance", "sure"),
+    [
+        (400, Provenance.MEASURED, True),
+        (20, Provenance.MEASURED, False),
+        (400, Provenance.EMULATED, False),
+    ],
+)
+def test_a_point_of_a_short_or_emulated_training_is_hollow(measured, steps, provenance, sure):
+    rest = {"steps": steps, "provenance": provenance}
+    rows = measured("fp8", [parity_case("row_wise", "equivalent", 0.0005, **rest)])
     datasets = CHARTS["fp8_parity"](rows).to_dict()["datasets"].values()
     points = [point for points in datasets for point in points if "series" in point]
     assert points and all(point["sure"] == sure for point in points)

@@ -85,6 +85,13 @@ def test_a_case_that_runs_out_of_memory_is_measured_again_alone(measure_group, n
     assert {own for (own, _), _ in _speed_ups(run)} == {"slower"}  # only these share rounds
 
 
+def test_a_case_that_fails_in_its_blocks_leaves_its_memory_to_the_others(measure_group):
+    run = measure_group("error within", "short after")  # which needs to be alone in memory
+    assert statuses(run) == {"error within": "error", "short after": "ok"}
+    flags = run.measurements().query("metric == 'latency'")["flags"]
+    assert not any(Flag.SEQUENTIAL in found for found in flags)
+
+
 def test_a_group_that_was_stored_by_half_is_measured_whole(measure_group, store, tmp_path):
     first = measure_group("base", "slower", folder=str(tmp_path))
     first.end("interrupted")

@@ -2,13 +2,16 @@
 
 import datetime
 import json
+from typing import ClassVar
 
 import pytest
 import yaml
 
+from nanolib import NanoConfig
 from nanolib.experiments import ALL
 from nanolib.measurement import BadInput
 from nanolib.params import read_yaml
+from nanolib.run import params as shared
 from nanolib.run.params import MAX_CASES
 
 
@@ -100,3 +103,27 @@ def test_parameters_survive_a_file_the_command_line_and_the_store(values):
         assert _params("attention")(**stored) == made
     again = made.replace(label="another", suite="other")
     assert again.defining() == made.defining()  # a run is continued under another label
+
+
+class _Grid(shared.Params):
+    NAME: ClassVar[str] = "grid"
+    grids: ClassVar[tuple[tuple[str, ...], ...]] = (("one", "other"),)
+    one: list[int]
+    other: list[int]
+
+
+def test_as_many_combinations_are_listed_as_a_run_may_have():
+    assert len(_Grid(one=[*range(MAX_CASES // 2)], other=[1, 2]).one) == MAX_CASES // 2
+    with pytest.raises(BadInput, match=f"one × other are {MAX_CASES + 2} combinations"):
+        _Grid(one=[*range(MAX_CASES // 2 + 1)], other=[1, 2])
+
+
+def test_a_sequence_may_be_as_long_as_the_context_and_bytes_of_text_need_their_values():
+    longest = NanoConfig.from_preset("decoder_tiny").context_length
+    shared.fitting_config(
+        "decoder_tiny", {"vocab_size": 256}, longest=("a", longest), reads_text=True
+    )
+    with pytest.raises(ValueError, match=f"a: {longest + 1} exceeds the context_length {longest}"):
+        shared.fitting_config("decoder_tiny", {}, longest=("a", longest + 1))
+    with pytest.raises(ValueError, match="vocab_size 255 is less than the 256 values"):
+        shared.fitting_config("decoder_tiny", {"vocab_size": 255}, reads_text=True)

@@ -50,6 +50,13 @@ def test_texts_lose_what_names_somebody_and_keep_the_rest(text, expected):
     assert redact(text) == expected
 
 
+@pytest.mark.parametrize(("name", "told"), [("ann", "user"), ("li", "li"), ("root", "root")])
+def test_names_of_at_least_three_letters_are_replaced(monkeypatch, name, told):
+    for variable in ("LOGNAME", "USER"):
+        monkeypatch.setenv(variable, name)
+    assert redact(f"by {name}") == f"by {told}"
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_no_column_of_an_export_tells_of_folders_users_or_hosts(tmp_path, store, ending):
     text = f"{HOME}/diary.txt of zander on vaultbox, /srv/quilla/x"

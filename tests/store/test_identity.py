@@ -29,6 +29,7 @@ def killed():
 def test_a_process_is_known_by_its_machine_number_and_beginning(killed):
     _, pid, began = process_name().split(":")
     assert alive(process_name()) and int(pid) == os.getpid()
+    assert alive(f"{host()}:{pid}:{float(began) + 1}")  # a boot time is rounded to a second
     assert gone(killed) and not alive(killed)
     assert gone(f"{host()}:{pid}:{float(began) - 5}"), "an earlier process of the same number"
     for elsewhere in (f"00000000:{pid}:{began}", ""):  # other machines are unknown

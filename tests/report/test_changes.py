@@ -1,0 +1,166 @@
+"""What changed since earlier runs, and what a report says of runs and machines."""
+
+import json
+import math
+
+import pandas as pd
+import pytest
+
+from nanolib.compare.findings import Comparison, Line
+from nanolib.compare.history import Change, History
+from nanolib.report import overview
+from nanolib.report.finding import Estimate, Finding, comparing
+from nanolib.report.regressions import (
+    changes,
+    comparison_chart,
+    comparison_verdict,
+    history_chart,
+    history_verdict,
+)
+from nanolib.stats.compare import Kind, Verdict
+from nanolib.stats.intervals import Interval
+
+
+def _history(case, *changed, values=(10.0,) * 8, newest=None, machine="m1"):
+    points = pd.DataFrame({"estimate": values}).assign(git_revision="r", started="2026-01-02T03:04")
+    points = points.assign(low=points["estimate"] * 0.9, high=points["estimate"] * 1.1)
+    return History(machine, "model", case, case, "latency", "decode", points, changed, newest)
+
+
+def test_the_latest_changes_and_the_largest_of_the_newest_runs_are_named():
+    ratios = 1.2, 0.5, 1.5, 1.05
+    found = [_history(f"c{at}", Change(at, 1.5, at % 2 == 0, "a", "b")) for at in range(1, 8)]
+    for at, ratio in enumerate(ratios):
+        found.append(_history(f"n{at}", newest=Change(7, ratio, True, "a", f"b{at % 2}", 1)))
+    level, *findings = history_verdict(found)
+    assert level.text == "7 of 11 timings changed their level over up to 8 runs"
+    ways = {at: "worse" if at % 2 == 0 else "better" for at in range(7, 1, -1)}
+    changed = [f"model c{at} decode became {way}" for at, way in ways.items()]
+    recent = [f"model n{at} decode may have changed recently" for at in (1, 2, 0)]
+    assert [finding.text for finding in findings] == changed + recent
+    assert findings[6].next_step == "run nano ab a b1 model"
+
+
+@pytest.mark.parametrize(("runs", "few"), [(5, True), (6, False)])
+def test_six_runs_can_show_a_change_and_each_machine_is_named_where_there_are_two(runs, few):
+    change = Change(3, 1.5, True, "a", "b")
+    found = [_history("c", change, values=[1.0] * runs, machine=one) for one in ("m1", "m2345678")]
+    said = [str(finding) for finding in history_verdict(found)]
+    assert any("needs at least 6 runs" in one for one in said) == few
+    worse = [one.partition(" became")[0] for one in said if "worse" in one]
+    assert worse == ["machine m1: model c decode", "machine m23456: model c decode"]
+    assert str(history_verdict(found[:1])[-1]).startswith("model c decode became worse: +50.0%")
+
+
+def _points(drawing):
+    spec = drawing.to_dict()
+    return spec, [row for rows in spec["datasets"].values() for row in rows if "series" in row]
+
+
+def test_eighty_histories_are_drawn_the_changed_ones_first_as_ratios_to_the_first_run():
+    found = [_history(f"c{at}", values=[10.0, 20.0]) for at in range(80)]
+    found.append(_history("late", Change(1, 1.5, True, "a", "b"), values=[10.0, 15.0]))
+    _, rows = _points(history_chart(found))
+    late = [row for row in rows if row["series"] == "model late decode"]
+    assert len({row["series"] for row in rows}) == 80
+    assert [(row["x"], row["y"]) for row in late] == [(1, 1.0), (2, 1.5)]
+    assert late[1]["low"] == pytest.approx(1.35) and late[1]["high"] == pytest.approx(1.65)
+    assert math.isfinite(sum(row["y"] for row in rows))
+
+
+def _line(at, kind=Kind.REGRESSED, ratio=1.2):
+    interval = Interval(ratio - 0.05, ratio, ratio + 0.05)
+    verdict = Verdict(kind, ratio, interval, 0.01, 0.02, interval, 0.01)
+    return Line("model", f"c{at}", "latency", kind, 1.0, ratio, verdict)
+
+
+@pytest.mark.parametrize(("count", "shown"), [(40, ""), (41, " The chart shows 40 of 41 timings.")])
+def test_forty_ratios_are_drawn_in_the_band_of_no_change(count, shown):
+    found = Comparison(tuple(_line(at) for at in range(count)), True, 0.07)
+    spec, rows = _points(comparison_chart(found, "Made", "A and B."))
+    band = "Green: no change (±3%). A change counts from 7% on."
+    assert spec["title"]["subtitle"] == [f"A and B.{shown}", band]
+    assert len({row["series"] for row in rows}) == 40
+    assert "0.97" in json.dumps(spec) and "1.03" in json.dumps(spec)
+
+
+def test_five_changes_are_named_after_the_counts_and_what_limits_the_comparison():
+    failed = Line("model", "x", "", "failed", message="why")
+    lines = [failed, _line(9, Kind.EQUIVALENT, 1.0), *(_line(at) for at in range(5))]
+    found = Comparison.of(lines, True, 0.05, noise=["loud"])
+    counts, limit, *named, drift = comparison_verdict(found)
+    assert counts.evidence == "5 regressed, 1 failed, 1 equivalent" and limit.evidence == "loud"
+    assert [finding.text for finding in named] == [
+        f"model c{at} latency regressed" for at in range(5)
+    ]
+    assert named[0].evidence == "+20.0% [+15.0% … +25.0%]" and "REV_A" in drift.next_step
+    fewer = comparison_verdict(Comparison.of(lines[:3], True, 0.05))
+    assert [str(finding) for finding in fewer[2:-1]] == ["model x failed: why."]
+    part, nothing = changes(found, [_history("c")]), changes(None, [])
+    assert [*part.charts] == ["since_the_run_before", "history"] and part.tables
+    assert not nothing.charts and not nothing.tables and "no history yet" in nothing.verdict[0].text
+    assert not changes(Comparison.of([lines[1]], True, 0.05), []).tables
+
+
+MACHINE = {"cpu": "c", "cores": 2, "ram_gib": 8, "torch": "2", "dtypes": {"float32": "vector"}}
+GPU = {"name": "G", "memory_gib": 80, "compute_capability": "9.0", "fp8": True}
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "note"),
+    [("cuda:0", "G", True), ("cuda:0", "NVIDIA H200", False), ("cpu", "G", False)],
+)
+def test_a_run_is_told_with_its_time_in_seconds_and_a_gpu_that_was_never_tested(device, name, note):
+    run = {"run_id": "abcdefghij", "experiment": "model", "suite": "s", "label": "l"}
+    run |= {"started": "2026-01-02T03:04:05.678901Z", "status": "done", "git_revision": "r"}
+    run |= {"machine_id": "m12345678", "device": device, "versions": {"torch": "2"}}
+    both = [run | {"duration_s": 12.6, "interference": ["x", "y"]}]
+    both.append(run | {"duration_s": None, "interference": []})
+    gpus = [GPU | {"name": name}] * 2
+    machines = pd.DataFrame([{"machine_id": "m12345678", "gpus": gpus, **MACHINE}])
+    first, second = overview.run_facts(pd.DataFrame(both), machines).to_dict("records")
+    assert (first["Run"], first["Started"]) == ("abcdefgh", "2026-01-02 03:04:05 UTC")
+    assert (first["Duration"], second["Duration"]) == ("13 s", "—")
+    assert (first["Interference"], second["Interference"]) == ("x; y", "none found")
+    hardware = f"m12345: c, 2 cores, 8 GiB, {name}, {name}"
+    assert first["Machine"].startswith(hardware) and ("not yet tested" in first["Machine"]) == note
+
+
+def test_a_machine_of_the_rows_is_told_with_its_gpus_and_its_newest_peak_rates():
+    peaks = [("m1", "ceiling_bytes", 2e10, "copy"), ("m1", "ceiling_bytes", 3e10, "copy")]
+    peaks.append(("m2", "ceiling_flops", 4e12, "float32"))
+    rows = pd.DataFrame(peaks, columns=["machine_id", "metric", "estimate", "scope"])
+    rows = rows.assign(low=rows["estimate"], high=rows["estimate"])
+    gpus = {"m1": [GPU] * 2, "m2": [GPU | {"fp8": False}], "m3": []}
+    machines = pd.DataFrame([{"machine_id": one, "gpus": gpus[one], **MACHINE} for one in gpus])
+    two, one = overview.hardware_table(rows, machines).to_dict("records")
+    assert (two["GPU"], one["GPU"]) == ("G × 2", "G")
+    assert (two["Native FP8"], one["Native FP8"]) == ("yes", "no")
+    assert (two["copy (B/s)"], one["copy (B/s)"]) == ("30,000,000,000", "—")
+    rows = rows.assign(machine_id="m3")
+    (none,) = overview.hardware_table(rows, machines).to_dict("records")
+    assert (none["GPU"], none["GPU memory (GiB)"], none["Native FP8"]) == ("—", "—", "no")
+
+
+def test_words_that_all_names_share_are_left_out_and_lists_read_as_sentences():
+    names = ["a x=1 y=2 z", "b x=1 y=3 z"]
+    assert overview.strip_shared_words(names) == ["a y=2 z", "b y=3 z"]
+    assert overview.strip_shared_words(names[:1]) == names[:1]
+    assert [overview.join_words(words) for words in ("a", "aba", "abc")] == [
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
+
+
+def test_intervals_that_touch_have_no_order_and_no_order_of_a_busy_machine_is_stated():
+    below, touching, above = (Estimate(low, 4, 5) for low in (1, 5, 6))
+    orders = [below.compare_to(other) for other in (touching, above)]
+    assert [*orders, above.compare_to(below)] == ["no clear difference", "below", "above"]
+    many = [Estimate(at, at, at + 1, name=f"e{at}", busy=at == 0) for at in range(6)]
+    pairs = comparing(*many, Estimate.exact(9.0, "bound"))
+    busy = Finding("e0 is the fastest", about="m", compared=pairs).without_busy_order()
+    assert "does not rank" in busy.text and (busy.about, busy.compared) == ("m", ())
+    assert busy.figures == tuple(many) and "e3 " in busy.evidence and "e4 " not in busy.evidence
+    calm = Finding("Why?", "seen", "go", compared=comparing(*many[1:]))
+    assert calm.without_busy_order() is calm and str(calm) == "Why?: seen. Next: go."
