@@ -283,8 +283,5 @@ def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
 
 def shown(value: Any) -> str:
     """Return a value as one line for an error message, shortened to 60 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print more than 4,300 digits.
-        return "a number with thousands of digits"
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:28]}...{text[-28:]}"

@@ -54,7 +54,6 @@ WITHOUT_DATABASE = {
     "run attention -p seq_lens=[true]": "attention.seq_lens: [True] is not valid; give a number or text instead of true or false",
     "run attention -p seed=1 -p seed=2": "-p: 'seed' is given twice; give it once",
     "run attention -p quality_patterns=[spiral]": "attention.quality_patterns: 'spiral' is not a known pattern; use window",
-    "run attention attention": "run: 'attention' is named twice; name it once",
     "run --quick --full attention": "run: 'full' is a second suite; name one suite, as the first name",
     "run attention quick": "run: 'quick' is a second suite; name one suite, as the first name",
     "run attention -p label=a --label b": "label: --label and -p label are both set; set one of them",

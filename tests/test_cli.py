@@ -79,6 +79,13 @@ def test_all_notebooks_of_a_suite_are_looked_through_for_code_of_yours(suite):
     import_user_code(jobs)  # the summary, which measures nothing, among them
 
 
+def test_a_notebook_that_is_named_twice_runs_once():
+    named = ["quick", "attention", "model", "attention"]
+    assert [job.name for job in plan(ALL, named, {}, {})] == ["attention", "model"]
+    scenario = scenarios()[0]
+    assert [job.title for job in plan(ALL, [scenario] * 2, {}, {})] == [scenario]
+
+
 def test_list_names_all_that_a_command_line_can_name():
     found = CliRunner().invoke(main, ["list"])
     names = {line.split()[0] for line in found.output.splitlines() if line.startswith("  ")}

@@ -26,7 +26,6 @@ class Settings:
     Attributes:
         threshold: Smallest change that counts as a regression or an improvement, as a fraction.
         budget_s: Time limit for one case, including process start-up, s.
-        rel_ci: A case ends when the half-width of each ratio's interval is at most this fraction.
         direction: Whether lower or higher values of the metric are better.
         timeout_s: Time limit for one answer of a version, s.
         timed: Whether to time blocks. Without timing, each version runs every case once, and
@@ -36,7 +35,6 @@ class Settings:
 
     threshold: float = THRESHOLD
     budget_s: float = 60.0
-    rel_ci: float = 0.01
     direction: Direction = Direction.LOWER
     timeout_s: float = 300.0
     timed: bool = True

@@ -92,9 +92,8 @@ class Processes(AbstractContextManager):
 
     def end(self) -> None:
         """End the process of each version."""
-        with (
-            contextlib.ExitStack() as stack
-        ):  # Each process must end, even if closing the other process raises an exception.
+        # Each process must end, even if closing the other process raises an exception.
+        with contextlib.ExitStack() as stack:
             for process in self.processes:
                 stack.callback(process.close)
             self.processes = []

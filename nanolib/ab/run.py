@@ -37,8 +37,8 @@ class AbResult:
 def run_ab(
     spec: Spec,
     settings: Settings,
-    log: Log = lambda _: None,
-    agree: Callable[[float], None] = lambda _: None,
+    log: Log,
+    agree: Callable[[float], None],
 ) -> AbResult:
     """Compare two versions, then end their processes and remove their worktrees.
 
@@ -132,7 +132,7 @@ def _levels(pairs: Pairs, verdict: Verdict | None) -> dict[str, float]:
     return {"base": base, "current": current}
 
 
-def to_run(result: AbResult, spec: Spec, label: str = "") -> Run:
+def to_run(result: AbResult, spec: Spec, label: str) -> Run:
     """Return a run for the database, with one `ratio` row per case and scope.
 
     Args:
@@ -170,9 +170,8 @@ def _ratio_rows(
     for scope, verdict in result.verdicts.items():
         pairs = result.blocks[scope]
         low, ratio, high = verdict.interval
-        if (
-            verdict.direction is Direction.HIGHER
-        ):  # A ratio of rates is the inverse of the ratio of times.
+        # A ratio of rates is the inverse of the ratio of times.
+        if verdict.direction is Direction.HIGHER:
             low, ratio, high = 1 / high, 1 / ratio, 1 / low
         details = {
             "metric": metric,

@@ -32,6 +32,7 @@ MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # Numbers of block pairs per p
 PROCESS_PAIRS = 36  # `nano ab` divides the time for blocks by this number of process pairs.
 FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
+REL_CI = 0.01  # A case ends when the half-width of each ratio is at most this fraction.
 TIMED = 0.55  # Fraction of the budget for timing, because process start-up takes the rest.
 # A block takes much longer than a message between processes. The load of a shared machine stays
 # constant for about 0.3 s, so both blocks of a pair have the same load. A long call is one block.
@@ -116,7 +117,7 @@ def _run_tasks(sides: Processes, results: Sequence[TaskResult], settings: Settin
         unfinished = [
             result
             for result in unfinished
-            if not result.failures and not is_precise_enough(result.blocks, settings.rel_ci)
+            if not result.failures and not is_precise_enough(result.blocks, REL_CI)
         ]
         if not unfinished:
             return
@@ -252,10 +253,9 @@ def _interleave(
         count += 1
         if count >= next_check:
             next_check = next_look(count)
-            last = (
-                np.asarray(side)[:, -1] for side in medians
-            )  # The total is last if there are several phases.
-            if precise_enough(*last, settings.rel_ci):
+            # The total is last if there are several phases.
+            last = (np.asarray(side)[:, -1] for side in medians)
+            if precise_enough(*last, REL_CI):
                 break
     a, b = (np.asarray(side) for side in medians)
     return {

@@ -57,7 +57,8 @@ class Version:
     def start_folder(self) -> Path:
         """Return the folder in which the version's processes start.
 
-        This is the folder in which the user started `nano ab`, or the root if there is none.
+        This is the folder in which the user started `nano ab`, or the root of the version if the
+        version does not have that folder.
         """
         folder = self.root / self.folder
         return folder if folder.is_dir() else self.root
@@ -151,8 +152,6 @@ def _commit(top: Path, name: str) -> str:
         f"revision: {name!r} is not a commit of {top.name}; "
         "give a commit, a branch, a tag or . for the working tree"
     )
-    if name.startswith("-"):
-        raise BadInput(wrong)
     find = ("rev-parse", "--verify", "--quiet", "--end-of-options")
     return _git(top, *find, f"{name}^{{commit}}", complaint=wrong)
 

@@ -181,7 +181,7 @@ def _spec(
         job = read_job(ALL, a, b, notebooks, overrides)
         return Spec((".", "."), checkout(), [job], titles=(a.name, b.name), **rest)
     jobs = [
-        (job.name, job.given, job.given)
+        (job.name, job.values, job.values)
         for job in plan(ALL, notebooks, overrides, {})
         if any(case.supports_ab for case in job.cases())
     ]

@@ -20,9 +20,10 @@ from nanolib.meters.memory import MIB
 from nanolib.meters.time.call_check import CallCheck
 from nanolib.meters.time.sampler import Timing
 from nanolib.run.ranks import lacking, run_ranks
-from nanolib.stats.intervals import mean_interval
+from nanolib.stats.intervals import Interval, mean_interval
 
-Ceilings = dict[str, float]  # name of a peak rate → measured rate, for `roofline_ms`
+# Name of a peak rate → measured rate with its interval, FLOP/s or B/s, for `roofline_ms`.
+Ceilings = dict[str, Interval]
 # Name of a metric → predicted value, or the value of each algorithm.
 Predicted = dict[str, float | str | dict[str, float]]
 # The generator yields rows and timings, and receives the rows of each timing by scope.
@@ -210,15 +211,14 @@ def measure_on_ranks(
 
     Args:
         body: Function that each rank calls, as for `run_ranks`. The function reads the
-            case with `asked_case`.
+            request with `asked_case`.
         case: Case to measure.
         params: Parameters of the distributed notebook.
-        more: More values for the request, of JSON types. `body` must remove these values before it
-            reads the case.
+        more: More values for the request, of JSON types.
     """
     answers = run_ranks(
         body,
-        case.factors | {"seed": params.seed, "budget_s": params.budget_s} | more,
+        {"case": case.factors, "seed": params.seed, "budget_s": params.budget_s, **more},
         world_size=case.world_size,
         device=case.device,
         # The ranks end before the case's own limit, so that the error can name the slow rank.
@@ -236,10 +236,11 @@ def asked_case(
 ) -> tuple[Any, int, float, torch.device]:
     """Read a request on a rank: the case, the seed, the time budget in s, and the device."""
     factors = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in asked["case"].items()
     }
-    seed, budget_s = factors.pop("seed"), factors.pop("budget_s")
-    return kind(**factors), seed, budget_s, torch.device(asked["device"].split(":")[0])
+    case = kind(**factors)
+    return case, asked["seed"], asked["budget_s"], torch.device(case.device.split(":")[0])
 
 
 def timed_call_ms(call: Callable[[], object]) -> float:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from nanolib.meters.memory import MIB
 from nanolib.numbers import format_number
-from nanolib.run.case import Case
+from nanolib.run.case import Case, Ceilings
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
 from nanolib.stats.intervals import Interval
@@ -26,7 +26,7 @@ _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duratio
 
 
 def prediction_table(
-    experiment: Any, params: Params, ceilings: dict[str, float] | None = None
+    experiment: Any, params: Params, ceilings: Ceilings | None = None
 ) -> pd.DataFrame:
     """Return the predictions, with units, of each case to which a formula applies.
 
@@ -72,7 +72,7 @@ class CasePrediction(NamedTuple):
     here: str
 
 
-def predict_case(case: Case, ceilings: dict[str, float]) -> CasePrediction:
+def predict_case(case: Case, ceilings: Ceilings) -> CasePrediction:
     """Predict a case by its formulas and its memory plan, without building a user's own model."""
     ms, mib, here = "—", "—", "known after a run, because the model is your own code"
     if not case.runs_code:

@@ -16,7 +16,7 @@ from nanolib.meters.machine import limit_threads
 from nanolib.meters.time.latency import measure, measure_alone, measure_in_turns
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.time.turns import Round, speed_up_row
-from nanolib.run.case import Case, Measuring, Plan
+from nanolib.run.case import Case, Ceilings, Measuring, Plan
 from nanolib.run.memory_plan import shortage
 from nanolib.run.params import Params
 from nanolib.run.peaks_case import ceilings_of
@@ -52,7 +52,7 @@ def fit_together(cases: Sequence[Case]) -> bool:
         return True
 
 
-def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measuring:
+def start_case(case: Case, params: Params, ceilings: Ceilings) -> Measuring:
     """Yield the rows and timings of a case if the case can run on this machine.
 
     Args:
@@ -74,7 +74,7 @@ def start_case(case: Case, params: Params, ceilings: dict[str, float]) -> Measur
 def measure_group(
     cases: Sequence[Case],
     params: Params,
-    ceilings: dict[str, float],
+    ceilings: Ceilings,
     report: Callable[..., object] = lambda *_: None,
 ) -> dict[str, Outcome]:
     """Measure one case, or the cases of a group in turns.
@@ -194,7 +194,7 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
 
 
 def _pace_ms(device: str) -> list[float]:
-    """Return a list with the time of a matrix product, ms, or no value if the device is lost."""
+    """Return a list with the time of a matrix product, ms, or an empty list on a lost device."""
     try:
         a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
         return [measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate]

@@ -37,12 +37,6 @@ class Job:
         suite = str(self.values.get("suite", ""))
         return suite if suite in scenarios() else self.name
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """The given parameters after parsing, for example a list instead of the text `[1, 2]`."""
-        read = self.params.model_dump(mode="json")
-        return {name: read[name] for name in self.values}
-
     def cases(self) -> list[Any]:
         """Return the cases of the notebook. The summary has no cases, as it only reads results."""
         experiment = self.load()
@@ -62,8 +56,8 @@ def scenarios() -> list[str]:
 
 def notebooks() -> list[str]:
     """List the names of the notebooks. The summary comes last, because it reads all results."""
-    names = sorted(file.stem for file in (checkout() / "notebooks").glob("*.ipynb"))
-    return sorted(names, key=lambda name: name == "summary")
+    names = (file.stem for file in (checkout() / "notebooks").glob("*.ipynb"))
+    return sorted(names, key=lambda name: (name == "summary", name))
 
 
 def plan(
@@ -102,9 +96,7 @@ def plan(
 
 def _params_files(targets: Sequence[str], overrides: Mapping[str, Any]) -> list[Path]:
     """Find the params files of a command line."""
-    for at, name in enumerate(targets):
-        if name in targets[:at]:
-            raise BadInput(f"run: {shown(name)} is named twice; name it once")
+    targets = list(dict.fromkeys(targets))
     folder = checkout() / "params"
     if targets and set(targets) <= set(scenarios()):
         return [folder / SCENARIOS / f"{name}.yml" for name in targets]

@@ -16,7 +16,6 @@ from filelock import FileLock, Timeout
 from nanolib.measurement import BadInput, printable
 
 _POLL_S = 0.2
-_LONGEST = 400  # Maximum number of characters to read from the file with the owner's name.
 
 
 def lock_path(device: str) -> Path:
@@ -65,7 +64,7 @@ def device_lock(
         # If the file belongs to another user, this process cannot write its name to the file, and
         # other runs show "another process".
         with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
-            file.write(f"{os.getpid()} {printable(what)[:300]}")
+            file.write(f"{os.getpid()} {printable(what)}")
         yield
     finally:
         lock.release()
@@ -106,7 +105,7 @@ def _owner_file(lock: FileLock, mode: str) -> IO[str]:
 
 def _owner(lock: FileLock) -> str:
     with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
-        pid, _, what = file.read(_LONGEST).partition(" ")
+        pid, _, what = file.read().partition(" ")
         if psutil.pid_exists(int(pid)):  # An earlier owner may have left the text.
             return f"process {int(pid)} ({what})"
     return "another process"

@@ -248,23 +248,9 @@ def breakdown_rows(
     """
     work.first()  # The plan starts from the same state.
     gc.collect()
-    counter = followed(work, model)
-    breakdowns = counter.breakdowns()
+    breakdowns = followed(work, model).breakdowns()
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)
-    if device.startswith("cuda"):
-        peak, *others = memory_rows(work, device, plan)
-    else:  # On a CPU, the tracker has already counted the peak.
-        predicted = plan.peaks.get(work.scope)
-        peak = exact(
-            "peak_memory",
-            breakdown.peak / MIB,
-            predicted=None if predicted is None else predicted / MIB,
-            scope=work.scope,
-            method="live_tensor_bytes",
-            details={"before": counter.existing / MIB},
-        )
-        work.first()
-        others = [resident_row(work.call, work.scope)]
+    peak, *others = memory_rows(work, device, plan)
     parts = [[*part, size] for part, size in breakdown.largest(len(breakdown.parts))]
     phases = {phase: each.peak for phase, each in breakdowns.items() if phase is not None}
     peak.details.update(parts=parts, phases=phases)

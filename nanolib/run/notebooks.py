@@ -27,7 +27,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.paths import DATABASE, LAUNCH_VARIABLE, OUTPUT_VARIABLE, checkout, make_folder
 from nanolib.run.jobs import Job
 from nanolib.run.lock import lock_owner
-from nanolib.run.process import kill_tree, python, signal_name, start
+from nanolib.run.process import describe_exit, kill_tree, python, start
 from nanolib.store import Store
 
 _POLL_S = 0.3
@@ -97,7 +97,7 @@ class Command:
 def run_jobs(
     jobs: Sequence[Job],
     command: Command,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None],
     conclude: Callable[[NotebookResult], Sequence[str]] = lambda _: (),
 ) -> list[NotebookResult]:
     """Run jobs one after another. Ctrl-C ends the current job, and no other job starts.
@@ -225,17 +225,15 @@ def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
     if code == 0 and status == (RunStatus.DONE if result.cases else status):
         result.status = RunStatus.DONE
         return
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = lines[-1].strip() if lines else "papermill wrote nothing"
-    result.status, result.message = RunStatus.FAILED, f"{last} (exit {code})"
+    result.status = RunStatus.FAILED
     if message:
         result.message = message
-    elif code < 0:
-        result.message = f"papermill was killed by {signal_name(-code)}"
-    elif code == _KERNEL_DIED or "died" in last.lower():
-        result.message = f"the kernel died (exit {code}), perhaps because memory ran out; see {log}"
     elif code == 0:
         result.message = "the notebook ended before its last cell marked the run as done"
+    elif code == _KERNEL_DIED:
+        result.message = f"the kernel died, perhaps because memory ran out; see {log}"
+    else:
+        result.message = describe_exit(code, log.read_text(errors="replace"))
 
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:

@@ -29,7 +29,7 @@ RETRIES = 2  # Number of times that Ray starts a task again after a lost node or
 
 
 def run_on_ray(
-    jobs: Sequence[Job], command: Command, log: Callable[[str], None] = print
+    jobs: Sequence[Job], command: Command, log: Callable[[str], None]
 ) -> list[NotebookResult]:
     """Run jobs as Ray tasks, in parallel as far as the cluster has devices.
 

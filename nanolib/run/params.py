@@ -160,8 +160,8 @@ def fitting_config(
     preset: str,
     overrides: Mapping[str, Any],
     *,
-    longest: tuple[str, int] = ("", 0),
-    reads_text: bool = False,
+    longest: tuple[str, int],
+    reads_text: bool,
 ) -> NanoConfig:
     """Make the config of a preset with `overrides`, and check the options of its attention.
 

@@ -5,43 +5,20 @@ The first cases of a run measure the peak rates, or copy them from another run o
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
 from nanolib.measurement import Measurement
 from nanolib.meters.ceilings import measure_ceiling, operand_bytes, rate
 from nanolib.models import fp8
-from nanolib.run.case import Case, Plan
+from nanolib.run.case import Case, Ceilings, Plan
+from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
 METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
 # nanolib spends more time on a peak rate than on a latency, because predictions use the rate.
 _LONGER = 4
-
-
-class Ceiling(float):
-    """A measured peak rate, FLOP/s or B/s, with the ends of its interval.
-
-    Attributes:
-        low: Lower end of the interval, or the rate if no interval is known.
-        high: Upper end of the interval, or the rate if no interval is known.
-
-    Example:
-        >>> Ceiling.of(1e11, 1.1e11, 1.2e11).high
-        120000000000.0
-    """
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, low: float | None, estimate: float, high: float | None) -> Self:
-        """Make a peak rate from an estimate and the ends of its interval."""
-        made = cls(estimate)
-        made.low = estimate if low is None else low
-        made.high = estimate if high is None else high
-        return made
 
 
 @dataclass(frozen=True)
@@ -62,7 +39,7 @@ class CeilingCase(Case):
         """Plan the bytes of the operands."""
         return Plan({"ceiling": operand_bytes(self.device, self.ceiling)})
 
-    def measure(self, params: Any, ceilings: dict[str, float]) -> Iterator[Measurement]:
+    def measure(self, params: Any, ceilings: Ceilings) -> Iterator[Measurement]:
         """Measure the peak rate with `measure_ceiling`."""
         yield measure_ceiling(self.device, self.ceiling, self.budget_s, sustained=self.sustained)
 
@@ -93,19 +70,22 @@ def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]
     return [CeilingCase(device, name, min(_LONGER * budget_s, 2.0)) for name in (*dtypes, "copy")]
 
 
-def ceilings_of(store: Store, run_or_machine: str) -> dict[str, float]:
+def ceilings_of(store: Store, run_or_machine: str) -> Ceilings:
     """Return the newest peak rates of a run or a machine: dtype → FLOP/s, and `copy` → B/s.
+
+    If no interval is known, both ends of the interval are the estimate.
 
     Args:
         store: Database of the runs.
         run_or_machine: `run_id` of the run or `machine_id` of the machine.
     """
     query = (
-        "SELECT scope, low, estimate, high FROM results WHERE ? IN (run_id, machine_id)"
-        " AND estimate > 0 AND metric IN ('ceiling_flops', 'ceiling_bytes') ORDER BY id"
+        "SELECT scope, coalesce(low, estimate), estimate, coalesce(high, estimate)"
+        " FROM results WHERE ? IN (run_id, machine_id) AND estimate > 0"
+        " AND metric IN ('ceiling_flops', 'ceiling_bytes') ORDER BY id"
     )
     found = store.connection.execute(query, (run_or_machine,))
-    return {scope: Ceiling.of(*ends) for scope, *ends in found}
+    return {scope: Interval(*ends) for scope, *ends in found}
 
 
 def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
@@ -135,9 +115,7 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     return []
 
 
-def roofline_ms(
-    flops: float, bytes_moved: float, dtype: str, ceilings: dict[str, float]
-) -> float | None:
+def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: Ceilings) -> float | None:
     """Return the shortest time that the peak rates allow, in ms, or None if a rate is missing.
 
     Args:
@@ -150,11 +128,13 @@ def roofline_ms(
     """
     if dtype not in ceilings or "copy" not in ceilings:
         return None
-    return 1e3 * max(flops / ceilings[dtype], bytes_moved / ceilings["copy"])
+    compute_s = flops / ceilings[dtype].estimate
+    copy_s = bytes_moved / ceilings["copy"].estimate
+    return 1e3 * max(compute_s, copy_s)
 
 
 def rate_rows(
-    latency: Measurement, flops: float, dtype: str, ceilings: dict[str, float]
+    latency: Measurement, flops: float, dtype: str, ceilings: Ceilings
 ) -> Iterator[Measurement]:
     """Yield `flops_per_second` of a latency, and `mfu` if the peak rate of the dtype is known.
 
@@ -162,9 +142,9 @@ def rate_rows(
     """
     yield rate("flops_per_second", flops, latency)
     if dtype in ceilings:
-        ceiling = ceilings[dtype]
+        least, ceiling, most = ceilings[dtype]
         share = rate("mfu", flops / ceiling, latency)
-        low = None if share.low is None else share.low * ceiling / ceiling.high
-        high = None if share.high is None else share.high * ceiling / ceiling.low
-        message = f"of {ceiling:.3g} [{ceiling.low:.3g} … {ceiling.high:.3g}] FLOP/s"
+        low = None if share.low is None else share.low * ceiling / most
+        high = None if share.high is None else share.high * ceiling / least
+        message = f"of {ceiling:.3g} [{least:.3g} … {most:.3g}] FLOP/s"
         yield replace(share, low=low, high=high, message=message)

@@ -39,7 +39,7 @@ _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
 # NCCL raises no error. The watchdog of NCCL writes a line and aborts the process that waited.
 _WATCHDOG = r"\[Rank (\d+)\].*Watchdog caught collective operation timeout"
 
-_launched: list[Any] = []  # The `Ranks` of torchrun, if any.
+_launched: Any = None  # The `Ranks` of torchrun, if any.
 
 
 class RankFailed(Exception):
@@ -56,17 +56,18 @@ class RankFailed(Exception):
 
 def use(launched: Any) -> None:
     """Run all later cases of this process on the ranks of torchrun."""
-    _launched[:] = [launched]
+    global _launched
+    _launched = launched
 
 
 def under_torchrun() -> bool:
     """Return whether the cases of this process run on the ranks of torchrun."""
-    return bool(_launched)
+    return _launched is not None
 
 
 def nodes_of(world_size: int) -> int:
     """Return the number of machines that run this number of ranks."""
-    return max((math.ceil(world_size / each.ranks_per_node) for each in _launched), default=1)
+    return math.ceil(world_size / _launched.ranks_per_node) if _launched else 1
 
 
 def lacking(device: str, world_size: int) -> str:
@@ -78,12 +79,11 @@ def lacking(device: str, world_size: int) -> str:
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         return f"torch.distributed has no backend for {kind}; give device cpu or cuda"
-    for launched in _launched:
-        if world_size > launched.world_size:
-            return (
-                f"{world_size} ranks are more than the {launched.world_size} "
-                "that torchrun has started; give fewer"
-            )
+    if _launched and world_size > _launched.world_size:
+        return (
+            f"{world_size} ranks are more than the {_launched.world_size} "
+            "that torchrun has started; give fewer"
+        )
     here, gpus = math.ceil(world_size / nodes_of(world_size)), torch.cuda.device_count()
     if kind == "cuda" and here > gpus:
         return f"{here} ranks need as many GPUs, and this machine has {gpus}; give fewer ranks"
@@ -131,8 +131,8 @@ def run_ranks(
         "threads": threads,
         "rank_timeout_s": min(rank_timeout_s, timeout_s),
     }
-    for launched in _launched:
-        return launched.run(asked)
+    if _launched:
+        return _launched.run(asked)
     with TemporaryDirectory(prefix="nanolib-ranks-") as folder:
         given = Path(folder), asked, timeout_s, private_network
         try:

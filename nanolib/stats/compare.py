@@ -112,7 +112,7 @@ def compare_paired(
     """
     from scipy.stats import wilcoxon
 
-    a, b = _logs(base, current)
+    a, b = _logs("base", base), _logs("current", current)
     if len(a) != len(b):
         raise BadInput(
             f"current: {len(b)} blocks, but base has {len(a)} blocks; give equal numbers of blocks"
@@ -167,7 +167,7 @@ def compare(
         TooFewSamples: A or B has fewer than six blocks.
         BadInput: A value is not above 0.
     """
-    a, b = _logs(base, current)
+    a, b = _logs("base", base), _logs("current", current)
     difference = float(b.mean() - a.mean())
     # Each test has a standard error of the difference, and degrees of freedom.
     tests = []
@@ -207,7 +207,7 @@ def compare_processes(
         TooFewSamples: There are fewer than six pairs.
         BadInput: A ratio is not above 0.
     """
-    delta, _ = _logs(ratios, ratios)
+    delta = _logs("ratios", ratios)
     intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
     # Outliers widen a standard deviation, so the error is from the interval.
     error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
@@ -231,14 +231,13 @@ def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [replace(verdict, p=p, kind=_kind(verdict, p)) for verdict, p in pairs]
 
 
-def _logs(base: ArrayLike, current: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    a, b = np.asarray(base, dtype=float), np.asarray(current, dtype=float)
-    for name, x in (("base", a), ("current", b)):
-        if len(x) < 6:
-            raise TooFewSamples(f"{name}: {len(x)} blocks are too few to compare; take at least 6")
-        if not (np.isfinite(x) & (x > 0)).all():
-            raise BadInput(f"{name}: each value must be greater than 0; give times, rates or sizes")
-    return np.log(a), np.log(b)
+def _logs(name: str, values: ArrayLike) -> np.ndarray:
+    x = np.asarray(values, dtype=float)
+    if len(x) < 6:
+        raise TooFewSamples(f"{name}: {len(x)} blocks are too few to compare; take at least 6")
+    if not (np.isfinite(x) & (x > 0)).all():
+        raise BadInput(f"{name}: each value must be greater than 0; give times, rates or sizes")
+    return np.log(x)
 
 
 def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
 _NEWEST = f"""
-WITH held AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
+WITH measured AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
     SELECT run_id, case_id, experiment, r.rowid AS number,
         row_number() OVER (
             PARTITION BY machine_id, experiment, case_id ORDER BY r.rowid DESC
         ) AS age
-    FROM held JOIN runs r USING (run_id)
+    FROM measured JOIN runs r USING (run_id)
 ),
 newest AS (
     SELECT run_id, case_id,

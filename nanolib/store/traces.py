@@ -66,12 +66,11 @@ class TraceWriter:
         failure, self._failure = self._failure, ""
         return failure
 
-    def close(self) -> str:
-        """Write all queued rows, end the thread, and return the last error or an empty string."""
+    def close(self) -> None:
+        """Write all queued rows, and end the thread."""
         self._over = True
-        failure = self.flush()
+        self.flush()
         self._thread.join()
-        return failure
 
     def _run(self) -> None:
         with contextlib.closing(self._db):

@@ -195,7 +195,7 @@ def test_a_killed_comparison_leaves_no_process_behind(repository):
     code = """
 from pathlib import Path
 from nanolib.ab.run import Settings, Spec, run_ab
-run_ab(Spec(("base", "slow"), Path(), functions=["work:run"]), Settings())
+run_ab(Spec(("base", "slow"), Path(), functions=["work:run"]), Settings(), print, print)
 """
     nano = psutil.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60

@@ -23,7 +23,7 @@ def test_a_failing_case_is_a_row_and_the_sweep_goes_on(tmp_path, monkeypatch):
     started = ranks.run_ranks
 
     def first_fails(body, request, **rest):
-        if request["seq_len"] == 64:
+        if request["case"]["seq_len"] == 64:
             raise ranks.RankFailed("rank 1 of 2 raised an error", 1, "ValueError: two\nlines")
         return started(body, request, **rest)
 

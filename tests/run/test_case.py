@@ -12,7 +12,8 @@ from nanolib.run import memory_plan
 from nanolib.run.case import Plan, RanksCase, compile_row, oversubscribed
 from nanolib.run.dry_run import predict_case, prediction_table
 from nanolib.run.memory_plan import FOLLOWED_BATCH, bytes_at, shortage
-from nanolib.run.peaks_case import Ceiling, ceiling_cases, rate_rows, roofline_ms
+from nanolib.run.peaks_case import ceiling_cases, rate_rows, roofline_ms
+from nanolib.stats.intervals import Interval
 from tests.run import sample_experiment as sample
 
 MIB = 2**20
@@ -84,7 +85,7 @@ class _Sized(sample.SampleCase):
         return {"flops": 6e9, "bytes": 5.0 * MIB, "kept_share": "half", **timed}
 
 
-RATES = {"float32": 2e9, "copy": 1e6}
+RATES = {name: Interval(rate, rate, rate) for name, rate in (("float32", 2e9), ("copy", 1e6))}
 
 
 def test_a_dry_run_has_the_predictions_with_their_units_and_no_line_without_any():
@@ -151,6 +152,6 @@ def test_peaks_take_four_budgets_and_at_most_two_seconds():
 
 def test_without_an_interval_or_a_peak_rate_a_share_has_no_ends_or_there_is_none():
     latency = Measurement("latency", 2.0, None, None, None, 1, (2.0,), scope="forward")
-    _, share = rate_rows(latency, 5e7, "float32", {"float32": Ceiling.of(0.8e11, 1e11, 2e11)})
+    _, share = rate_rows(latency, 5e7, "float32", {"float32": Interval(0.8e11, 1e11, 2e11)})
     assert (share.low, share.estimate, share.high) == (None, 0.25, None)
     assert [row.metric for row in rate_rows(latency, 5e7, "float32", {})] == ["flops_per_second"]

@@ -1,9 +1,12 @@
 """Jobs run one after another on a machine that may be busy, and Ctrl-C ends the last of them."""
 
+import pytest
+
 from nanolib.experiments import ALL
 from nanolib.measurement import RunStatus
 from nanolib.run import notebooks
 from nanolib.run.jobs import plan
+from tests.store.rows import make_run
 
 SCENARIOS = ["distributed-memory", "distributed-million-tokens", "distributed-which-algorithm"]
 BUSY = "not a quiet machine: others use cpu"
@@ -32,3 +35,21 @@ def test_a_command_says_first_that_the_machine_is_busy_and_ctrl_c_starts_no_othe
     said.clear()
     notebooks.run_jobs(summary, notebooks.Command(tmp_path), said.append)
     assert said and BUSY not in said
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "said"),
+    [
+        (0, "", "the notebook ended before its last cell marked the run as done"),
+        (138, "", "the kernel died, perhaps because memory ran out; see "),
+        (1, "", "the process exited with code 1: BadInput: one line"),
+        (-9, "", "the process was killed by SIGKILL"),
+        (1, "the run says why", "the run says why"),
+    ],
+)
+def test_a_job_that_is_not_done_says_why(tmp_path, store, code, message, said):
+    (tmp_path / "log").write_text("Traceback\nBadInput: one line\n")
+    result = notebooks.NotebookResult("attention", cases=2, run_id=store.add(make_run(rows={})))
+    store.update_run(result.run_id, message=message)
+    notebooks._judge(result, code, store, tmp_path / "log")
+    assert result.status == RunStatus.FAILED and result.message.startswith(said)

@@ -8,18 +8,25 @@ import pytest
 from nanolib.measurement import Measurement
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run import peaks_case, sweep
-from nanolib.run.peaks_case import Ceiling, ceiling_cases, rate_rows
+from nanolib.run.peaks_case import ceiling_cases, ceilings_of, rate_rows
+from nanolib.stats.intervals import Interval
 from tests.run.sample_experiment import Params
+from tests.store.rows import make_run
 
 
 def test_a_share_includes_the_interval_of_the_peak_rate_too():
     latency = Measurement("latency", 1.0, 0.8, 1.25, 0.95, 20, (0.9, 1.0, 1.1), scope="forward")
-    rate, share = rate_rows(latency, 5e7, "float32", {"float32": Ceiling.of(0.8e11, 1e11, 2e11)})
+    rate, share = rate_rows(latency, 5e7, "float32", {"float32": Interval(0.8e11, 1e11, 2e11)})
     assert (rate.low, rate.estimate, rate.high) == pytest.approx((4e10, 5e10, 6.25e10))
     ends = 4e10 / 2e11, 0.5, 6.25e10 / 0.8e11
     assert (share.low, share.estimate, share.high) == pytest.approx(ends)
     assert "8e+10 … 2e+11" in share.message
-    assert Ceiling.of(None, 3.0, None).low == Ceiling.of(None, 3.0, None).high == 3.0
+
+
+def test_a_peak_rate_without_an_interval_is_its_own_interval(store):
+    row = Measurement("ceiling_bytes", 3.0, scope="copy")
+    run_id = store.add(make_run(rows={"a": ({}, [row])}))
+    assert ceilings_of(store, run_id) == {"copy": Interval(3.0, 3.0, 3.0)}
 
 
 @pytest.mark.parametrize("together", [True, False])

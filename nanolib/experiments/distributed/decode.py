@@ -183,8 +183,8 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
 @torch.no_grad()
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
     """Time the algorithms on a rank, and return the times, parts, errors and bytes of the rank."""
-    alone = asked.pop("alone")
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
+    alone = asked["alone"]
     me, several = dist.get_rank(), case.world_size > 1
     links = time_collectives(budget_s, device=device, seed=seed) if several else []
     q, k, v = _inputs(case, me, seed, device)

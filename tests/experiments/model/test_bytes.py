@@ -7,6 +7,7 @@ from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import MemoryKind
 from nanolib.meters.tensor_bytes import BytesRead
+from nanolib.stats.intervals import Interval
 from tests.experiments.own import TINY
 
 
@@ -30,8 +31,9 @@ def test_the_bytes_of_a_training_step_are_those_that_its_operations_take_and_cha
 
 def test_a_step_is_predicted_by_the_nearer_of_its_roofs():
     case = ModelCase("cpu", "x", "decoder_tiny", TINY, "dense", 16, 1, "float32", "training")
-    by_memory = case.formulas({"float32": 1e12, "copy": 1e9})
-    by_compute = case.formulas({"float32": 1e9, "copy": 1e12})
+    slow, fast = (Interval(rate, rate, rate) for rate in (1e9, 1e12))
+    by_memory = case.formulas({"float32": fast, "copy": slow})
+    by_compute = case.formulas({"float32": slow, "copy": fast})
     assert by_memory["latency"] == pytest.approx(by_memory["bytes"] / 1e6)
     assert by_compute["latency"] == pytest.approx(by_compute["flops"] / 1e6)
 
