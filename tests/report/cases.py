@@ -27,7 +27,7 @@ def quality_case(target, losses, steps=400):
     found = [exact("sparsity", target), interval("loss", 1.9, 2.0, 2.1, scope="dense")]
     found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
     factors = {"name": f"w {target}", "pattern": "window", "target": target}
-    return SHAPE | factors | {"seeds": 5, "steps": steps}, found
+    return SIZES | factors | {"seeds": 5, "steps": steps}, found
 
 
 def attention_rows(times, failed=()):

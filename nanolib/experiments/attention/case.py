@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanolib.measurement import FLAG_TEXT, Flag, Measurement, Measurements, Unsupported, exact
+from nanolib.measurement import Flag, Measurement, Measurements, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
 from nanolib.models import attention
@@ -78,13 +78,13 @@ class AttentionCase(Case):
 
     @property
     def moved(self) -> int:
-        """Return the size of q, k, v and the output together, in bytes."""
+        """Size of q, k, v and the output together, in bytes."""
         row = self.batch_size * self.seq_len * self.head_dim * self._torch_dtype.itemsize
         return row * (2 * self.num_heads + 2 * self.num_kv_heads)
 
     @property
     def work(self) -> attention.Work | None:
-        """Return the work of the kept pairs, or None if the input or user code selects them."""
+        """Work of the kept pairs, or None if the input or the user's code selects the pairs."""
         if self.runs_code:
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
@@ -92,13 +92,13 @@ class AttentionCase(Case):
 
     @property
     def group(self) -> str:
-        """Return the shape as text. nanolib times all attentions of one shape in turns."""
+        """Shape as text. nanolib times all attentions of one shape in turns."""
         factors = self.factors.items()
         return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
 
     @property
     def title(self) -> str:
-        """Return the name of the attention."""
+        """Name of the attention."""
         return self.name
 
     @property
@@ -119,9 +119,9 @@ class AttentionCase(Case):
         return tuple(x.to(self.device, self._torch_dtype) for x in drawn)
 
     def attend(self, inputs: _Inputs) -> Tensor:
-        """Run one forward pass. Only `dense` can replace the flash kernels of torch."""
+        """Run one forward pass."""
         if self.attention_type != "dense":
-            dense.activate("")
+            dense.activate("")  # Another case may have replaced torch's flash kernels.
         kind, options = self.attention_type, self.options
         return attention.attend(kind, *inputs, causal=self.causal, options=options)
 
@@ -144,7 +144,7 @@ class AttentionCase(Case):
             yield Workload("forward_backward", both, lambda: (*inputs, gradient))
 
     def plan(self) -> Plan:
-        """Plan the peak memory, or return the reason why nanolib cannot plan this memory."""
+        """Plan the peak memory, or give the reason why no plan is possible."""
         if self.attention_type == "flex" and not self.device.startswith("cuda"):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
@@ -252,7 +252,6 @@ class AttentionCase(Case):
             method="mask",
             predicted=self.options.get("sparsity"),
             flags=(Flag.MASK_IS_DENSE,) if dense_mask else (),
-            message=FLAG_TEXT[Flag.MASK_IS_DENSE] if dense_mask else "",
         )
         yield exact("block_sparsity", work.block_sparsity, method="mask")
         # The counter covers only torch's own operations.

@@ -149,14 +149,13 @@ def cases(params: Params) -> list[Case]:
     """List the cases: peak rates, each attention at each shape, and the loss of each pattern."""
     device = resolve_device(params.device)
     kv_heads = params.num_kv_heads or params.num_heads
-    heads = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
+    rest = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
     found = ceiling_cases(device, params.dtypes, params.budget_s)
     kinds = [_kind(value) for value in params.attention_types]
     shapes = product(params.seq_lens, params.batch_sizes, params.dtypes, kinds)
     for seq_len, batch_size, dtype, (kind, options) in shapes:
-        name = kind_name(kind, options)
-        shape = (seq_len, batch_size, dtype, *heads)
-        found.append(AttentionCase(device, name, kind, options, *shape))
+        named = (device, kind_name(kind, options), kind, options)
+        found.append(AttentionCase(*named, seq_len, batch_size, dtype, *rest))
     for pattern, target in product(params.quality_patterns, params.quality_sparsities):
         found.append(
             QualityCase(

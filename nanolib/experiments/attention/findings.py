@@ -10,7 +10,7 @@ import pandas as pd
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Flag
 from nanolib.report.charts import roofline_words
 from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, Pairs, comparing, unclear
-from nanolib.report.overview import cached, join_words, of_experiment, rows_with_factor
+from nanolib.report.overview import cached, join_words, table_of
 from nanolib.report.tables import (
     ONE,
     Column,
@@ -63,7 +63,7 @@ _QUALITY = (
 QUALITY_COLUMNS = titles(_QUALITY)
 
 
-@cached
+@table_of("attention", "causal")
 def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per attention case.
 
@@ -72,13 +72,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     speed-up of a forward pass that includes `once`. `bound` is the largest speed-up that the
     skipped tiles allow. `mask_is_dense` is true if the mask of sparse attention removes no pairs.
     """
-    rows = of_experiment(rows, "attention")
-    if "factor.pattern" in rows:  # `quality_table` shows the rows that have a pattern.
-        rows = rows[rows["factor.pattern"].isna()]
-    table = case_rows(rows, ["name", *_SHAPE[1:]], "name")
-    if table.empty:
-        return table
-    table = add_metric_columns(table, rows, _COLUMNS)
+    table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]], "name"), rows, _COLUMNS)
     table = flagged(with_speed_ups(table, rows, "forward"), rows)
     is_dense = table["name"].str.startswith(("dense", "flash_attn"))
     dense_tiles = table["block_sparsity"].where(is_dense)
@@ -102,13 +96,12 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-@cached
+@table_of("attention", "pattern")
 def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per sparse pattern and target sparsity.
 
     `replaced` and `fine_tuned` are differences from the dense loss, in nats per byte.
     """
-    rows = rows_with_factor(rows, "attention", "pattern")
     factors = ["pattern", "target", "seq_len", "seeds", "steps"]
     table = add_metric_columns(case_rows(rows, factors, "pattern"), rows, _QUALITY)
     table = table.drop(columns=[name for name in table if name.endswith(("_predicted", "_busy"))])
@@ -272,8 +265,10 @@ def _list_speed_ups(line: pd.Series, over: set[str] | None = None) -> Pairs:
 
 def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     """Return a finding about the loss of each pattern at its highest measured sparsity."""
+    if table.empty:
+        return []
     is_short = table["steps"] < LEARNING_STEPS
-    if len(table) and is_short.all():
+    if is_short.all():
         evidence = f"{int(table['steps'].max())} training steps are {SMOKE_TEST}"
         next_step = f"set quality_steps to at least {LEARNING_STEPS}"
         return [Finding("The loss of sparse attention was not measured", evidence, next_step)]

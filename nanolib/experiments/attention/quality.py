@@ -21,11 +21,7 @@ from nanolib.models.training import train
 from nanolib.run.case import Case, Ceilings, Plan, over_seeds
 
 # These patterns have no option `sparsity`, so nanolib varies another option to reach the target.
-# Each entry has the option, its largest value (0 means the sequence length) and its type.
-_SEARCHED: dict[str, tuple[str, float, type]] = {
-    "threshold": ("mass", 1.0, float),
-    "dca": ("window", 0.0, int),
-}
+_SEARCHED = {"threshold": "mass", "dca": "window"}
 QUALITY_PATTERNS = (*WINDOWED, *BY_TILE, *_SEARCHED)
 _TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # Training, fine-tuning and testing draw different text.
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
@@ -123,16 +119,16 @@ class QualityCase(Case):
             return options | {"sparsity": self.target}
         if self.pattern == "dca":
             options["random_tokens"] = count
-        name, largest, kind = _SEARCHED[self.pattern]
+        name = _SEARCHED[self.pattern]
         ids = self._batches(_HELD_OUT, _HELD_OUT_BATCHES)[0]
-        low, high = 0.0, largest or float(self.seq_len)
+        low, high = 0.0, 1.0
         for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            options[name] = middle if kind is float else max(1, round(middle))
+            share = (low + high) / 2
+            options[name] = share if name == "mass" else max(1, round(share * self.seq_len))
             with watched_work() as found, torch.no_grad():
                 self._sparse(weights, **options).loss(ids)
             removed = fmean(work.sparsity for work in found)
-            low, high = (middle, high) if removed > self.target else (low, middle)
+            low, high = (share, high) if removed > self.target else (low, share)
         return options
 
 

@@ -129,23 +129,23 @@ def cases(params: Params) -> list[Case]:
     heads = {name: getattr(params, name) for name in names}
     for dtype in params.dtypes:
         shape = heads | {"device": device, "dtype": dtype}
-        decoding = {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
+        decoding = shape | {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
         for seq_len, world in product(params.seq_lens, params.world_sizes):
-            found.append(DecodeCase(**shape, **_on_ranks(params, seq_len, world), **decoding))
+            found.append(DecodeCase(**decoding, **_on_ranks(params, seq_len, world)))
         # A case on several ranks times one rank too, so one rank needs no case of its own.
         for seq_len, world in product(params.prefill_seq_lens, several or [1]):
             algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
-            passes = {"prefill_algorithms": algorithms, "backward": params.backward}
-            found.append(PrefillCase(**shape, **_on_ranks(params, seq_len, world), **passes))
+            passes = shape | {"prefill_algorithms": algorithms, "backward": params.backward}
+            found.append(PrefillCase(**passes, **_on_ranks(params, seq_len, world)))
         for algorithm in prefill.MEMORY_ALGORITHMS:
             for world in several if algorithm in prefill.ALGORITHMS else [1]:
                 can_split = _can_split(params.num_heads, params.num_kv_heads, world)
                 if algorithm == prefill.ULYSSES and not can_split:
                     continue
                 for seq_len in params.memory_seq_lens:
-                    plan = {"memory_algorithm": algorithm, "world_size": world, "seq_len": seq_len}
+                    planned = shape | {"memory_algorithm": algorithm, "world_size": world}
                     measured = seq_len <= params.memory_measured_up_to
-                    found.append(MemoryCase(**shape, **plan, measured=measured))
+                    found.append(MemoryCase(**planned, seq_len=seq_len, measured=measured))
     return found
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nanolib.experiments.distributed.launch import Launch, predict_traffic, time_calls
-from nanolib.measurement import Flag, Measurement, Measurements, Provenance, exact
+from nanolib.measurement import Measurement, Measurements, Provenance, exact
 from nanolib.meters.links import count_bytes, time_collectives
 from nanolib.meters.memory import MIB
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
@@ -113,33 +113,28 @@ class DecodeCase(SequenceCase):
             traffic = self.traffic(algorithm, self.world_size)
             rows = [*launch.algorithm(algorithm, traffic, link and _sending_ms(link, traffic))]
             yield from rows
-            compute = next(row.estimate for row in rows if row.scope == f"{algorithm}: compute")
-            for world in params.extrapolate_to_ranks:
-                if link and world > self.world_size:
-                    yield self._modelled(algorithm, world, compute, link, launch.flags)
+            if link:
+                compute = next(row for row in rows if row.scope == f"{algorithm}: compute")
+                for world in params.extrapolate_to_ranks:
+                    if world > self.world_size:
+                        yield self._modelled(algorithm, world, compute, link)
         size = self.shard_bytes(self.world_size) / MIB
         yield exact("weight_memory", size, scope="keys and values of a rank")
 
     def _modelled(
-        self, algorithm: str, world: int, compute_ms: float, link: LinkCost, flags: tuple[Flag, ...]
+        self, algorithm: str, world: int, compute: Measurement, link: LinkCost
     ) -> Measurement:
         """Model the latency on more ranks, from evenly divided compute and the cost of sending."""
-        compute = compute_ms * self.world_size / world
         sending = _sending_ms(link, self.traffic(algorithm, world))
         return Measurement(
             "latency",
-            compute + sending,
+            compute.estimate * self.world_size / world + sending,
             n=1,
             provenance=Provenance.MODELLED,
             method="alpha-beta",
             scope=f"{algorithm} at {world} ranks",
-            flags=flags,
-            details={
-                "algorithm": algorithm,
-                "world_size": world,
-                "compute": compute,
-                "sending": sending,
-            },
+            flags=compute.flags,
+            details={"algorithm": algorithm, "world_size": world},
         )
 
 
@@ -166,13 +161,12 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
         return None, rows
     costs = zip(rows, messages, sent, strict=True)
     rows = [replace(row, predicted=1e3 * link.seconds(*cost)) for row, *cost in costs]
-    residuals = list(link.residuals)
     fit = {
         "n": len(rows),
         "method": "least squares over collectives",
         "scope": scope,
         "flags": launch.flags,
-        "details": {"residuals": residuals, "largest_residual": max(map(abs, residuals))},
+        "details": {"residuals": list(link.residuals)},
     }
     rows.append(Measurement("link_latency", 1e3 * link.alpha, **fit))
     if link.beta:
@@ -187,9 +181,14 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     alone = asked["alone"]
     me, several = dist.get_rank(), case.world_size > 1
     links = time_collectives(budget_s, device=device, seed=seed) if several else []
-    q, k, v = _inputs(case, me, seed, device)
+    generator = torch.Generator(device).manual_seed(seed)  # All ranks have the same queries.
+    q = random_heads(case, generator, case.num_heads, case.q_len)
+    k, v = _shard(case, me, seed, device)
     is_checked = case.shard_bytes(1) <= _CHECKED_ELEMENTS * q.element_size()
-    whole = _whole(case, seed, device) if is_checked or (alone and me == 0) else None
+    whole = None
+    if is_checked or (alone and me == 0):
+        shards = (_shard(case, number, seed, device) for number in range(case.world_size))
+        whole = [torch.cat(parts, dim=2) for parts in zip(*shards, strict=True)]
 
     def decode(algorithm: str, shard: tuple[Tensor, ...] = (k, v), timer: Any = None) -> Any:
         return tree_attention_decode(
@@ -218,19 +217,8 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
     return answer | {"links": links, "errors": errors, "bytes": counted}
 
 
-def _inputs(case: DecodeCase, me: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the queries, which all ranks share, and the keys and values of one rank."""
-
-    def random(number: int, heads: int, length: int) -> Tensor:
-        generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number)
-        return random_heads(case, generator, heads, length)
-
-    size = (case.num_kv_heads, case.layout.length(me))
-    queries = random(0, case.num_heads, case.q_len)
-    return queries, random(2 * me + 1, *size), random(2 * me + 2, *size)
-
-
-def _whole(case: DecodeCase, seed: int, device: torch.device) -> list[Tensor]:
-    """Return the keys and values of the whole sequence."""
-    parts = [_inputs(case, rank, seed, device) for rank in range(case.world_size)]
-    return [torch.cat([part[at] for part in parts], dim=2) for at in (1, 2)]
+def _shard(case: DecodeCase, number: int, seed: int, device: torch.device) -> list[Tensor]:
+    """Return the keys and values of one rank."""
+    generator = torch.Generator(device).manual_seed(seed * 1_000_003 + number + 1)
+    length = case.layout.length(number)
+    return [random_heads(case, generator, case.num_kv_heads, length) for _ in range(2)]

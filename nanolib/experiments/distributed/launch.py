@@ -94,7 +94,7 @@ class Launch:
             if other == scope:
                 continue
             row = speed_up_row(self._rounds, scope, other, scope=f"{scope}{OVER}{other}")
-            if row is not None:
+            if row:
                 yield replace(row, flags=(*row.flags, *self.flags))
 
     def algorithm(
@@ -128,9 +128,11 @@ class Launch:
             rank: pd.DataFrame(one["parts"][algorithm]) for rank, one in enumerate(self.answers)
         }
         parts = pd.concat(ranks).fillna(0.0)
-        kinds = parts.T.groupby(lambda part: KINDS.get(part.split("_")[0])).sum().T
-        kinds = kinds.reindex(columns=KINDS.values(), fill_value=0.0)
-        for name, ms in parts.drop(columns="wait", errors="ignore").join(kinds).items():
+        kinds = {
+            kind: parts.filter(regex=f"^{prefix}(_|$)").sum(axis=1)
+            for prefix, kind in KINDS.items()
+        }
+        for name, ms in parts.drop(columns="wait", errors="ignore").assign(**kinds).items():
             of_runs = ms.unstack()  # The shape is [ranks, runs].
             longest = of_runs.max().to_numpy()
             low, estimate, high, confidence = interval_of(longest)

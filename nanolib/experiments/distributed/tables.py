@@ -108,8 +108,13 @@ def _make_lines(
 ) -> pd.DataFrame:
     """Return one line per timed call. A case without timings has one line with the reason.
 
-    `named` has the columns `called`, which are the parts of the name of a call. `listed` is the
-    factor with the algorithms of a case. The scope of the call on one rank starts with `baseline`.
+    Args:
+        rows: Measurements of the cases.
+        named: The same measurements with the columns `called`.
+        listed: Name of the factor with the algorithms of a case.
+        called: Columns with the parts of a call's name, such as the algorithm.
+        columns: Columns to add from the measurements.
+        baseline: First word of the scope of the call on one rank.
     """
     table = case_rows(rows, [listed, "dtype", "nodes", "seq_len", "world_size"], listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]

@@ -21,7 +21,7 @@ from nanolib.measurement import Flag, Provenance
 from nanolib.numbers import format_number
 from nanolib.report.finding import Estimate, Finding, Order, comparing, unclear
 from nanolib.report.overview import cached, join_words, pick, rows_with_factor, why_empty
-from nanolib.report.plot import links, plot
+from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, percent, times
 from nanolib.report.theme import Drawing, empty_chart
@@ -44,25 +44,29 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     table = drop_missing(decode_table(rows), "latency")
     if table.empty:
         return empty_chart(title, why_empty(rows, "distributed"))
-    measured = table.rename(columns={"latency": "y", "latency_low": "low", "latency_high": "high"})
-    measured["sure"] = [Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]
-    measured["note"] = table["binds"].radd("limited by ").where(table["binds"] != "", "")
     modelled = pick(rows_with_factor(rows, "distributed", "algorithms"), "latency")
     modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
+    modelled = modelled.rename(columns=lambda name: name.removeprefix("factor."))
     # The dashed line starts at the largest measured number of ranks.
-    most = modelled["factor.world_size"].max()
-    modelled = modelled[modelled["factor.world_size"] == most]
-    measured["pred"] = measured["y"].where(measured["world_size"] == most)
-    dashed = modelled.rename(columns={"factor.seq_len": "seq_len", "factor.dtype": "dtype"})
-    at = ["algorithm", "world_size"]
-    dashed[at] = pd.DataFrame([*modelled["details"]], modelled.index, at)
-    dashed = dashed.assign(pred=modelled["estimate"], note="modelled", sure=True)
-    both = pd.concat([measured, dashed], ignore_index=True)
-    data = both[["y", "low", "high", "pred", "note", "sure"]].assign(
-        panel=_format_shapes(both),
-        series=both["algorithm"].str.replace("_", " "),
-        x=both["world_size"].astype(int),
-        **links(both),
+    most = modelled["world_size"].max()
+    modelled = modelled[modelled["world_size"] == most]
+    modelled = modelled.assign(
+        algorithm=[details["algorithm"] for details in modelled["details"]],
+        world_size=[details["world_size"] for details in modelled["details"]],
+    )
+    both = pd.concat([table, modelled], ignore_index=True)
+    start = both["latency"].where(both["world_size"] == most)
+    limits = "limited by " + both["binds"]
+    data = pd.DataFrame(
+        {
+            "panel": _format_shapes(both),
+            "series": both["algorithm"].str.replace("_", " "),
+            "x": both["world_size"].astype(int),
+            "pred": both["estimate"].fillna(start),
+            "note": limits.where(both["binds"] != "", "").fillna("modelled"),
+            "sure": [Flag.OVERSUBSCRIBED not in flags for flags in both["flags"]],
+            **point_columns(both, "latency", "y"),
+        }
     )
     return plot(
         data,
@@ -198,18 +202,16 @@ def _compare_scaling(lines: pd.DataFrame, what: str, about: str) -> Finding:
         names = join_words(tied["algorithm"].str.replace("_", " "))
         which = ": ".join(unclear(names, ms))
     compared = gains(best, algorithm, "gain") + gains(best, algorithm, among=rivals)
-    gain, share = Estimate.of(best, "gain"), percent(best, "efficiency", math.inf)
     if pd.isna(best["gain"]):
         text = f"{what} on {ranks} was not compared with one rank"
         return Finding(text, which, about=about, compared=compared)
-    text = f"{what} is faster on {ranks} than on one"
-    evidence = f"the speed-up is {times(best, 'gain')}, {share} of perfect scaling. {which}"
-    if gain.compare_to(ONE) is Order.NO_DIFFERENCE:
-        text, ratio = unclear(f"{ranks} and one rank for {what.lower()}", times(best, "gain"))
-        evidence = f"{ratio}. {which}"
-    elif gain.compare_to(ONE) is Order.BELOW:
-        text = f"{what} is slower on {ranks} than on one"
-    return Finding(text, evidence, about=about, compared=compared)
+    order, gain = Estimate.of(best, "gain").compare_to(ONE), times(best, "gain")
+    text = f"{what} is {'faster' if order is Order.ABOVE else 'slower'} on {ranks} than on one"
+    share = percent(best, "efficiency", math.inf)
+    evidence = f"the speed-up is {gain}, {share} of perfect scaling"
+    if order is Order.NO_DIFFERENCE:
+        text, evidence = unclear(f"{ranks} and one rank for {what.lower()}", gain)
+    return Finding(text, f"{evidence}. {which}", about=about, compared=compared)
 
 
 def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:

@@ -102,28 +102,27 @@ class Params(OwnModelParams):
         unset = "excluded_modules" not in self.model_fields_set
         return ["lm_head"] if unset and self.model.startswith("hf:") else self.excluded_modules
 
-    def _check_kept(self, config: NanoConfig, where: str = "") -> None:
-        try:
-            fp8.chosen_layers(create_model(config, "meta"), self.kept)
-        except BadInput as error:
-            raise ValueError(error.lines[0] + where) from None
-
     @model_validator(mode="after")
     def _casts_fit(self) -> Self:
         """Check that `excluded_modules` matches layers of the models and of the small decoder."""
-        default = type(self).model_fields["overrides"].default
-        if not self.presets and self.overrides not in ({}, default):
+        if self.overrides and not self.presets:
             raise ValueError(
                 "overrides: there is no preset to change; set presets, or leave overrides out"
             )
         if self.model:
             return self
+        configs = {}
         if any(one.startswith("fp8_") or one in fp8.CONTROLS for one in self.parity_recipes):
-            small = small_decoder(self.d_model, self.num_layers, self.train_seq_len)
-            self._check_kept(small, " (in the small decoder)")
+            shape = (self.d_model, self.num_layers, self.train_seq_len)
+            configs["the small decoder"] = small_decoder(*shape)
         if any(precision.startswith("fp8_") for precision in self.precisions):
             for preset in self.presets:
-                self._check_kept(NanoConfig.from_preset(preset, **self.overrides))
+                configs[preset] = NanoConfig.from_preset(preset, **self.overrides)
+        for name, config in configs.items():
+            try:
+                fp8.chosen_layers(create_model(config, "meta"), self.kept)
+            except BadInput as error:
+                raise ValueError(f"{error.lines[0]} (in {name})") from None
         return self
 
 
@@ -131,28 +130,17 @@ def cases(params: Params) -> list[Case]:
     """List the cases of peak rates, of speed in each precision, of loss, and of rounding error."""
     device = resolve_device(params.device)
     keep = tuple(params.kept)
+    shape = (params.seq_len, params.batch_size)
     speed = [
-        SpeedCase(
-            device,
-            model_name(preset, overrides),
-            preset,
-            overrides,
-            precision,
-            mode,
-            compiled,
-            params.seq_len,
-            params.batch_size,
-            keep,
-        )
-        for preset, overrides in params.models()
+        SpeedCase(device, model_name(*model), *model, precision, mode, compiled, *shape, keep)
+        for model in params.models()
         for mode in params.modes
         for compiled in params.compiled
         for precision in params.precisions
     ]
-    asked = [case.precision for case in speed]
-    kinds = dict.fromkeys([*(DTYPES[one] for one in asked), *map(product_of, asked)])
-    types = [kind for kind in kinds if not no_product(kind, device)]
-    ceilings = ceiling_cases(device, types, params.budget_s) if types else []
+    products = dict.fromkeys(product_of(case.precision) for case in speed)
+    possible = [name for name in products if not no_product(name, device)]
+    ceilings = ceiling_cases(device, possible, params.budget_s) if possible else []
     small = (params.train_seq_len, params.train_batch_size, params.d_model, params.num_layers)
     runs = (params.parity_seeds, params.seed, params.parity_steps)
     rest = (params.parity_margin, ("head",) if params.model else keep)

@@ -7,6 +7,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
@@ -107,27 +108,20 @@ class ParityCase(SmallDecoderCase):
             [_last_loss(case, seed, params.corpus) for seed in seeds]
             for case in (replace(self, recipe=BASE), self)
         )
-        details = {
-            "recipe": self.recipe,
-            "margin": self.margin,
-            "control": self.recipe in fp8.CONTROLS,
-        }
+        metric, details = "loss_difference_from_bf16", {"control": self.recipe in fp8.CONTROLS}
         common = {"provenance": Provenance.EMULATED if self.emulated else Provenance.MEASURED}
         yield over_seeds("loss", base, BASE, **common)
+        common["scope"] = self.recipe
         if lost := sum(not math.isfinite(loss) for loss in recipe):
             message = f"the loss became infinite or NaN in {lost} of {self.seeds} seeds"
-            common |= {"scope": self.recipe, "details": details | {"verdict": "worse"}}
-            yield Measurement("loss_difference_from_bf16", message=message, **common)
+            details["verdict"] = "worse"
+            yield Measurement(metric, message=message, details=details, **common)
             return
-        yield over_seeds("loss", recipe, self.recipe, **common)
+        yield over_seeds("loss", recipe, **common)
         differences = [a - b for a, b in zip(recipe, base, strict=True)]
-        base_loss = sum(base) / len(base)
-        margin = self.margin * base_loss
-        verdict = parity_verdict(differences, margin)
-        details |= {"base_loss": base_loss, "margin_nats": margin, "verdict": verdict}
-        common["details"] = details
-        metric = "loss_difference_from_bf16"
-        yield over_seeds(metric, differences, self.recipe, paired=True, **common)
+        margin = self.margin * fmean(base)
+        details |= {"margin_nats": margin, "verdict": parity_verdict(differences, margin)}
+        yield over_seeds(metric, differences, paired=True, details=details, **common)
 
 
 def small_decoder(d_model: int, num_layers: int, seq_len: int) -> NanoConfig:
@@ -235,15 +229,15 @@ class NumericsCase(SmallDecoderCase):
 
 def _error_rows(name: str, seen: dict[str, Tensor], cast: fp8.Cast) -> Measurements:
     x, weight, gradient = seen["input"], seen["weight"], seen["gradient"]
-    # The number next to each operand is the dimension over which the product sums.
     products = {
-        "output": ((x, -1), (weight.t(), 0)),
-        "input_gradient": ((gradient, -1), (weight, 0)),
-        "weight_gradient": ((gradient.t(), -1), (x, 0)),
+        "output": (x, weight.t()),
+        "input_gradient": (gradient, weight),
+        "weight_gradient": (gradient.t(), x),
     }
-    for product, pair in products.items():
-        rounded = [fp8.round_trip(x, cast, dim) for x, dim in pair]
-        error = relative_error(rounded[0] @ rounded[1], pair[0][0] @ pair[1][0])
+    for product, (a, b) in products.items():
+        # The product sums over the last dimension of `a` and the first dimension of `b`.
+        rounded = fp8.round_trip(a, cast, -1) @ fp8.round_trip(b, cast, 0)
+        error = relative_error(rounded, a @ b)
         common = {"scope": f"{name} {product}", "method": "emulated product against float32"}
         yield _emulated("relative_error", error, **common)
         yield _emulated("sqnr", -20 * math.log10(error) if error else 200.0, **common)
@@ -274,16 +268,12 @@ def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, Tensor]]:
 
 
 def _note_operands(
-    seen: dict[str, Tensor],
-    layer: nn.Module,
-    args: tuple[Tensor, ...],
-    out: Tensor,
+    seen: dict[str, Tensor], layer: nn.Module, args: tuple[Tensor, ...], out: Tensor
 ) -> None:
     """Store the operands of a linear layer in float32, shape [tokens, features]."""
 
-    def note(operand: str, x: Tensor) -> None:
-        seen[operand] = x.detach().flatten(0, -2).float()
+    def rows(x: Tensor) -> Tensor:
+        return x.detach().flatten(0, -2).float()
 
-    note("input", args[0])
-    note("weight", layer.weight)
-    out.register_hook(lambda gradient: note("gradient", gradient))
+    seen |= {"input": rows(args[0]), "weight": rows(layer.weight)}
+    out.register_hook(lambda gradient: seen.update(gradient=rows(gradient)))

@@ -122,18 +122,14 @@ class SpeedCase(ModelWorkCase):
         tokens = self.batch_size * self.seq_len
         share = sum(layer.flops * tokens for layer in layers if layer.converted) / forward
         kept = [layer.name for layer in layers if not layer.converted]
-        details = {
-            "kept": kept,
-            "converted": sum(layer.converted for layer in layers),
-            "amdahl_bound": fp8.amdahl_bound(share),
-        }
+        details = {"kept": kept, "amdahl_bound": fp8.amdahl_bound(share)}
         return exact("converted_share", share, method="audit", details=details)
 
     def _memory(self, model: nn.Module, work: Workload) -> Measurements:
         """Measure the peak memory: weights, gradients, optimizer states and activations."""
         if self.compiled and not self.device.startswith("cuda"):
             return  # The counter misses allocations in compiled kernels.
-        existing, weights = tuple(work.existing()), [*model.parameters()]
+        weights = [*model.parameters()]
         trained = weights if self.mode == "training_step" else []
         tensors = {
             "weights": weights,
@@ -141,7 +137,7 @@ class SpeedCase(ModelWorkCase):
             "optimizer": work.kinds().get(MemoryKind.STATES, []),
         }
         parts = {name: sum(x.nbytes for x in some) for name, some in tensors.items()}
-        with peak_memory(self.device, *existing) as peak:
+        with peak_memory(self.device, *work.existing()) as peak:
             work.call()
         yield exact("peak_memory", peak.own / MIB, scope=self.mode, method=peak.method)
         parts["activations"] = max(0, peak.own - sum(parts.values()))

@@ -58,6 +58,7 @@ _PARITY = (
     Column("provenance", "Products"),
     Column("state", "State"),
 )
+# If a model has several FP8 precisions, the first of these orders that occurs describes the model.
 _SPEEDS = {
     Order.ABOVE: "FP8 is faster than bf16",
     Order.NO_DIFFERENCE: "No clear difference between FP8 and bf16",
@@ -109,9 +110,10 @@ def numerics_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     """Draw the time of each model in each precision, with its speed-up over bf16."""
+    title = "Time by precision"
     table = drop_missing(speed_table(rows), "latency")
     if table.empty:
-        return empty_chart("Time by precision", why_empty(rows, "fp8"))
+        return empty_chart(title, why_empty(rows, "fp8"))
     gain = table["speed_up"].map("  {:.2f}× bf16".format, na_action="ignore").fillna("")
     data = pd.DataFrame(
         {
@@ -122,8 +124,7 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawing:
             **point_columns(table, "latency"),
         }
     )
-    look = {"subtitle": ["With 95 % intervals."], "unit": "Latency (ms)"}
-    return plot(data, "Time by precision", "rows", **look)
+    return plot(data, title, "rows", subtitle=["With 95 % intervals."], unit="Latency (ms)")
 
 
 def fp8_parity(rows: pd.DataFrame) -> Drawing:
@@ -216,8 +217,8 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     group = group.assign(order=[order for _, order, _ in pairs])
     sizes = {order: [] for order in _SPEEDS}
     for (_, name), orders in group.groupby(["parameters", "name"])["order"]:
-        alike = orders.iloc[0] if orders.nunique() == 1 else Order.NO_DIFFERENCE
-        sizes[Order.ABOVE if orders.eq(Order.ABOVE).any() else alike].append(name)
+        fastest = next(order for order in _SPEEDS if order in orders.to_list())
+        sizes[fastest].append(name)
     texts = [f"{_SPEEDS[order]} for {join_words(names)}" for order, names in sizes.items() if names]
     best = group.loc[group["speed_up"].idxmax()]
     evidence = f"up to {times(best, 'speed_up')} as fast, for {best['name']} in {best['precision']}"
@@ -227,7 +228,8 @@ def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
     if main is Order.ABOVE and pd.notna(best["bound"]):
         evidence += f". The upper bound by Amdahl's law is {best['bound']:.2f}×"
     compared = sorted(pairs, key=lambda pair: pair[1] is not main)
-    evidence, about = ". ".join([evidence, *texts[1:]]), mode.replace("_", " ").capitalize()
+    evidence = ". ".join([evidence, *texts[1:]])
+    about = mode.replace("_", " ").capitalize()
     return Finding(texts[0], evidence, about=about, compared=tuple(compared))
 
 
@@ -237,8 +239,8 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
         return []
     named = table.assign(recipe=table["recipe"].str.replace("_", " "))
     ended = named[named["status"] == "ok"]
-    short = ended[ended["steps"] < LEARNING_STEPS]
-    long = ended.drop(index=short.index)
+    is_short = ended["steps"] < LEARNING_STEPS
+    short, long = ended[is_short], ended[~is_short]
     findings = [_compare_loss(row) for _, row in long.iterrows()]
     if len(short):
         text = f"The loss of {len(short)} of {len(ended)} recipes was not compared with bf16"

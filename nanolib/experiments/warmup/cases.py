@@ -14,12 +14,13 @@ from pydantic import Field, field_validator
 
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.cases import OwnModelParams
+from nanolib.experiments.model.data import text_batch
 from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Flag, Measurement, Measurements
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
-from nanolib.models import create_model, generate_random_batch, text
+from nanolib.models import create_model
 from nanolib.models.transformer import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
@@ -63,7 +64,6 @@ class Params(OwnModelParams):
         "label",
     )
     LENGTHS: ClassVar[str] = "seq_len"
-    READS_TEXT: ClassVar[bool] = False
 
     preset: str = "decoder_nano"
     seq_len: Length = 64
@@ -131,16 +131,12 @@ class WarmupCase(Case):
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
             model = create_model(config, self.device, seed=params.seed)
-            vocabulary = config.vocab_size
         else:
             model = build_model(self.preset, self.overrides, self.device, "float32", params.seed)
-            vocabulary = text.VOCAB_SIZE
         if self.direction == "forward_backward":
             check_loss(model)
         call = logits_of(model)
-        ids = generate_random_batch(
-            self.batch_size, self.seq_len + 1, vocabulary, self.device, seed=params.seed
-        )
+        ids = text_batch(self, "", params.seed)
 
         def forward() -> None:
             with torch.inference_mode():
@@ -154,16 +150,15 @@ class WarmupCase(Case):
         clock = clock_for(self.device)
         samples = [clock.time_block([step], 1, 1)[0][0] for _ in range(self.timed_steps)]
         trace(Workload(self.direction, step, tuple), self, params)
-        details = {"threads": torch.get_num_threads()}
+        how = {"method": clock.method, "details": {"threads": torch.get_num_threads()}}
         curve = samples[: self.curve_steps]
-        yield summarize(curve, scope=self.direction, method=clock.method, details=details)
+        yield summarize(curve, scope=self.direction, **how)
         yield _count_warmup(curve, self.direction)
         # An empty series has no warm-up to discard, so all samples are kept.
-        rest = {"method": clock.method, "steady": steady_state([])}
+        how["steady"] = steady_state([])
         for count in self.warmup_steps:
-            spent = details | {"warmup_s": sum(samples[:count]) / 1e3}
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
-            row = summarize(counted, scope=scope, details=spent, **rest)
+            row = summarize(counted, scope=scope, **how)
             # The flag advises a larger budget_s, but `steps` sets the number of samples.
             flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
             yield replace(row, flags=flags, message="no samples are discarded")
