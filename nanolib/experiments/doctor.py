@@ -106,10 +106,9 @@ def _facts(machine: Machine) -> dict[str, str]:
 
 def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     found = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
-    kinds = [
-        kind for kind in ATTENTION_KINDS if kind != "own"
-    ]  # The attention `own` needs a function of the user.
-    found |= {f"attention {kind}": _attention_support(kind, device) for kind in kinds}
+    for kind in ATTENTION_KINDS:
+        if kind != "own":  # This attention needs a function of the user.
+            found[f"attention {kind}"] = _attention_support(kind, device)
     sensors = find_sources()
     for source in sensors.sources:
         found[f"power of {source.of}"] = f"{source.name}, updated every {source.period_s:g} s"

@@ -73,12 +73,10 @@ class Explore:
 
         self._experiment, self._params = experiment, params
         self._section = next(one for one in sections() if one.experiment == params.NAME)
-        self._before = pd.DataFrame() if rows is None else rows
         self._folder = TemporaryDirectory(prefix="nanolib-explore-")
         self._path = Path(self._folder.name) / "unsaved.sqlite"
         self._stop, self._busy = threading.Event(), False
-        names = type(params).MAIN or tuple(type(params).model_fields)
-        own = [name for name in names if name not in shared.Params.model_fields]
+        own = [name for name in type(params).MAIN if name not in shared.Params.model_fields]
         self.controls = {name: _control(params, name) for name in [*own, "budget_s"]}
         for control in self.controls.values():
             control.observe(self._update, names="value")
@@ -89,7 +87,10 @@ class Explore:
         wide = {"width": "160px"}
         self.keep = button("Keep in database", "save", self._keep, disabled=True, layout=wide)
         self.command = CommandLine()
-        self.chart = renderer.live_chart(self._draw())
+        drawing = empty_chart("Measured", "not measured yet; select Measure")
+        if rows is not None and len(rows):
+            drawing = self._section.main_chart(rows)
+        self.chart = renderer.live_chart(drawing)
         self._update()
         grid = {"grid_template_columns": "repeat(auto-fill, minmax(220px, 1fr))"}
         boxes = widgets.GridBox([*self.controls.values()], layout=grid)
@@ -105,7 +106,7 @@ class Explore:
             BadInput: The value of a control is not valid.
         """
         given = {name: control.value for name, control in self.controls.items()}
-        return type(self._params)(**self._params.model_dump() | given)
+        return self._params.replace(**given)
 
     def _update(self, _: Any = None) -> None:
         """Show the command for the values of the controls, or why a value is not valid."""
@@ -142,10 +143,16 @@ class Explore:
         self._stop.set()
 
     def _run(self, params: shared.Params) -> None:
-        options = {"progress": False, "stop": self._stop, "on_progress": self._progress}
         try:
             with Store(self._path) as store:
-                run = sweep.measure(self._experiment, params, store=store, **options)
+                run = sweep.measure(
+                    self._experiment,
+                    params,
+                    store=store,
+                    progress=False,
+                    stop=self._stop,
+                    on_progress=self._progress,
+                )
                 run.finish()
                 failed = failures(run.measurements()).drop(columns="experiment")
             lines = [": ".join(line) for line in failed.itertuples(index=False)] or ["Measured"]
@@ -164,28 +171,16 @@ class Explore:
         self.status.value = f"{done} of {total}: {escape(case)}"
         self._show()
 
-    def _new(self) -> pd.DataFrame:
-        """Return the rows of the last run, without rows of unfinished cases."""
-        if not self._path.exists():
-            return pd.DataFrame()
+    def _show(self) -> None:
+        """Show the rows of the last run, without rows of unfinished cases."""
         with Store(self._path) as store:
             rows = store.measurements(samples=True)
         last = rows["run_id"].iloc[-1:].max()
-        return rows[(rows["status"] != Status.STARTED) & (rows["run_id"] == last)]
-
-    def _draw(self) -> Any:
-        new = self._new()
-        rows = new if len(new) else self._before
-        if len(rows):
-            return self._section.main_chart(rows)
-        return empty_chart("Measured", "not measured yet; select Measure")
-
-    def _show(self) -> None:
-        new = self._new()
-        if new.empty:
+        rows = rows[(rows["status"] != Status.STARTED) & (rows["run_id"] == last)]
+        if rows.empty:
             return
-        self.chart.chart = self._draw()
-        table = next(iter(self._section.tables.values())).readable(new)
+        self.chart.chart = self._section.main_chart(rows)
+        table = next(iter(self._section.tables.values())).readable(rows)
         if len(table):
             self.measured.value = "<i>Measured</i>" + Table(table)._repr_html_()
 

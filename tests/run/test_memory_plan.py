@@ -49,6 +49,7 @@ def test_a_high_stack_is_planned_from_two_low_ones(monkeypatch, optimization, ov
     quick = [case.plan() for case in cases]
     monkeypatch.setattr(memory_plan, "_PLANS", {})
     monkeypatch.setattr(look, "_LOOKS", {})
+    monkeypatch.setattr(look, "_STACKS", {})
     monkeypatch.setattr(memory_plan, "_LOW", 10**6)  # plan the whole stack
     assert all(plan.peaks for plan in quick) and quick == [case.plan() for case in cases]
 

@@ -25,8 +25,9 @@ from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Grid, Length
 from nanolib.store import traces
 
-# A recording must be longer than its windows, because calls run between and after the windows.
-_TRACE_ROOM = 1.5
+# A recording must be longer than the idle window and the measurement window together by this
+# factor, because calls run between and after the windows.
+_TRACE_FACTOR = 1.5
 Phase = Literal["prefill", "decode", "training_step"]
 
 
@@ -97,7 +98,7 @@ class Params(OwnModelParams):
     def _trace_lasts(self) -> Self:
         if self.power_trace:
             t_s, _ = read_trace(Path(self.power_trace))
-            needed = _TRACE_ROOM * (self.idle_s + self.window_s)
+            needed = _TRACE_FACTOR * (self.idle_s + self.window_s)
             if t_s[-1] < needed:
                 raise ValueError(
                     f"power_trace: {Path(self.power_trace).name!r} lasts {t_s[-1]:g} s, and "

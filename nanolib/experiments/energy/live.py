@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pandas as pd
@@ -42,7 +42,7 @@ class LivePower:
         self.start = widgets.Button(description="Generate", button_style="primary", icon="play")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.said = widgets.HTML("Select Generate to start. nanolib stores nothing.")
-        self.chart = renderer.live_chart(_chart(self._points))
+        self.chart = renderer.live_chart(_chart())
         self.start.on_click(self._begin)
         self.stop.on_click(lambda _: self._stop.set())
         buttons = widgets.HBox([self.start, self.stop, self.said], layout={"flex_flow": "wrap"})
@@ -52,7 +52,7 @@ class LivePower:
         self._stop.clear()
         self._points.clear()
         self.start.disabled, self.stop.disabled = True, False
-        self._thread = threading.Thread(target=self._run, name="nanolib-live", daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -97,29 +97,25 @@ class LivePower:
                 power = f"{low:.0f} to {high:.0f} W, estimated from CPU utilization"
         except BadInput as error:  # The chart shows the throughput without power.
             low = watts = high = math.nan
-            has_ended = provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts)
-            power = (
-                f"power not measured: {'the recording has ended' if has_ended else error.lines[0]}"
-            )
+            reason = error.lines[0]
+            if provenance is Provenance.REPLAYED and math.isnan(track.readings[-1].watts):
+                reason = "the recording has ended"
+            power = f"power not measured: {reason}"
         speed = f"{rate:,.1f} tokens/s, " if tokens else ""
         self.said.value = html.escape(f"{phase}: {speed}{power}")
         point = {"series": phase, "x": window.end_s, "low": low, "high": high, "y": watts}
-        sure = provenance is Provenance.MEASURED
-        self._points.append(
-            point | {"sure": sure, "provenance": provenance, "rate": rate or math.nan}
-        )
-        self.chart.chart = _chart(self._points)
+        point |= {"sure": provenance is Provenance.MEASURED, "rate": rate or math.nan}
+        self._points.append(point)
+        self.chart.chart = _chart(self._points, f"Power, {provenance}")
 
 
-def _chart(points: deque[dict[str, Any]]) -> Drawing:
+def _chart(points: Iterable[dict[str, Any]] = (), title: str = "Power") -> Drawing:
     """Draw the power and throughput of the last 120 points. Points without a sensor are hollow."""
-    look = {"xunit": "Time (s)", "join": False, "width": 320}
-    look["empty"] = "not measured yet"
-    shown = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure"])
-    shown["x"] -= shown["x"].min()
-    made = shown[["series", "x"]].assign(y=[point["rate"] for point in points]).dropna()
-    title = f"Power, {points[-1]['provenance']}" if points else "Power"
+    look = {"xunit": "Time (s)", "join": False, "width": 320, "empty": "not measured yet"}
+    power = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure", "rate"])
+    power["x"] -= power["x"].min()
+    speed = power[["series", "x"]].assign(y=power.pop("rate")).dropna()
     return side_by_side(
-        plot(shown, title, unit="Power (W)", **look),
-        plot(made, "Throughput", unit="Throughput (tokens/s)", log="y", **look),
+        plot(power, title, unit="Power (W)", **look),
+        plot(speed, "Throughput", unit="Throughput (tokens/s)", log="y", **look),
     )

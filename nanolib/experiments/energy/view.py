@@ -173,10 +173,8 @@ def power_over_time(rows: pd.DataFrame) -> Drawing:
             "x": [at - shift for at in course],
             "y": row["details"]["course_w"],
             "sure": row["provenance"] == Provenance.MEASURED,
-            "link_run": row["run_id"],
-            "link_n": row["factor.seq_len"],
         }
-        parts.append(pd.DataFrame(points))
+        parts.append(pd.DataFrame(points | links(row)))
     if not parts:
         why = "no sensor measured this machine's power" if len(found) else why_empty(rows, "energy")
         return empty_chart("Power over time", why)

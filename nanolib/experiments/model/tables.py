@@ -108,8 +108,8 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Table with peaks of training first, and the columns `run_id`, `name`, `attention_type`,
-        `seq_len`, `batch_size`, `dtype`, `scope`, `mib`, `planned` (MiB) and `parts`. Each part has
-        a kind of memory, a module, an operation, a line of code and a size in bytes.
+        `seq_len`, `batch_size`, `dtype`, `scope`, `estimate`, `predicted` (MiB) and `parts`. Each
+        part has a kind of memory, a module, an operation, a line of code and a size in bytes.
     """
     found = pick(rows, "peak_memory")
     if found.empty:
@@ -118,11 +118,9 @@ def peak_table(rows: pd.DataFrame) -> pd.DataFrame:
     found = found.assign(
         parts=[details.get("parts") for details in found["details"]],
         trains=found["scope"] == "training_step",
-        mib=found["estimate"],
-        planned=found["predicted"],
     )
     found = found[found["parts"].notna() & found["optimization"].isin(["eager", None])]
-    found = found.sort_values(["trains", "mib"], ascending=False, kind="stable")
+    found = found.sort_values(["trains", "estimate"], ascending=False, kind="stable")
     return found.drop_duplicates(MODEL[1:])
 
 

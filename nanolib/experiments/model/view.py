@@ -38,7 +38,7 @@ def model_peaks(rows: pd.DataFrame) -> Drawing:
     bars = [pd.DataFrame()]
     for _, row in peak_table(rows).head(MOST_MODELS).iterrows():
         sizes = bytes_by_kind(row)
-        named = {"series": f"{row['name']}, {call_of(row)}", "text": f"{row['mib']:,.0f} MiB"}
+        named = {"series": f"{row['name']}, {call_of(row)}", "text": f"{row['estimate']:,.0f} MiB"}
         bar = {"part": sizes.index, "x": sizes.to_numpy() / MIB}
         bars.append(pd.DataFrame(named | bar | links(row)))
     return plot(
@@ -202,9 +202,9 @@ def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
         sizes = bytes_by_kind(row)
         (kind, most), *rest = (sizes / sizes.sum()).items()
         evidence = ", ".join(f"{other} {share:.0%}" for other, share in rest if share >= 0.05)
-        if pd.notna(row["planned"]):
-            evidence += f"; the plan is {row['planned']:,.0f} MiB"
-        call = f"Peak memory ({CALLS[row['scope']]}) is {row['mib']:,.0f} MiB"
+        if pd.notna(row["predicted"]):
+            evidence += f"; the plan is {row['predicted']:,.0f} MiB"
+        call = f"Peak memory ({CALLS[row['scope']]}) is {row['estimate']:,.0f} MiB"
         yield Finding(f"{call}, of which {kind} are {most:.0%}", evidence, about=_about(row))
 
 
