@@ -1,4 +1,4 @@
-from nanolib.meters.time.latency import measure_alone
+from nanolib.meters.time.latency import measure_phases
 from nanolib.meters.time.sampler import Timing
 from nanolib.run import sweep
 from nanolib.run.memory_plan import followed
@@ -20,7 +20,7 @@ def timed_alone(measuring):
             made = measuring.send(answer)
         except StopIteration:
             return
-        answer = measure_alone(made) if isinstance(made, Timing) else None
+        answer = measure_phases(made) if isinstance(made, Timing) else None
         if answer is None:
             yield made
 

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ def measure_ceiling(
         )
         return rate("ceiling_bytes", 2 * size, latency, message=f"copy of {size // 2**20} MiB")
     scope = f"{ceiling} sustained" if sustained else ceiling
-    span, collect = ("the second half of", _second_half) if sustained else ("in a burst of", None)
+    span, collect = "in a burst of", None
+    if sustained:
+        span, collect = "the second half of", partial(_second_half, budget_s)
     a, b = _operands(device, ceiling)
     with tf32_products(ceiling == "tf32"):
         product = _product(a, b, ceiling)
@@ -63,7 +66,7 @@ def operand_bytes(device: str, ceiling: str) -> int:
 
 
 def _second_half(
-    clock: Clock, phases: Mapping[str, Call], rel_ci: float, budget_s: float
+    budget_s: float, clock: Clock, phases: Mapping[str, Call]
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Take blocks for the whole budget, and return the second half of the blocks."""
     start, calls, blocks = time.perf_counter(), list(phases.values()), []
@@ -99,9 +102,9 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
         torch.randn(size, size, device=device).to(getattr(torch, PRODUCTS.get(dtype, dtype)))
         for _ in range(2)
     )
-    return (
-        (a, b.t().contiguous().t()) if dtype == "fp8" else (a, b)
-    )  # FP8 kernels need `b` in column-major order.
+    if dtype == "fp8":
+        b = b.t().contiguous().t()  # FP8 kernels need `b` in column-major order.
+    return a, b
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:

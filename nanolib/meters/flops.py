@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -64,13 +64,13 @@ class FlopCount:
 
     kept: int = 0
     full: int = 0
-    uncounted: tuple[str, ...] = ()
+    uncounted: set[str] = field(default_factory=set)
     unread_masks: int = 0
 
     @property
     def message(self) -> str:
         """Message of a row whose count is incomplete, or an empty string."""
-        names = ", ".join(self.uncounted)
+        names = ", ".join(sorted(self.uncounted))
         return f"incomplete: there is no formula for {names}" if names else ""
 
 
@@ -115,7 +115,7 @@ class _Counter(TorchDispatchMode):
             if name in ("flex_attention", "flex_attention_backward"):
                 self._add_flex_attention(name, args)
             else:
-                self._add_uncounted(name)
+                self._count.uncounted.add(name)
             return out
         torchs_own = flop_registry.get(func.overloadpacket)
         is_attention = "_scaled_dot_product" in name
@@ -134,15 +134,12 @@ class _Counter(TorchDispatchMode):
         elif torchs_own:
             self._add(torchs_own(*args, **kwargs, out_val=out))
         elif _is_product(name):
-            self._add_uncounted(name)
+            self._count.uncounted.add(name)
         return out
 
     def _add(self, flops: int) -> None:
         self._count.kept += flops
         self._count.full += flops
-
-    def _add_uncounted(self, name: str) -> None:
-        self._count.uncounted = tuple(sorted({*self._count.uncounted, name}))
 
     def _add_sdpa(self, name: str, given: dict[str, Any]) -> None:
         q, k, v = (given[name] for name in ("query", "key", "value"))
@@ -204,9 +201,7 @@ def model_flops(
     config: NanoConfig,
     batch: int,
     length: int,
-    kept: Callable[[int, int], float],
-    *,
-    position: int = 0,
+    kept: float,
 ) -> dict[str, int]:
     """Compute the FLOPs of a model's parts, for a sequence or for tokens after a cached prompt.
 
@@ -214,9 +209,7 @@ def model_flops(
         config: Configuration of the model.
         batch: Number of sequences.
         length: Number of tokens per sequence.
-        kept: Function of (q_len, kv_len) that returns the mean number of query-key pairs per head
-            that attention computes (`Work.kept`).
-        position: Number of cached tokens before the sequence.
+        kept: Mean number of query-key pairs per head that attention computes (`Work.kept`).
 
     Returns:
         FLOPs of each part, summed over all layers, and their `total`. In each layer, `projections`
@@ -228,7 +221,7 @@ def model_flops(
     tokens = batch * length
     parts = {
         "projections": layers * 2 * tokens * (2 * d * d + 2 * d * kv),
-        "attention": layers * round(per_pair * kept(length, position + length)),
+        "attention": layers * round(per_pair * kept),
         "mlp": layers * 2 * tokens * (3 if config.mlp == "swiglu" else 2) * d * config.mlp_width,
         "head": 2 * tokens * d * config.vocab_size,
     }

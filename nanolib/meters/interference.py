@@ -2,7 +2,7 @@
 
 with watch_cpus() as load:
     ...
-load.others  # share of the CPUs, such as 0.5
+load.others  # share of the CPUs that other processes used, such as 0.5
 """
 
 import contextlib
@@ -128,8 +128,6 @@ def load_between(before: CpuTimes, after: CpuTimes) -> CpuLoad:
 
 
 _REST_S, _LOOK_S, _TICKS_S = 10.0, 0.1, 0.02
-# Time of the last reading, and CPU time of the child processes until then, s.
-_last_look = -math.inf, -math.inf
 
 
 def wait_for_compilers() -> None:
@@ -138,15 +136,14 @@ def wait_for_compilers() -> None:
     torch starts one process per core for the first compilation. A compile process may still be
     starting when the compilation is over, and would disturb a timing.
     """
-    global _last_look
     if "torch._inductor.async_compile" not in sys.modules:
         return
-    end = time.monotonic() + _REST_S
+    end, before = time.monotonic() + _REST_S, -math.inf
     while time.monotonic() < end:
         used_s = _seconds_of(psutil.Process().children(recursive=True))
-        (moment, before), _last_look = _last_look, (time.monotonic(), used_s)
-        if _last_look[0] - moment >= _LOOK_S and _last_look[1] - before <= _TICKS_S:
+        if used_s - before <= _TICKS_S:
             return
+        before = used_s
         time.sleep(_LOOK_S)
 
 

@@ -8,15 +8,14 @@ import struct
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from nanolib.meters.time.ranks import time_across_ranks
 
-_COUNTERS = Path("/proc/net/dev")
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
 PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes per rank
@@ -86,14 +85,14 @@ def loopback_bytes() -> int:
     """Return the bytes that the loopback interface has sent, with headers, for all processes.
 
     Raises:
-        OSError: The system has no counter of the loopback interface.
+        KeyError: The system has no counter of the loopback interface.
     """
-    return int(_interfaces()["lo"].split()[8])
+    return psutil.net_io_counters(pernic=True, nowrap=False)["lo"].bytes_sent
 
 
 def has_private_network() -> bool:
     """Return whether the network of this process has only the loopback interface."""
-    return _COUNTERS.is_file() and list(_interfaces()) == ["lo"]
+    return [*psutil.net_io_counters(pernic=True)] == ["lo"]
 
 
 def enter_private_network() -> None:
@@ -110,8 +109,3 @@ def enter_private_network() -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket() as control:
         fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sh", b"lo", _UP_RUNNING))
-
-
-def _interfaces() -> dict[str, str]:
-    lines = (line.partition(":") for line in _COUNTERS.read_text().splitlines()[2:])
-    return {name.strip(): counters for name, _, counters in lines}

@@ -243,15 +243,12 @@ def limit_threads() -> Iterator[None]:
 
 def _quotas() -> Iterator[tuple[Path, float]]:
     for group in _groups("cpu"):
-        with contextlib.suppress(OSError, ValueError):  # In version 2, "max" is not a quota.
-            quota, period = map(int, (group / "cpu.max").read_text().split())
-            yield group, quota / period
-        with contextlib.suppress(OSError):  # In version 1, -1 is not a quota.
-            quota, period = (
-                int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
-            )
-            if quota > 0:
-                yield group, quota / period
+        # Version 2 has one file, and version 1 has two. Without a quota, they have "max" or -1.
+        files = [group / "cpu.max", group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
+        with contextlib.suppress(OSError):
+            words = " ".join(file.read_text() for file in files if file.exists()).split()
+            if words and words[0] not in ("max", "-1"):
+                yield group, int(words[0]) / int(words[1])
 
 
 def _groups(controller: str) -> list[Path]:

@@ -31,7 +31,7 @@ class Peak:
     Attributes:
         before: Live bytes at the start of the section.
         existing: Bytes of the earlier tensors that count toward the peak.
-        kept: Bytes that the CUDA allocator had reserved at the start of the section.
+        reserved_before: Bytes that the CUDA allocator had reserved at the start of the section.
         live: Peak of live bytes, including `before`.
         reserved: Peak of the bytes that the CUDA allocator reserved.
         resident: Rise of the resident set.
@@ -41,22 +41,12 @@ class Peak:
 
     before: int = 0
     existing: int = 0
-    kept: int = 0
+    reserved_before: int = 0
     live: int | None = None
     reserved: int | None = None
     resident: int | None = None
     resident_message: str = ""
     method: str = "live_tensor_bytes"
-
-    @property
-    def own(self) -> int:
-        """Peak of live bytes, without the earlier tensors that do not count."""
-        return self.live - self.before + self.existing
-
-    @property
-    def own_reserved(self) -> int | None:
-        """Peak of reserved bytes, without earlier reservations, such as those of CUDA graphs."""
-        return None if self.reserved is None else self.reserved - self.kept + self.existing
 
 
 @contextmanager
@@ -80,7 +70,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
         torch.cuda.empty_cache()  # The cache of earlier cases must not count.
         torch.cuda.reset_peak_memory_stats(device)
         peak.before = torch.cuda.memory_allocated(device)
-        peak.kept = torch.cuda.memory_reserved(device)
+        peak.reserved_before = torch.cuda.memory_reserved(device)
         try:
             yield peak
         finally:
@@ -174,13 +164,16 @@ def measure_memory(
         `resident_memory` (CPU), MiB. The detail `before` is the live memory before the call.
     """
     predicted = None if predicted_bytes is None else predicted_bytes / MIB
-    with peak_memory(device, *existing) as live:
+    with peak_memory(device, *existing) as found:
         fn()
-    rest = {"scope": scope, "method": live.method, "details": {"before": live.before / MIB}}
-    peak = exact("peak_memory", live.own / MIB, predicted=predicted, **rest)
-    if live.own_reserved is not None:
-        return [peak, exact("reserved_memory", live.own_reserved / MIB, **rest)]
-    return [peak, resident_row(fn, scope)]
+    # Other tensors and earlier reservations, such as those of CUDA graphs, do not count.
+    live = found.live - found.before + found.existing
+    rest = {"scope": scope, "method": found.method, "details": {"before": found.before / MIB}}
+    peak = exact("peak_memory", live / MIB, predicted=predicted, **rest)
+    if found.reserved is None:
+        return [peak, resident_row(fn, scope)]
+    reserved = found.reserved - found.reserved_before + found.existing
+    return [peak, exact("reserved_memory", reserved / MIB, **rest)]
 
 
 def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:

@@ -4,12 +4,11 @@ The tensors may be real or fake.
 """
 
 import contextlib
-import functools
 import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -58,19 +57,10 @@ class MemoryBreakdown:
     @property
     def by_kind(self) -> dict[str, int]:
         """Bytes of each kind that is not empty, in the order of `MemoryKind`."""
-        found = self._summed(lambda part: part.kind)
-        return {kind: found[kind] for kind in dict.fromkeys((*MemoryKind, *found)) if found[kind]}
-
-    @property
-    def by_module(self) -> dict[tuple[str, str], int]:
-        """Bytes of each pair of kind and module."""
-        return dict(self._summed(lambda part: part[:2]))
-
-    def _summed(self, by: Callable[[Part], Any]) -> Counter[Any]:
         found = Counter()
         for part, size in self.parts.items():
-            found[by(part)] += size
-        return found
+            found[part.kind] += size
+        return {kind: found[kind] for kind in dict.fromkeys((*MemoryKind, *found)) if found[kind]}
 
     def largest(self, most: int) -> list[tuple[Part, int]]:
         """Return the `most` largest parts with their bytes, in order of size."""
@@ -95,17 +85,10 @@ class MemoryBreakdown:
 class _Life:
     """A storage's size in bytes, and the indices of the events that made and freed the storage."""
 
+    part: Part
     size: int
-    module: str
-    operation: str
     born: int
     died: float = math.inf
-    kind: str = MemoryKind.TEMPORARIES
-    line: str = ""
-
-    @property
-    def part(self) -> Part:
-        return Part(self.kind, _without_numbers(self.module), self.operation, self.line)
 
 
 class MemoryTracker(LiveBytes):
@@ -128,7 +111,7 @@ class MemoryTracker(LiveBytes):
         self._lives = []  # lives of all storages, in the order in which torch made the storages
         self._living = {}  # key of a live storage → its life
         self._events = []  # section of each event
-        self._inside = []  # names of the running modules, outer ones first
+        self._inside = [""]  # names of the running modules without numbers, outer ones first
         self.existing = 0
         self.section = None
 
@@ -156,10 +139,10 @@ class MemoryTracker(LiveBytes):
         self._operation = None
         for tensor in tensors:
             owner = (owners or {}).get(id(tensor), tensor)
-            self._inside = [names.get(id(owner), "").rpartition(".")[0]]
+            self._inside = [_module_of(names.get(id(owner), ""))]
             self.watch(tensor)
             self._mark(tensor, kind)
-        self._inside, self.existing = [], self.current
+        self._inside, self.existing = [""], self.current
 
     def mark_results(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
         """Set the kind of tensors that the call made and that outlive the call, such as a cache."""
@@ -169,9 +152,9 @@ class MemoryTracker(LiveBytes):
     def _count(self, key: int, size: int) -> None:
         super()._count(key, size)
         if size > 0:
-            module = self._inside[-1] if self._inside else ""
             operation = self._operation.name() if self._operation else ""
-            self._living[key] = _Life(size, module, operation, len(self._events))
+            part = Part(MemoryKind.TEMPORARIES, self._inside[-1], operation)
+            self._living[key] = _Life(part, size, len(self._events))
             self._lives.append(self._living[key])
         else:
             self._living.pop(key).died = len(self._events)
@@ -180,11 +163,12 @@ class MemoryTracker(LiveBytes):
     def _mark(self, tensor: torch.Tensor, kind: str, module: str | None = None) -> None:
         """Set the kind and module of a storage that still counts as a temporary."""
         life = self._living.get(storage_key(tensor))
-        if life is None or life.kind != MemoryKind.TEMPORARIES:
+        if life is None or life.part.kind != MemoryKind.TEMPORARIES:
             return
-        life.kind, life.module = kind, life.module if module is None else module
+        changes = {} if module is None else {"module": module}
         if kind == MemoryKind.SAVED:
-            life.line = _line()
+            changes["line"] = _line()
+        life.part = life.part._replace(kind=kind, **changes)
 
     @contextmanager
     def follow_modules(self) -> Iterator[None]:
@@ -206,11 +190,13 @@ class MemoryTracker(LiveBytes):
 
         with contextlib.ExitStack() as hooks:
             for name, module in self._model.named_modules():
-                hooks.enter_context(module.register_forward_pre_hook(entered(name)))
+                hooks.enter_context(
+                    module.register_forward_pre_hook(entered(_without_numbers(name)))
+                )
                 hooks.enter_context(module.register_forward_hook(left, always_call=True))
             for name, weight in self._model.named_parameters():
                 if weight.requires_grad:
-                    hook = accumulated(name.rpartition(".")[0])
+                    hook = accumulated(_module_of(name))
                     hooks.enter_context(weight.register_post_accumulate_grad_hook(hook))
             hooks.enter_context(
                 torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor)
@@ -229,14 +215,10 @@ class MemoryTracker(LiveBytes):
             sizes: Bytes of each storage in a call of another shape. By default `self.sizes`.
         """
         sizes = self.sizes if sizes is None else sizes
-        lives = [
-            (life.born, life.died, life.part, size)
-            for life, size in zip(self._lives, sizes, strict=True)
-        ]
         changes = Counter()
-        for born, died, _, size in lives:
-            changes[born] += size
-            changes[died] -= size
+        for life, size in zip(self._lives, sizes, strict=True):
+            changes[life.born] += size
+            changes[life.died] -= size
         peaks = {}  # section → live bytes and event of its peak
         live = 0
         for event, section in enumerate(self._events):
@@ -246,14 +228,18 @@ class MemoryTracker(LiveBytes):
         found = {}
         for section, (_, event) in peaks.items():
             parts = Counter()
-            for born, died, part, size in lives:
-                if born <= event < died:
-                    parts[part] += size
+            for life, size in zip(self._lives, sizes, strict=True):
+                if life.born <= event < life.died:
+                    parts[life.part] += size
             found[section] = MemoryBreakdown(parts)
         return found
 
 
-@functools.cache
+def _module_of(tensor: str) -> str:
+    """Return the name of a tensor's module without numbers, from the name of the tensor."""
+    return _without_numbers(tensor.rpartition(".")[0])
+
+
 def _without_numbers(module: str) -> str:
     """Replace the number of a block with `*`."""
     return _NUMBER.sub("*", module)

@@ -43,16 +43,16 @@ class LiveBytes(TorchDispatchMode):
         """Count the storages of tensors, each once."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._alive and storage.nbytes():
-                self._follow(storage, storage._cdata, storage.nbytes())
+            key, size = storage._cdata, storage.nbytes()
+            if size and key not in self._alive:
+                died = functools.partial(self._forget, key, size)
+                self._alive[key] = weakref.ref(storage, died)
+                self._count(key, size)
 
-    def _follow(self, storage: torch.UntypedStorage, key: int, size: int) -> None:
-        def died(_: Any) -> None:
-            del self._alive[key]
-            self._count(key, -size)
-
-        self._alive[key] = weakref.ref(storage, died)
-        self._count(key, size)
+    def _forget(self, key: int, size: int, _: Any) -> None:
+        """Count a storage no more, because torch has freed the storage."""
+        del self._alive[key]
+        self._count(key, -size)
 
     def _count(self, key: int, size: int) -> None:
         """Count a new storage, or a freed storage if `size` is below zero."""
@@ -60,15 +60,13 @@ class LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.current)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation and count its results, except views and in-place results."""
+        """Run the operation and count the storages that it makes."""
         if func is _DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # Two thirds of a plan's operations request the device.
         self._operation = func
         out = func(*args, **kwargs or {})
-        if _makes_no_storage(func):
-            return out
         new = [x for x in _tensors(out) if storage_key(x) not in self._alive]
-        if new:  # Some operations return an argument's storage but do not declare an alias.
+        if new:  # A view, and the result of an operation in place, has an argument's storage.
             given = {storage_key(x) for x in _tensors((args, kwargs))}
             self.watch(*(x for x in new if storage_key(x) not in given))
         if workspace := workspace_bytes(func, args):  # An operation frees its workspace.
@@ -163,15 +161,6 @@ def _taken(func: Any, args: tuple[Any, ...], x: torch.Tensor, out: Any) -> int:
 def _elements(x: torch.Tensor) -> int:
     """Count the elements in memory. An expanded dimension counts as one element."""
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
-
-
-@functools.cache
-def _makes_no_storage(operation: Any) -> bool:
-    """Return whether each declared result of an operation is an alias, or is not a tensor."""
-    schema = getattr(operation, "_schema", None)
-    if schema is None:
-        return False
-    return all(x.alias_info or "Tensor" not in str(x.type) for x in schema.returns)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 
 from nanolib.measurement import OVER, Flag, Measurement, Status, Unsupported
 from nanolib.meters.machine import limit_threads
-from nanolib.meters.time.latency import measure, measure_alone, measure_in_turns
+from nanolib.meters.time.latency import measure, measure_in_turns, measure_phases
 from nanolib.meters.time.sampler import Timing
 from nanolib.meters.time.turns import Round, speed_up_row
 from nanolib.run.case import Case, Ceilings, Measuring, Plan
@@ -126,7 +126,7 @@ def measure_group(
                 rows, rounds = measure_in_turns(timings, seed=params.seed, within=within)
             else:
                 with within(chosen[0]):
-                    rows[chosen[0]] = measure_alone(timings[chosen[0]])
+                    rows[chosen[0]] = measure_phases(timings[chosen[0]])
             for case_id, timing in timings.items():
                 if case_id not in rows:  # The case has failed in one of its blocks.
                     steps[case_id].close()

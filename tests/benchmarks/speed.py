@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.experiments.model.steps import Generating, Inferring, Training
-from nanolib.meters import measure_phases
+from nanolib.meters import Timing, measure_phases
 from nanolib.models import attention
 from nanolib.models.user import logits_of
 from nanolib.stats.intervals import median_interval
@@ -53,8 +53,8 @@ def main():
 
 def _ratios(phases, budget):
     """Of each phase over each other the ratio of times, in at least ten rounds, however long that takes."""
-    once = measure_phases(phases, budget_s=0.01)["total"].samples[-1] / 1e3
-    rows = measure_phases(phases, budget_s=max(budget, 10 * once))
+    once = measure_phases(Timing(phases, budget_s=0.01))["total"].samples[-1] / 1e3
+    rows = measure_phases(Timing(phases, budget_s=max(budget, 10 * once)))
     samples = {name: np.asarray(rows[name].samples) for name in phases}
     found = {}
     for over in phases:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import psutil
 import pytest
 import torch
 
@@ -129,13 +130,18 @@ def test_bytes_on_the_wire_are_those_of_a_call_beyond_those_of_none(ranks, monke
 
 
 def test_the_loopback_interface_is_read_from_the_kernels_table(monkeypatch, tmp_path):
-    table = tmp_path / "dev"
-    monkeypatch.setattr(links, "_COUNTERS", table)
-    assert not links.has_private_network()
-    lo = "    lo: 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
-    for more, private in (("", True), ("  eth0: 1 2 3 4 5 6 7 8 9\n", False)):
-        table.write_text(f"Inter-| Receive\n face |bytes\n{lo}{more}")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path), raising=False)
+    (tmp_path / "net").mkdir()
+    counters = " 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26\n"
+    for more, private in (("", True), (f"  eth0:{counters}", False)):
+        table = f"Inter-| Receive\n face |bytes\n    lo:{counters}{more}"
+        (tmp_path / "net" / "dev").write_text(table)
         assert (links.has_private_network(), links.loopback_bytes()) == (private, 19)
+
+
+def test_a_system_that_names_the_loopback_interface_otherwise_has_no_private_network(monkeypatch):
+    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: {"lo0": None})
+    assert not links.has_private_network()
 
 
 def test_collectives_of_four_sizes_say_what_they_send(ranks, monkeypatch):

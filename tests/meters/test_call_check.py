@@ -10,6 +10,7 @@ import torch
 from nanolib.measurement import BadInput, Flag
 from nanolib.meters.time import call_check
 from nanolib.meters.time.latency import measure, measure_phases
+from nanolib.meters.time.sampler import Timing
 
 
 async def _coroutine():
@@ -69,5 +70,5 @@ def test_a_kept_result_is_flagged_if_later_calls_take_hardly_any_time(
         return call
 
     clocked([75.0, later_ms])
-    rows = measure_phases({"a": phase(later_ms), "b": phase(75.0)}, budget_s=1e-9)
+    rows = measure_phases(Timing({"a": phase(later_ms), "b": phase(75.0)}, budget_s=1e-9))
     assert [Flag.CACHED_RESULT in rows[scope].flags for scope in "ab"] == [cached, False]

@@ -22,10 +22,10 @@ def test_formulas_agree_with_both_counts_to_the_digit(mlp, kv_heads):
     with FlopCounterMode(display=False) as torchs:
         model(ids).sum().backward()
     # of attention on a CPU torch has no formula
-    alone = model_flops(config, 2, 16, lambda q, kv: 0)["total"]
+    alone = model_flops(config, 2, 16, 0)["total"]
     assert torchs.get_total_flops() == 3 * alone
     for found, kept in ((count.full, 16 * 16), (count.kept, 16 * 17 // 2)):
-        assert found == 3 * model_flops(config, 2, 16, lambda q, kv, kept=kept: kept)["total"]
+        assert found == 3 * model_flops(config, 2, 16, kept)["total"]
 
 
 _WINDOW = torch.ones(8, 8, dtype=torch.bool).tril().triu(-2)  # 21 pairs

@@ -1,6 +1,5 @@
 """Who used the CPUs and the GPU: stand-ins for the system's counts, and real processes, of ours and of others."""
 
-import math
 import os
 import subprocess
 import sys
@@ -142,7 +141,6 @@ def test_only_the_cpus_that_are_usable_count_unless_their_numbers_have_gaps(
 
 def test_a_timing_waits_for_the_processes_that_torch_compiles_with(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", SimpleNamespace())
-    monkeypatch.setattr(interference, "_last_look", (-math.inf, -math.inf))
     monkeypatch.setattr(interference, "_LOOK_S", 0.5)  # a busy machine may give it none of a tenth
     with subprocess.Popen([sys.executable, "-c", f"{_WORK}time.sleep(60)"]) as child:
         try:

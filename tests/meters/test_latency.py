@@ -12,7 +12,7 @@ from nanolib.measurement import BadInput, Flag
 from nanolib.meters.interference import CpuLoad
 from nanolib.meters.time import latency, sampler
 from nanolib.meters.time.latency import measure, measure_phases, summarize
-from nanolib.meters.time.sampler import pause_collector, settled_heap
+from nanolib.meters.time.sampler import Timing, pause_collector, settled_heap
 from nanolib.stats.intervals import median_interval
 from nanolib.stats.steady import SteadyState
 
@@ -60,11 +60,11 @@ def test_a_row_says_that_outliers_were_dropped(clocked):
 def test_phases_are_timed_in_turn_and_summed(clocked):
     clocked([30.0, 60.0, 10.0] * 400)
     order = []
-    rows = measure_phases({name: lambda name=name: order.append(name) for name in "abc"})
+    rows = measure_phases(Timing({name: lambda name=name: order.append(name) for name in "abc"}))
     assert order[:6] == [*"abcabc"]
     found = {name: row.estimate for name, row in rows.items()}
     assert found == {"a": 30, "b": 60, "c": 10, "total": 100}
-    assert list(measure_phases({"a": _nothing}, budget_s=1e-9)) == ["a"]
+    assert list(measure_phases(Timing({"a": _nothing}, budget_s=1e-9))) == ["a"]
 
 
 def test_details_describe_all_kept_samples():
@@ -127,7 +127,7 @@ def test_a_reading_spans_a_thousand_steps_of_the_clock(clocked):
     assert clock.asked == [(1, 1)] * 2 + [(5, 4)] * 6
     assert (row.details["inner"], row.details["calls_per_block"]) == (4, 5)
     clock = clocked([0.3], resolution=1e-3)
-    measure_phases({"a": _nothing, "b": _nothing}, budget_s=1e-9)
+    measure_phases(Timing({"a": _nothing, "b": _nothing}, budget_s=1e-9))
     assert clock.asked[2] == (9, 1)  # phases follow each other
 
 
@@ -155,7 +155,7 @@ def test_a_warm_up_that_is_no_outlier_is_cut_where_the_level_changes():
 def test_the_sum_of_the_phases_is_what_must_be_precise(clocked):
     """Their shares of it change from call to call: 18, 22, 60 and 2, 38, 60."""
     clocked([18.0, 22.0, 60.0, 2.0, 38.0, 60.0] * 300)
-    rows = measure_phases(dict.fromkeys("abc", _nothing))
+    rows = measure_phases(Timing(dict.fromkeys("abc", _nothing)))
     assert rows["total"].n == 20 and rows["a"].estimate == 10
 
 

@@ -11,6 +11,7 @@ from nanolib.measurement import Unsupported
 from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import peak_memory
 from nanolib.meters.time.latency import measure_phases
+from nanolib.meters.time.sampler import Timing
 from nanolib.run.case import timed_call_ms
 
 
@@ -105,5 +106,5 @@ def test_every_length_of_the_cache_was_met_before_a_token_is_timed(monkeypatch, 
     note = lambda: met.append(step.generation.cache.length) or decode()  # noqa: E731
     monkeypatch.setattr(step.generation, "decode", note)
     rows = step.measure_prompt(Params(budget_s=1e-9), "cpu")
-    rows.send(measure_phases(next(rows).phases, budget_s=1e-9))
+    rows.send(measure_phases(Timing(next(rows).phases, budget_s=1e-9)))
     assert len(list(rows)) == 1 and met == [8, 9, 10, 11]

@@ -256,18 +256,17 @@ def count_by_formula(case: Any) -> Counted:
     config, weights = case.config, case.config.parameter_count
     options = attention.shared_options(config.attention_type, config.attention_options)
 
-    def kept(q_len: int, kv_len: int) -> float:
-        """Return the kept pairs per head, or all causal pairs if the mask depends on the input."""
-        mask = {"causal": True, "options": options, "heads": config.num_heads}
-        found = attention.work(config.attention_type, q_len, kv_len, **mask)
-        return (found or attention.work("dense", q_len, kv_len, causal=True)).kept
-
     length = 1 if case.position else case.seq_len
-    parts = model_flops(config, case.batch_size, length, kept, position=case.position)
+    lengths = length, case.position + length
+    mask = {"causal": True, "options": options, "heads": config.num_heads}
+    # If the mask depends on the input, all causal pairs count.
+    found = attention.work(config.attention_type, *lengths, **mask)
+    kept = (found or attention.work("dense", *lengths, causal=True)).kept
+    parts = model_flops(config, case.batch_size, length, kept)
     moved = _elements_moved(case.mode, weights, weights)
     if case.position:
         # A token attends to itself too, but its own key is not in the cache yet.
-        keys = round((kept(1, case.position + 1) - 1) * config.kv_heads)
+        keys = round((kept - 1) * config.kv_heads)
         cached = 2 * config.num_layers * case.batch_size * keys * config.head_dim
         moved = config.decoded_parameters(case.batch_size) + cached
     backward = BACKWARD_FACTOR if case.mode == "training" else 0

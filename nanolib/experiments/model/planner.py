@@ -206,9 +206,9 @@ class Planner:
         if self.ranks == 1:
             return MemoryBreakdown(parts)
         depth, sizes = self.stack[1], [0, 0]
-        for (kind, module), size in whole.by_module.items():
-            if kind == MemoryKind.WEIGHTS:
-                sizes[".*" in module] += size
+        for part, size in whole.parts.items():
+            if part.kind == MemoryKind.WEIGHTS:
+                sizes[".*" in part.module] += size
         outside, block = sizes[0], sizes[1] // depth
         for part in parts:
             if part.kind in _SHARDED:

@@ -7,7 +7,7 @@ from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
 _GAP = 2.5  # Shortest gap, in units of the median time between samples.
-MOST_W = 10_000.0  # No device draws more power. A counter step that needs more is a reset.
+MOST_W = 10_000.0  # No device draws more power.
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
@@ -76,49 +76,32 @@ def count(
         lag_s: Largest age of a reading, s.
 
     Returns:
-        Energy, J. The counter's smallest step widens the bounds. For a reset, nanolib assumes the
-        counter's usual rate, and widens the bounds too.
+        Energy, J. The counter's smallest step widens the bounds.
 
     Raises:
-        BadInput: The readings are not valid for `integrate`, or end less than `lag_s` after the end
-            of the window.
+        BadInput: The readings are not valid for `integrate`, end less than `lag_s` after the end of
+            the window, or jump around the window because the counter was reset.
     """
     t, counted = _checked(t_s, joules, start_s, end_s)
     read = ~np.isnan(counted)
     t, counted = t[read], counted[read]
     _check_reach(t, start_s, end_s + lag_s)
-    steps = counter_steps(t, counted, lag_s)
-    length = np.diff(t)
-    reset = np.isnan(steps)
-    good = ~reset & (length > 0)
-    rates = steps[good] / length[good] if good.any() else np.zeros(1)
-    steps = np.where(reset, np.median(rates) * length, steps)
-    total = np.concatenate([[0.0], np.cumsum(steps)])
-    energy = float(np.interp(end_s, t, total) - np.interp(start_s, t, total))
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
     # A reading is at most `lag_s` old, so a reading `lag_s` after an edge is newer than the edge.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
-    unsure = float((length * rates.max())[before:after][reset[before:after]].sum())
-    unsure += float(min(steps[steps > 0], default=0.0))
-    low = max(0.0, float(total[last_inside] - total[first_inside]) - unsure)
-    return Interval(low, energy, float(total[after] - total[before]) + unsure)
-
-
-def counter_steps(t_s: np.ndarray, joules: np.ndarray, lag_s: float = 0.0) -> np.ndarray:
-    """Compute the steps of a counter from reading to reading.
-
-    Args:
-        t_s: Moments of the readings in order, s, shape [n].
-        joules: Value of the counter at each moment, J, shape [n], or NaN for a failed reading.
-        lag_s: Largest age of a reading, s.
-
-    Returns:
-        Steps, J, shape [n − 1]. NaN marks a reset of the counter: a negative step, or a step that
-        is larger than any power allows.
-    """
-    steps = np.diff(joules)
-    most = MOST_W * (np.diff(t_s) + lag_s)
-    return np.where((steps >= 0) & (steps <= most), steps, np.nan)
+    steps = np.diff(counted)
+    jumps = (steps < 0) | (steps > MOST_W * (np.diff(t) + lag_s))
+    if jumps[before:after].any():
+        at = before + jumps[before:after].argmax()
+        raise BadInput(
+            f"joules: the counter jumped from {counted[at]:g} to {counted[at + 1]:g} J, which no "
+            "device can use; measure the window again"
+        )
+    unsure = min(steps[steps > 0], default=0.0)
+    low = max(0.0, counted[last_inside] - counted[first_inside] - unsure)
+    energy = np.interp(end_s, t, counted) - np.interp(start_s, t, counted)
+    high = counted[after] - counted[before] + unsure
+    return Interval(float(low), float(energy), float(high))
 
 
 def longest_standstill(t_s: np.ndarray, joules: np.ndarray) -> float:

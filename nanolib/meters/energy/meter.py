@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from nanolib.measurement import BadInput, Measurement, Provenance, Status
-from nanolib.meters.energy.integration import count, counter_steps, integrate, longest_standstill
+from nanolib.meters.energy.integration import count, integrate, longest_standstill
 from nanolib.meters.energy.power import find_sources
 from nanolib.meters.energy.source import EstimateSource, Reading, Sink, Source
 from nanolib.meters.machine import gpu_uuid
@@ -131,7 +131,7 @@ class Track:
             # nanolib may read a counter more often than the counter changes.
             changed = np.diff(joules, prepend=math.nan) != 0
             t, joules = t[changed], joules[changed]
-            watts = counter_steps(t, joules, self.source.period_s) / np.diff(t)
+            watts = np.diff(joules) / np.diff(t)
             t = t[1:]
         course = {"course_s": (t - window.start_s)[watts > 0], "course_w": watts[watts > 0]}
         return {

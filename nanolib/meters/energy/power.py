@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +21,8 @@ _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
 _KFD = Path("/dev/kfd")  # AMD's compute driver
 _AMPERE = 8  # Major compute capability from which `nvml_power` is a mean over a second.
-_APPLE_PARTS = (
-    "cpu_total_mj",
-    "gpu_mj",
-    "ane_mj",
-    "dram_mj",
-)  # Parts of a chip that do not overlap.
+# Counters of the parts of a chip that do not overlap.
+_APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")
 
 
 @dataclass
@@ -34,19 +31,19 @@ class Sensor:
 
     Attributes:
         of: Device that the sensor covers.
+        refusals: Types of exceptions that mean that the driver has no reading.
         name: Method of the rows.
         unit: Field of a `Reading`, `joules` or `watts`.
         ask: Function that returns the counter in J, or the power in W.
-        refusals: Types of exceptions that mean that the driver has no reading.
         period_s: Time between changes of the reading, s.
         provenance: Provenance of the rows.
     """
 
     of: str
+    refusals: tuple[type[Exception], ...]
     name: str
     unit: str
     ask: Callable[[], float]
-    refusals: tuple[type[Exception], ...]
     period_s: float = 0.1
     provenance: Provenance = Provenance.MEASURED
 
@@ -59,18 +56,15 @@ class Sensor:
             return Reading(now)
 
 
-_Way = tuple[str, str, Callable[[], float]]  # Fields `name`, `unit` and `ask` of a `Sensor`.
-
-
-def _answering(of: str, *ways: _Way, refusals: tuple[type[Exception], ...]) -> Sensor:
+def _first_working(*sensors: Sensor) -> Sensor:
     """Return the first sensor that works, or raise the error of the last sensor.
 
     A driver may return 0 for an unsupported reading. Therefore, nanolib skips a sensor that reads 0
     if there is another sensor.
     """
-    *others, last = [Sensor(of, *way, refusals) for way in ways]
+    *others, last = sensors
     for sensor in others:
-        with contextlib.suppress(*refusals):
+        with contextlib.suppress(*sensor.refusals):
             if sensor.ask() > 0:
                 return sensor
     last.ask()
@@ -110,12 +104,11 @@ def _nvidia(nvml: Any, under_test: str) -> Iterator[Sensor]:
 def _nvidia_gpu(nvml: Any, index: int, under_test: str) -> Sensor:
     """Return the sensor of a GPU: the energy counter, the present power, or a mean power."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-    sensor = _answering(
-        f"gpu {index}",
-        ("nvml_counter", "joules", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3),
-        ("nvml_power_instant", "watts", lambda: instant_watts(nvml, gpu)),
-        ("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3),
-        refusals=(nvml.NVMLError,),
+    of = partial(Sensor, f"gpu {index}", (nvml.NVMLError,))
+    sensor = _first_working(
+        of("nvml_counter", "joules", lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3),
+        of("nvml_power_instant", "watts", lambda: instant_watts(nvml, gpu)),
+        of("nvml_power", "watts", lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3),
     )
     if sensor.name == "nvml_power":
         with contextlib.suppress(nvml.NVMLError):
@@ -156,8 +149,10 @@ def _amd_gpu(amdsmi: Any, gpu: Any, index: int, refusals: tuple[type[Exception],
         found = amdsmi.amdsmi_get_power_info(gpu)
         return _first_number(found, "current_socket_power", "average_socket_power")
 
-    ways = ("amdsmi_counter", "joules", joules), ("amdsmi_power", "watts", watts)
-    return _answering(f"gpu {index}", *ways, refusals=refusals)
+    of = partial(Sensor, f"gpu {index}", refusals)
+    return _first_working(
+        of("amdsmi_counter", "joules", joules), of("amdsmi_power", "watts", watts)
+    )
 
 
 def _first_number(found: Mapping[str, Any], *names: str) -> float:
@@ -187,7 +182,7 @@ def _apple(apple: Any) -> Iterator[Sensor]:
     refusals = OSError, RuntimeError
     try:
         monitor = apple.AppleEnergyMonitor()
-        yield _answering("soc", ("ioreport", "joules", joules), refusals=refusals)
+        yield _first_working(Sensor("soc", refusals, "ioreport", "joules", joules))
     except refusals as error:
         raise _Missing(f"IOReport does not respond ({error})") from None
 
@@ -225,13 +220,10 @@ def _rapl(root: Path) -> Iterator[Sensor]:
             inside = package.parent.glob(f"{package.name}:*")
             dram = [folder for folder in inside if names.get(folder) == "dram"]
             zones = [_Zone(folder) for folder in (package, *dram)]
-            way = "rapl (package + dram)" if dram else "rapl (package)"
+            name = "rapl (package + dram)" if dram else "rapl (package)"
             ask = lambda zones=zones: sum(zone.joules() for zone in zones)  # noqa: E731
-            sensor = _answering(
-                names[package], (way, "joules", ask), refusals=(OSError, ValueError)
-            )
-            sensor.period_s = _RAPL_PERIOD_S
-            yield sensor
+            of, refusals = names[package], (OSError, ValueError)
+            yield _first_working(Sensor(of, refusals, name, "joules", ask, _RAPL_PERIOD_S))
     except PermissionError:
         counter = packages[0] / "energy_uj"
         remedy = f"run sudo chmod a+r {root}/*-rapl:*/energy_uj (a risk: all users can read it)"

@@ -1,10 +1,10 @@
 """Measure the overhead of a profiling mode, in alternating blocks with and without a profiler."""
 
 import math
+import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 import numpy as np
 from torch import nn
@@ -16,7 +16,6 @@ from nanolib.meters.layers.profiler import LayerProfiler
 from nanolib.meters.layers.recording import ProfilingConfig
 from nanolib.meters.time.clock import Call, synchronizer
 from nanolib.meters.time.sampler import FLOOR_BLOCKS
-from nanolib.meters.time.turns import take_turns
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
@@ -26,37 +25,6 @@ _AGAIN, _WATCHED = "again", "watched"
 # Intended overhead of the detailed calls of each mode, as a share of a bare call's time.
 DETAIL_SHARES = {"standard": 0.02, "deep": 0.06}
 _RAREST = 128  # Largest number of calls from one detailed call to the next, if nanolib chooses it.
-
-
-@dataclass
-class _Blocks:
-    """Blocks of calls in one mode, each between two blocks without a profiler.
-
-    Attributes:
-        own: Function that runs a block and returns wall time and CPU time of a call, s, shape [2].
-        bare: Function that runs a block without a profiler and returns the same times.
-        rounds: Times of the bare block before, the block, and the bare block after, s.
-        stop: Reason for an early stop. The reason is always empty, because all modes end together.
-    """
-
-    own: Callable[[], np.ndarray]
-    bare: Callable[[], np.ndarray]
-    rounds: list[list[np.ndarray]] = field(default_factory=list)
-    stop: str = ""
-
-    def take(self) -> np.ndarray:
-        """Run one block and return wall time and CPU time of a call, s."""
-        self.rounds.append([self.bare(), self.own(), self.bare()])
-        return self.rounds[-1][1]
-
-    def ratios(self) -> np.ndarray:
-        """Return the ratio of each block to the mean of its two bare blocks, shape [rounds, 2]."""
-        before, own, after = np.moveaxis(self.rounds, 1, 0)
-        return 2 * own / (before + after)
-
-    def median_ms(self) -> float:
-        """Return the median wall time of a call in this mode, ms."""
-        return 1e3 * float(np.median(self.rounds, axis=0)[1, 0])
 
 
 def measure_overhead(
@@ -79,8 +47,8 @@ def measure_overhead(
     Args:
         model: Model to profile.
         call: Function that calls the model once.
-        modes: Name of each mode -> its settings.
-        shares: Name of a mode -> intended overhead of its detailed calls, as a share. nanolib
+        modes: Name of each mode → its settings.
+        shares: Name of a mode → intended overhead of its detailed calls, as a share. nanolib
             chooses the number of calls k from one detailed call to the next for these modes, at
             most 128. For other modes, k is the `every_kth_token` of their settings.
         scope: Start of the scope of the rows.
@@ -100,6 +68,7 @@ def measure_overhead(
     calls = 1
 
     def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
+        """Run a block of calls, and return wall time and CPU time of a call, s, shape [2]."""
         call()  # Each block must follow a bare call.
         # In deep mode, torch's profiler records every other detailed call.
         count = calls + calls % 2 if config and config.has_details else calls
@@ -114,26 +83,33 @@ def measure_overhead(
             end = np.array([time.perf_counter(), time.thread_time()])
         return (end - start) / count
 
-    def blocks(config: ProfilingConfig | None) -> _Blocks:
-        return _Blocks(lambda: seconds(config), seconds)
-
-    again, watched = blocks(None), blocks(ProfilingConfig.minimal())
     detailed = {
-        name: blocks(config.replace(every_kth_token=1))
+        name: config.replace(every_kth_token=1)
         for name, config in modes.items()
         if config.has_details
     }
-    kinds = {_AGAIN: again, _WATCHED: watched} | detailed
-    for kind in kinds.values():  # The first block is slower, because it allocates memory.
-        kind.own()
+    kinds = {_AGAIN: None, _WATCHED: ProfilingConfig.minimal()} | detailed
+    for config in kinds.values():  # The first block is slower, because it allocates memory.
+        seconds(config)
     block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
     block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
+    # Kind → rounds. A round is the times of a bare block, a block of the kind, and a bare block.
+    times = {kind: [] for kind in kinds}
+
+    def ratios(kind: str) -> np.ndarray:
+        """Return the ratio of each block to the mean of its two bare blocks, shape [rounds, 2]."""
+        before, own, after = np.moveaxis(times[kind], 1, 0)
+        return 2 * own / (before + after)
+
+    def median_ms(kind: str) -> float:
+        """Return the median wall time of a call, ms."""
+        return 1e3 * float(np.median(times[kind], axis=0)[1, 0])
 
     def extra(name: str) -> np.ndarray:
         """Return the extra time of each detailed call, relative to a bare call, shape [rounds, 2]."""
-        return detailed[name].ratios() - watched.ratios()
+        return ratios(name) - ratios(_WATCHED)
 
     def every(name: str) -> int:
         """Return the number of calls from one detailed call to the next."""
@@ -144,27 +120,28 @@ def measure_overhead(
 
     def costs(name: str) -> np.ndarray:
         """Return the intervals of the overhead in wall time and in CPU time, shape [2, 3]."""
-        ratios = (again if name == _AGAIN else watched).ratios()
+        found = ratios(_AGAIN if name == _AGAIN else _WATCHED)
         if name in detailed:
-            ratios += extra(name) / every(name)
-        return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(ratios).T])
+            found += extra(name) / every(name)
+        return np.expm1([hodges_lehmann(series, 0.95) for series in np.log(found).T])
 
-    end = time.monotonic() + budget_s
+    def is_precise() -> bool:
+        return all(np.ptp(costs(name)[0]) <= 2 * rel_ci for name in modes)
 
-    def is_enough(rounds: int) -> bool:
-        if rounds < FLOOR_BLOCKS:
-            return False
-        is_over = time.monotonic() > end or rounds >= _MAX_ROUNDS
-        return is_over or all(np.ptp(costs(name)[0]) <= 2 * rel_ci for name in modes)
-
-    rounds = len(take_turns(kinds, seed, enough=is_enough))
+    order, end = random.Random(seed), time.monotonic() + budget_s
+    for rounds in range(1, _MAX_ROUNDS + 1):
+        for kind in order.sample([*kinds], len(kinds)):
+            times[kind].append([seconds(), seconds(kinds[kind]), seconds()])
+        is_late = time.monotonic() > end
+        if rounds >= FLOOR_BLOCKS and (is_late or is_precise()):
+            break
     reading_ms = _reading_ms()
     for name in (_AGAIN, *modes):
         threads = reading_ms / modes[name].power_sample_interval_ms if name in modes else 0.0
         (low, estimate, high), cpu = (costs(name) + threads).tolist()
-        details = {"cpu": cpu, "threads": threads, "plain_ms": again.median_ms()}
+        details = {"cpu": cpu, "threads": threads, "plain_ms": median_ms(_AGAIN)}
         if name in detailed:
-            details |= {"detailed_ms": detailed[name].median_ms(), "detailed_every": every(name)}
+            details |= {"detailed_ms": median_ms(name), "detailed_every": every(name)}
         yield Measurement(
             "overhead",
             estimate,

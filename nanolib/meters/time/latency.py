@@ -73,38 +73,27 @@ def measure(
     timing = Timing(
         {scope: fn}, rel_ci, budget_s, str(device), outliers=outliers, cold=cold, collect=collect
     )
-    return replace(measure_alone(timing)[scope], predicted=predicted)
+    return replace(measure_phases(timing)[scope], predicted=predicted)
 
 
-def measure_phases(
-    phases: Mapping[str, Call], rel_ci: float = 0.01, budget_s: float = 10.0, **options: Any
-) -> dict[str, Measurement]:
+def measure_phases(timing: Timing) -> dict[str, Measurement]:
     """Measure how long each phase of a repeated sequence takes.
 
     An example is a training step: forward, backward, optimizer. The phases run in order, one after
     the other. The stopping rule and the steady state are those of the whole sequence.
 
     Args:
-        phases: Scope of each phase → its call, in order.
-        rel_ci: Sampling stops when the half-width of the interval of the phases' sum is at most
-            this share of the estimate.
-        budget_s: Time after which sampling stops, s, but not before six blocks.
-        options: Other fields of `Timing`.
+        timing: Phases to time, and how to time them.
 
     Returns:
         Scope → `latency` row. If there are several phases, their sum has a row too.
 
     Example:
         >>> a = torch.rand(64, 64)
-        >>> rows = measure_phases({"product": lambda: a @ a, "sum": lambda: a + a}, budget_s=0.2)
-        >>> list(rows)
+        >>> phases = {"product": lambda: a @ a, "sum": lambda: a + a}
+        >>> list(measure_phases(Timing(phases, budget_s=0.2)))
         ['product', 'sum', 'total']
     """
-    return measure_alone(Timing(phases, rel_ci, budget_s, **options))
-
-
-def measure_alone(timing: Timing) -> dict[str, Measurement]:
-    """Measure the phases of one `Timing` and return their `latency` rows by scope."""
     return measure_in_turns({"": timing}, seed=0)[0][""]
 
 

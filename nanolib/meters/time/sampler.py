@@ -21,9 +21,9 @@ CONFIDENCE = 0.95
 BLOCK_MS = 5.0  # A block must be long compared with the clock's resolution.
 _BLOCK_RESOLUTIONS = 1000
 
-# A collector is a function of clock, phases, rel_ci and budget. The function returns times in ms,
-# shape [blocks, calls per block, phases], and details.
-Collect = Callable[[Clock, Mapping[str, Call], float, float], tuple[np.ndarray, dict[str, Any]]]
+# A function of clock and phases that returns times in ms, shape [blocks, calls per block, phases],
+# and details.
+Collect = Callable[[Clock, Mapping[str, Call]], tuple[np.ndarray, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,12 @@ class Timing:
         cold: Whether to overwrite the last-level cache before each call.
         collect: Function that takes all blocks, or None to use nanolib's stopping rule. `nano ab`
             sets a function that interleaves the blocks of two versions.
+
+    Example:
+        >>> from nanolib.meters import measure_phases
+        >>> timing = Timing({"sum": lambda: sum(range(1000))}, budget_s=0.2)
+        >>> list(measure_phases(timing))
+        ['sum']
     """
 
     phases: Mapping[str, Call]
@@ -70,10 +76,9 @@ class BlockSampler:
     def __init__(self, clock: Clock, timing: Timing) -> None:
         self.clock, self._timing = clock, timing
         self._checks = {
-            scope: call if isinstance(call, CallCheck) else CallCheck(call, scope or "fn", BadInput)
-            for scope, call in timing.phases.items()
+            scope: CallCheck(call, scope or "fn", BadInput) for scope, call in timing.phases.items()
         }
-        self._calls = [check.call for check in self._checks.values()]
+        self._calls = [*timing.phases.values()]
         self._blocks = []  # ms, shape [blocks][calls][phases]
         self._spent_s = 0.0
         self.stop = ""
@@ -86,8 +91,7 @@ class BlockSampler:
         """
         timing = self._timing
         if timing.collect is not None:
-            limits = timing.rel_ci, timing.budget_s
-            self._collected = timing.collect(self.clock, timing.phases, *limits)
+            self._collected = timing.collect(self.clock, timing.phases)
             self.stop = "collected"
             return
         checks = list(self._checks.values())
