@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from nanolib.measurement import Unsupported
 from nanolib.models import optimize
-from nanolib.models.cache import StaticCache
-from nanolib.models.transformer import Transformer
+from nanolib.models.transformer import StaticCache, Transformer
 from nanolib.torch_internals import tree_leaves
 
 WITHOUT_DECODING = "new_tokens: 0 in notebook model, or phases: [training_step] in notebook energy"

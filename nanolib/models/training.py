@@ -1,14 +1,46 @@
-"""Train a model to measure its loss. `experiments.model.steps` contains the timed training steps."""
+"""Compute the loss of a model, and train the model to measure how the loss changes.
+
+`experiments.model.steps` contains the timed training steps.
+"""
 
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanolib.models.transformer import next_token_loss
+from nanolib.measurement import Unsupported
 from nanolib.models.user import logits_of
 
 Rate = Callable[[int], float]
+
+
+# With these parameters, the notebooks that measure a user's model skip the loss.
+WITHOUT_LOSS = (
+    "train: false and loss_steps: 0 in notebook model, directions: [forward] in warmup, "
+    "phases: [prefill] in energy, or modes: [forward] in fp8"
+)
+
+
+def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+    """Compute the mean cross-entropy of predicting each token from the earlier tokens, in nats.
+
+    Args:
+        model: Function from ids to the logits of all positions.
+        ids: Token ids, int64, shape [batch, length + 1].
+
+    Raises:
+        Unsupported: The model returns something other than logits of all positions.
+    """
+    logits, wanted = model(ids[:, :-1]), [ids.shape[0], ids.shape[1] - 1]
+    shape = list(logits.shape) if isinstance(logits, Tensor) else []
+    if len(shape) != 3 or shape[:2] != wanted:
+        returned = f"logits of shape {shape}" if shape else type(logits).__name__
+        raise Unsupported(
+            f"the model returns {returned}, and a loss needs logits of shape {[*wanted, 'vocab']}; return them, "
+            f"or an object with .logits, or leave the loss out with {WITHOUT_LOSS}"
+        )
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 def train(

@@ -1,16 +1,89 @@
 """Define a decoder-only transformer with RMSNorm, RoPE, SwiGLU or GELU, and a KV cache."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanolib.config import NanoConfig
-from nanolib.measurement import BadInput, Unsupported
+from nanolib.measurement import BadInput
 from nanolib.models import attention
-from nanolib.models.cache import KVCache, StaticCache
+from nanolib.models.training import next_token_loss
+
+
+class KVCache:
+    """Keys and values of the tokens read so far, in buffers of fixed size.
+
+    Attributes:
+        keys: Keys of each layer, shape [batch, kv_heads, max_len, head_dim].
+        values: Values of each layer, with the shape of the keys.
+        scores: Scores of each layer, shape [batch, 1, max_len]. The pattern `dca` chooses global
+            tokens by these scores. The list is empty for other patterns.
+        length: Number of filled positions.
+    """
+
+    def __init__(
+        self, config: NanoConfig, batch_size: int, max_len: int, device: torch.device | str = "cpu"
+    ) -> None:
+        layers, dtype = config.num_layers, getattr(torch, config.dtype)
+
+        def buffers(count: int, *shape: int) -> list[Tensor]:
+            return [torch.empty(shape, dtype=dtype, device=device) for _ in range(count)]
+
+        shape = (batch_size, config.kv_heads, max_len, config.head_dim)
+        options = attention.shared_options(config.attention_type, config.attention_options)
+        scored = attention.chooses_by_score(options)
+        self.keys, self.values = buffers(layers, *shape), buffers(layers, *shape)
+        self.scores = buffers(layers if scored else 0, batch_size, 1, max_len)
+        self.length = 0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All buffers."""
+        return [*self.keys, *self.values, *self.scores]
+
+    @property
+    def start(self) -> int:
+        """The position of the next token."""
+        return self.length
+
+    def append(self, buffer: Tensor, x: Tensor) -> Tensor:
+        """Write `x` after the filled positions of a buffer, and return all filled positions."""
+        stop = self.length + x.shape[2]
+        buffer[:, :, self.length : stop] = x
+        return buffer[:, :, :stop]
+
+
+class StaticCache:
+    """The buffers of a `KVCache`, with the fixed shapes and addresses that a CUDA graph needs.
+
+    `attend` writes the key and value of a token at the position `start`. The token attends to the
+    whole buffers under a mask.
+
+    Args:
+        cache: Cache that provides the buffers. The `length` of this cache does not change.
+
+    Attributes:
+        start: Position of the next token, int64 [1]. The caller sets this position.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._keys, self._values, self.length = cache.keys, cache.values, cache.length
+        for buffer in cache.tensors:
+            buffer[:, :, cache.length :] = 0  # Masked values get weight 0, but NaN · 0 is NaN.
+        device, max_len = cache.keys[0].device, cache.keys[0].shape[2]
+        self.start = torch.full((1,), cache.length, dtype=torch.int64, device=device)
+        self._positions = torch.arange(max_len, device=device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write one token's key and value, and attend to all tokens so far."""
+        keys = self._keys[layer].index_copy_(2, self.start, k)
+        values = self._values[layer].index_copy_(2, self.start, v)
+        seen = (self._positions <= self.start)[None]  # [1, max_len]
+        return F.scaled_dot_product_attention(
+            q, keys, values, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
 
 Cache = KVCache | StaticCache
 
@@ -26,19 +99,17 @@ class RotaryEmbedding(nn.Module):
         frequency = 10_000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
         angle = torch.outer(torch.arange(max_len, dtype=torch.float32), frequency)
         cos, sin = angle.cos(), angle.sin()
-        for name, halves in {"cos": [cos, cos], "sin": [-sin, sin]}.items():
-            table = torch.cat(halves, dim=-1).to(torch.get_default_dtype())
-            self.register_buffer(name, table, persistent=False)
+        table = torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
+        self.register_buffer("table", table.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
         """Rotate x, shape [batch, heads, length, head_dim]. The first position is `start`."""
-
-        def rows(table: Tensor) -> Tensor:
-            if isinstance(start, Tensor):
-                return table.index_select(0, start)
-            return table[start : start + x.shape[2]]
-
-        cos, sin = (rows(table).to(x.dtype) for table in (self.cos, self.sin))
+        rows = (
+            self.table.index_select(1, start)
+            if isinstance(start, Tensor)
+            else self.table[:, start : start + x.shape[2]]
+        )
+        cos, sin = rows.to(x.dtype)
         return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -120,34 +191,6 @@ class Block(nn.Module):
         """Map x, shape [batch, length, d_model], to the same shape."""
         x = x + self.attention(self.attention_norm(x), rope, cache, layer)
         return x + self.mlp(self.mlp_norm(x))
-
-
-# With these parameters, the notebooks that measure a user's model skip the loss.
-WITHOUT_LOSS = (
-    "train: false and loss_steps: 0 in notebook model, directions: [forward] in warmup, "
-    "phases: [prefill] in energy, or modes: [forward] in fp8"
-)
-
-
-def next_token_loss(model: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-    """Compute the mean cross-entropy of predicting each token from the earlier tokens, in nats.
-
-    Args:
-        model: Function from ids to the logits of all positions.
-        ids: Token ids, int64, shape [batch, length + 1].
-
-    Raises:
-        Unsupported: The model returns something other than logits of all positions.
-    """
-    logits, wanted = model(ids[:, :-1]), [ids.shape[0], ids.shape[1] - 1]
-    shape = list(logits.shape) if isinstance(logits, Tensor) else []
-    if len(shape) != 3 or shape[:2] != wanted:
-        returned = f"logits of shape {shape}" if shape else type(logits).__name__
-        raise Unsupported(
-            f"the model returns {returned}, and a loss needs logits of shape {[*wanted, 'vocab']}; return them, "
-            f"or an object with .logits, or leave the loss out with {WITHOUT_LOSS}"
-        )
-    return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 @torch.no_grad()

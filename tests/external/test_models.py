@@ -5,7 +5,7 @@ import pytest
 from nanolib import NanoConfig
 from nanolib.meters.flops import model_flops
 from nanolib.models.attention.reference import dense_work
-from nanolib.models.cache import KVCache
+from nanolib.models.transformer import KVCache
 from nanolib.models.user import build_model, hugging_face_config
 
 # Sizes as their authors' configurations give them: d_model, d_ff, layers, heads, kv_heads, vocabulary, tied embeddings.

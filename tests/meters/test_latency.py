@@ -76,7 +76,7 @@ def test_details_describe_all_kept_samples():
     assert {name: details[name] for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("of", [measure, measure_phases, sampler.Timing])
+@pytest.mark.parametrize("of", [measure, sampler.Timing])
 def test_unless_told_it_stops_at_one_per_cent_or_after_ten_seconds(of):
     asked = inspect.signature(of).parameters
     assert [asked[name].default for name in ("rel_ci", "budget_s")] == [0.01, 10.0]

@@ -128,10 +128,20 @@ def _own(name, **more):
 @pytest.mark.parametrize(
     ("name", "per_head", "batch", "message"),
     [
-        ("even_distance", False, 1, "even_distance differs between heads; set per_head: true"),
-        ("window_per_head", False, 1, "window_per_head differs between heads; set per_head: true"),
-        ("document_per_sequence", False, 2, "differs between sequences of a batch"),
-        ("document_per_sequence", True, 2, "differs between sequences of a batch"),
+        (
+            "even_distance",
+            False,
+            1,
+            "even_distance uses h, the index of the head; set per_head: true",
+        ),
+        (
+            "window_per_head",
+            False,
+            1,
+            "window_per_head uses h, the index of the head; set per_head: true",
+        ),
+        ("document_per_sequence", False, 2, "uses b, but all sequences share one mask"),
+        ("document_per_sequence", True, 2, "uses b, but all sequences share one mask"),
     ],
 )
 def test_a_mask_of_ones_own_is_refused_if_heads_or_sequences_cannot_share_it(
@@ -148,7 +158,7 @@ def test_a_mask_of_ones_own_is_refused_if_heads_or_sequences_cannot_share_it(
         ("even_distance", 4, True),
         ("window_per_head", 4, True),
         ("window_per_head", 1, False),  # a single head is head 0
-        ("document_per_sequence", 4, False),  # a single sequence is sequence 0
+        ("document_per_sequence", 4, True),  # a single sequence is sequence 0
     ],
 )
 def test_a_mask_of_ones_own_is_computed_for_each_head(monkeypatch, name, heads, per_head):

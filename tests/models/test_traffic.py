@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanolib.measurement import BadInput
 from nanolib.models.attention.ranks import Sharding, Traffic, traffic_of
 
 SHAPE = {"heads": 4, "kv_heads": 2, "head_dim": 8, "itemsize": 2}
@@ -64,10 +63,3 @@ def test_parts_make_the_whole_again_and_differ_by_one_position_per_piece_at_most
 def test_under_causality_every_rank_of_a_zigzag_has_as_many_pairs(world):
     layout, pairs = Sharding.zigzag(8 * world, world), torch.arange(1, 8 * world + 1)
     assert len({int(layout.take(pairs, rank, dim=0).sum()) for rank in range(world)}) == 1
-
-
-def test_a_sequence_of_another_length_is_refused():
-    with pytest.raises(
-        BadInput, match="x: has 5 positions in dimension 2; give 8, as in this layout"
-    ):
-        Sharding.contiguous(8, 2).take(torch.zeros(1, 1, 5, 1), 0)

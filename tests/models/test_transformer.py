@@ -6,9 +6,9 @@ import torch
 from nanolib import NanoConfig, create_model, generate_random_batch
 from nanolib.measurement import BadInput
 from nanolib.models import text
-from nanolib.models.cache import KVCache
 from nanolib.models.generation import generation_of
 from nanolib.models.training import train
+from nanolib.models.transformer import KVCache
 
 
 def _tiny(seed=1, **changes):

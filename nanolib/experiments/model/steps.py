@@ -12,7 +12,7 @@ from nanolib.meters.ceilings import rate
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.optimize import is_compiled, optimize
-from nanolib.models.transformer import WITHOUT_LOSS, next_token_loss
+from nanolib.models.training import WITHOUT_LOSS, next_token_loss
 from nanolib.models.user import logits_of, predicts_tokens
 from nanolib.run.case import Measuring, compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload

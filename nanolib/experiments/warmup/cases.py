@@ -21,7 +21,7 @@ from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
 from nanolib.models import create_model
-from nanolib.models.transformer import next_token_loss
+from nanolib.models.training import next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace

@@ -6,13 +6,14 @@ The module of each attention defines:
 - `attend(q, k, v, *, causal, scale, options)`
 - `work(q_len, kv_len, *, causal, options)`
 
-The name of each attention is a key of `nanolib.config.ATTENTION_KINDS`. Each pattern of the
+Each key of `nanolib.config.ATTENTION_KINDS` names an attention and its module. Each pattern of the
 attention `sparse` is a function in `patterns` or `dynamic`.
 
 Causality is aligned at the end of the keys. Query i of q_len has position kv_len - q_len + i, as in
 decoding with a cache.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,23 +47,12 @@ def kinds() -> tuple[str, ...]:
 
 
 def _module(kind: str) -> Any:
-    """Import the module of an attention on first use."""
+    """Return the module of an attention."""
     if not isinstance(kind, str) or kind not in ATTENTION_KINDS:
         raise BadInput(
             f"attention_type: {shown(kind)} is not a known attention kind; use one of {', '.join(ATTENTION_KINDS)}"
         )
-    match kind:  # `importlib` would break dynamo's graph of a compiled model.
-        case "dense":
-            from nanolib.models.attention import dense as module
-        case "flash_attn":
-            from nanolib.models.attention import flash_attn as module
-        case "flex":
-            from nanolib.models.attention import flex as module
-        case "sparse":
-            from nanolib.models.attention import sparse as module
-        case "own":
-            from nanolib.models.attention import own as module
-    return module
+    return _MODULES[kind]
 
 
 def parse_options(kind: str, options: Any = None) -> Any:
@@ -208,3 +198,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
         raise BadInput(
             f"q: {q.shape[2]} causal queries over {k.shape[2]} keys; give at most as many queries as keys"
         )
+
+
+# An import during a call would break dynamo's graph of a compiled model.
+_MODULES = {kind: importlib.import_module(f"{__name__}.{kind}") for kind in ATTENTION_KINDS}

@@ -3,6 +3,7 @@
 Masks consist of numpy arrays, so a memory plan has the same blocks as a run.
 """
 
+import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,16 +53,27 @@ class QueryBlock:
     hidden: np.ndarray
 
     @classmethod
-    def of(cls, rows: Run, keys: np.ndarray, kv_len: int, kept: np.ndarray, begin: int = 0) -> Self:
+    def of(
+        cls,
+        rows: Run,
+        keys: np.ndarray,
+        kv_len: int,
+        mask_mod: MaskMod,
+        head: int,
+        begin: int = 0,
+    ) -> Self:
         """Create a block from its keys.
 
         Args:
             rows: Range [start, stop) of the queries.
             keys: Keys that the block attends to, in order, int64.
             kv_len: Number of keys of the sequence.
-            kept: Whether a query sees a key, bool [rows, keys from `begin` on].
-            begin: Index of the first key in `kept`. All queries see the earlier keys.
+            mask_mod: Mask of the queries and keys.
+            head: Index of the head in the mask.
+            begin: Index of the first key for which to evaluate the mask. All queries see the
+                earlier keys.
         """
+        kept = mask_mod(0, head, np.arange(*rows)[:, None], keys[begin:])
         edges = np.flatnonzero(np.diff(keys) > 1) + 1
         starts = keys[np.r_[0, edges][: len(keys)]]
         stops = keys[np.r_[edges, 0][: len(keys)] - 1] + 1
@@ -204,56 +216,39 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
         )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
-    low, high = 1, kv_len
-    while low < high:  # A larger window removes fewer connections.
-        middle = (low + high + 1) // 2
-        found = options.model_copy(update={"window": middle, "sparsity": None})
-        mask = static_mask.__wrapped__(found, q_len, kv_len, causal, 1)  # Trials are not cached.
-        enough = mask.work.sparsity >= options.sparsity
-        low, high = (middle, high) if enough else (low, middle - 1)
-    return options.model_copy(update={"window": low})
+
+    def minus_sparsity(window: int) -> float:
+        tried = options.model_copy(update={"window": window, "sparsity": None})
+        mask = static_mask.__wrapped__(tried, q_len, kv_len, causal, 1)  # Trials are not cached.
+        return -mask.work.sparsity
+
+    # A larger window removes fewer connections.
+    found = bisect.bisect_right(range(1, kv_len + 1), -options.sparsity, key=minus_sparsity)
+    return options.model_copy(update={"window": max(1, found)})
 
 
 def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[int, int, bool, int]:
     """Return the lengths, the causality and the number of masks, for `static_mask`.
 
     Raises:
-        BadInput: Your own `mask_mod` differs between heads or sequences that share a mask.
+        BadInput: Your own `mask_mod` uses an index of heads or sequences that share a mask.
     """
     if options.pattern == "own":
-        check_shared(options, *q.shape[:3], k.shape[2], causal)
+        check_shared(options, *q.shape[:2])
     return q.shape[2], k.shape[2], causal, options.masked_heads(q.shape[1])
 
 
 @functools.lru_cache(maxsize=64)
-def check_shared(
-    options: Options, batch: int, heads: int, q_len: int, kv_len: int, causal: bool
-) -> None:
-    """Check that your own mask is the same for all heads and sequences that share a mask.
-
-    nanolib checks only a mask that uses its head or batch index, because the check evaluates every
-    query-key pair.
-    """
+def check_shared(options: Options, batch: int, heads: int) -> None:
+    """Check that your own mask uses no index of heads or sequences that share the mask."""
     name = f"attention_options.mask_mod: {options.mask_mod}"
-    mask_mod = PATTERNS["own"](PatternInputs(options, kv_len, heads, torch.device("cpu")))
-    b_used, h_used = (own.uses_index(mask_mod, place) for place in (0, 1))
-    keeps = static_mask_mod(options, q_len, kv_len, causal, heads, None)
-
-    def differs(b: int, h: int, planned: int) -> bool:
-        for start in range(0, q_len, options.block_size):
-            stop = min(start + options.block_size, q_len)
-            at = np.arange(start, stop)[:, None], np.arange(kv_len)
-            if (keeps(b, h, *at) != keeps(0, planned, *at)).any():
-                return True
-        return False
-
-    if h_used and not options.per_head and any(differs(0, h, 0) for h in range(1, heads)):
-        raise BadInput(f"{name} differs between heads; set per_head: true")
-    for b in range(1, batch) if b_used else ():
-        if any(differs(b, h, h) for h in range(heads if h_used else 1)):
-            raise BadInput(
-                f"{name} differs between sequences of a batch; remove b from the mask, or give one sequence"
-            )
+    mask_mod = PATTERNS["own"](PatternInputs(options, 1, heads, torch.device("cpu")))
+    if batch > 1 and own.uses_index(mask_mod, 0):
+        raise BadInput(
+            f"{name} uses b, but all sequences share one mask; remove b from the mask, or give one sequence"
+        )
+    if heads > 1 and not options.per_head and own.uses_index(mask_mod, 1):
+        raise BadInput(f"{name} uses h, the index of the head; set per_head: true")
 
 
 def _plan(
@@ -272,8 +267,7 @@ def _plan(
         tiles = np.unique(keys[kept.any(axis=0)] // size)
         keys = tile_positions(tiles, size)
         keys = keys[keys < reach]
-        kept = keeps(0, head, np.arange(start, stop)[:, None], keys)
-        blocks.append(QueryBlock.of((start, stop), keys, kv_len, kept))
+        blocks.append(QueryBlock.of((start, stop), keys, kv_len, keeps, head))
     return tuple(blocks)
 
 

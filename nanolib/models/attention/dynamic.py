@@ -139,26 +139,21 @@ class Choice:
             x.flatten(0, 1).cpu().numpy() for x in (self.chosen, *self.kept_cells())
         )
         keeps, plans = self.mask_mod(chosen[None]), []
+        q_len, kv_len, causal, size, key_size, _ = self.cells.sizes
         for head in range(len(chosen)):
-            rows = enumerate(zip(some[head], whole[head], strict=True))
-            plans.append(tuple(self._block(row, *kept, keeps, head) for row, kept in rows))
+            plan = []
+            for row, start in enumerate(range(0, q_len, size)):
+                stop = min(start + size, q_len)
+                cells = some[head, row].nonzero()[0]
+                keys = tile_positions(cells, key_size)
+                keys = keys[keys < (stop + kv_len - q_len if causal else kv_len)]
+                # All queries see the leading whole cells, so nanolib does not evaluate these pairs.
+                begin = int(np.append(whole[head, row, cells], False).argmin()) * key_size
+                plan.append(QueryBlock.of((start, stop), keys, kv_len, keeps, head, begin))
+            plans.append(tuple(plan))
         alike = self.heads // self.chosen.shape[1]  # Consecutive heads share a table.
         shared = tuple(plan for plan in plans for _ in range(alike))
         return BlockMask(shared, *self.cells.sizes[:4])
-
-    def _block(
-        self, row: int, some: np.ndarray, whole: np.ndarray, keeps: MaskMod, head: int
-    ) -> QueryBlock:
-        q_len, kv_len, causal, size, key_size, _ = self.cells.sizes
-        start, stop = row * size, min((row + 1) * size, q_len)
-        reach = stop + kv_len - q_len if causal else kv_len
-        found = some.nonzero()[0]
-        keys = tile_positions(found, key_size)
-        keys = keys[keys < reach]
-        # All queries see the leading whole cells, so nanolib does not evaluate these pairs.
-        begin = int(np.append(whole[found], False).argmin()) * key_size
-        kept = keeps(0, head, np.arange(start, stop)[:, None], keys[begin:])
-        return QueryBlock.of((start, stop), keys, kv_len, kept, begin)
 
 
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:

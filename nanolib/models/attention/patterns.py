@@ -60,8 +60,8 @@ class Options(StrictModel):
         document_lengths: Lengths in tokens of the documents that `document` packs. The lengths
             repeat until the sequence is full.
         document_starts: First positions of the second and later documents, instead of lengths.
-        mask_mod: Mask for the pattern `own`, as `package.module:function`. A mask that depends on
-            the head needs `per_head: true`. All sequences of a batch must share one mask.
+        mask_mod: Mask for the pattern `own`, as `package.module:function`. A mask that uses the
+            index of the head needs `per_head: true`. All sequences of a batch must share one mask.
     """
 
     NAME: ClassVar[str] = "attention_options"
@@ -246,8 +246,8 @@ def prefix_lm(inputs: PatternInputs) -> MaskMod:
 def own_mask(inputs: PatternInputs) -> MaskMod:
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
-    With `per_head: true`, each head has its own mask. Otherwise nanolib refuses a mask that depends
-    on `h`. To find the kept tiles, nanolib evaluates the mask on the CPU for every query-key pair.
+    nanolib refuses a mask that uses `h` without `per_head: true`, and a mask that uses `b` if there
+    are several sequences. To find the kept tiles, nanolib evaluates the mask on the CPU.
     """
     with own.on_cpu():  # The module of the mask must not create tensors without data.
         mask_mod = imported("attention_options.mask_mod", inputs.options.mask_mod)

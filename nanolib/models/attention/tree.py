@@ -26,6 +26,7 @@ from nanolib.models.attention.partial import (
     wide_type,
 )
 from nanolib.models.attention.ranks import Ranks, Sharding
+from nanolib.models.attention.reference import causal_mask
 from nanolib.models.attention.ring import rotate
 
 
@@ -60,8 +61,8 @@ def tree_attention_decode(
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
-        Output with the shape and dtype of `q`, the same on every rank. If no rank has a key,
-            the output is zero.
+        Output with the shape and dtype of `q`, the same on every rank. If no rank has a key, the
+        output is zero.
 
     Raises:
         BadInput: The algorithm is unknown, or the shapes do not fit each other or the layout.
@@ -94,8 +95,9 @@ def attend_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k: All keys, shape [batch, kv_heads, seq_len, head_dim].
         v: All values, with the shape of `k`.
     """
-    call = _Decode(q, k, v, Sharding.from_lengths([k.shape[2]]), None)
-    return call.partial(0, k, v)[0].to(q.dtype)
+    q_len, kv_len = q.shape[2], k.shape[2]
+    mask = causal_mask(q_len, kv_len, q.device) if q_len > 1 else None
+    return partial_attention(q, k, v, mask=mask)[0].to(q.dtype)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class _Decode:
     k: Tensor
     v: Tensor
     layout: Sharding | None
-    ranks: Ranks | None
+    ranks: Ranks
 
     def visible(self, rank: int) -> Tensor | None:
         """Return whether a query sees a key of a rank, bool [q_len, local_len].
@@ -119,8 +121,7 @@ class _Decode:
         ((start, stop),), total = self.layout.pieces[rank], self.layout.total
         if stop <= total - q_len + 1:
             return None
-        queries = torch.arange(total - q_len, total, device=self.q.device)
-        return torch.arange(start, stop, device=self.q.device) <= queries[:, None]
+        return causal_mask(q_len, total - start, self.q.device)[:, : stop - start]
 
     def partial(self, owner: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Compute output and log-sum-exp over a rank's keys."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from nanolib.measurement import BadInput
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-# Format → bits of the mantissa, and smallest exponent of a normal number.
-_BITS = {"e4m3": (3, -6), "e5m2": (2, -14)}
 _FLOAT32_BITS, _EXPONENT = 23, 0x7F800000  # Bits of float32's mantissa, and mask of its exponent.
 _LEAST_AMAX = 1e-12
 
@@ -115,12 +113,11 @@ def round_to(x: Tensor, format: str) -> Tensor:
     Returns:
         The rounded values, float32, clamped to the format's largest value. NaN stays NaN.
     """
-    bits, least = _BITS[format]
-    largest = torch.finfo(FORMATS[format]).max
-    wide = x.float().clamp(-largest, largest)
+    info = torch.finfo(FORMATS[format])
+    wide = x.float().clamp(info.min, info.max)
     # Clearing the mantissa's bits leaves 2^e.
     power = wide.view(torch.int32).bitwise_and(_EXPONENT).view(torch.float32)
-    larger = power.clamp_(min=2.0**least).mul_(1.5 * 2.0 ** (_FLOAT32_BITS - bits))
+    larger = power.clamp_(min=info.smallest_normal).mul_(1.5 * 2.0**_FLOAT32_BITS * info.eps)
     return (wide + larger).sub_(larger).copysign_(wide)
 
 
@@ -170,11 +167,11 @@ def lost_shares(x: Tensor, cast: Cast) -> tuple[float, float]:
     Returns:
         Share of elements that became zero (underflow), and share of clamped elements (overflow).
     """
-    scaled, largest = x.float() * scale_of(x, cast, -1), torch.finfo(FORMATS[cast.format]).max
+    scaled, info = x.float() * scale_of(x, cast, -1), torch.finfo(FORMATS[cast.format])
     underflow = (round_to(scaled, cast.format) == 0) & (x != 0)
     # A value up to half a step above the largest value is rounded to the largest, not clamped.
-    step = 2.0 ** (math.frexp(largest)[1] - 1 - _BITS[cast.format][0])
-    overflow = scaled.abs() > largest + step / 2
+    step = info.eps * 2.0 ** math.floor(math.log2(info.max))
+    overflow = scaled.abs() > info.max + step / 2
     return float(underflow.float().mean()), float(overflow.float().mean())
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from nanolib import NanoConfig, create_model
-from nanolib.models.cache import KVCache
+from nanolib.models.transformer import KVCache
 
 UNITS = 100
 

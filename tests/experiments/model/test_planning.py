@@ -16,7 +16,7 @@ from nanolib.experiments.model.planner import USES, Planner, largest
 from nanolib.experiments.model.planning import Request, plan
 from nanolib.measurement import MemoryKind
 from nanolib.meters.memory import LiveBytes
-from nanolib.models.transformer import next_token_loss
+from nanolib.models.training import next_token_loss
 from nanolib.models.user import logits_of
 from tests.experiments import own
 from tests.experiments.own import checked
