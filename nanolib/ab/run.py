@@ -10,7 +10,7 @@ from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
 from nanolib.ab.versions import Version, checked_out
-from nanolib.compare.findings import CHANGED, FAILED, NEW, Comparison, Line
+from nanolib.compare.findings import CHANGED, FAILED, NEW, Comparison, Line, worst_first
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import exact_lines
 from nanolib.measurement import BadInput, Direction, Measurement, Status
@@ -73,7 +73,7 @@ def run_ab(
             )
     for result in results:
         lines += lines_of(result, spec.metric, settings)
-    comparison = Comparison.of(lines, True, settings.threshold, differ=spec.differences)
+    comparison = Comparison(worst_first(lines), True, settings.threshold, differ=spec.differences)
     return AbResult(comparison, (versions[0], versions[1]), tuple(results))
 
 

@@ -98,11 +98,6 @@ def complain(*lines: str) -> None:
     echo(*("nano: " + _ENDLESS.sub(r"\1...\2", line) for line in lines), err=True)
 
 
-def terminal_width() -> int:
-    """Return the width of the terminal in columns, or 120 if the width is not known."""
-    return shutil.get_terminal_size((120, 0)).columns
-
-
 def echo_table(table: pd.DataFrame) -> None:
     """Print a table with one line per row. Text is aligned to the left, numbers to the right."""
     columns = {}
@@ -116,22 +111,20 @@ def echo_table(table: pd.DataFrame) -> None:
     echo(*(line.rstrip() for line in text.split("\n")))
 
 
-def compact(
-    table: pd.DataFrame, width: int = 120, notes: dict[str, str] | None = None
-) -> tuple[str, pd.DataFrame]:
-    """Fit a table of findings into a terminal.
+def compact(table: pd.DataFrame, notes: dict[str, str]) -> tuple[str, pd.DataFrame]:
+    """Fit a table of findings into the terminal, which has 120 columns if the width is not known.
 
     The result has no empty columns and no words that all cases share. Long names are shortened.
 
     Args:
         table: Table with the columns `experiment` and `case`.
-        width: Number of characters in a line.
         notes: Maps each note to a number. If the table is too wide, this function replaces notes by
             numbers and adds new notes to `notes`. The caller prints the notes below the table.
 
     Returns:
         The words that all cases share, and the table.
     """
+    width = shutil.get_terminal_size((120, 0)).columns
     names = [name.split() for name in table["case"]]
     shared = [word for word in names[0] if all(word in name for name in names)]
     table = table.assign(
@@ -141,7 +134,7 @@ def compact(
         shared = [table["experiment"].iloc[0], *shared]
         table = table.drop(columns="experiment")
     table = table.loc[:, table.astype(bool).any()]
-    if _width(table) > width and "note" in table and notes is not None:
+    if _width(table) > width and "note" in table:
         numbers = [text and notes.setdefault(text, str(len(notes) + 1)) for text in table.note]
         table = table.assign(note=numbers)
     if "case" in table:

@@ -21,7 +21,6 @@ from nanolib.cli.common import (
     json_option,
     option,
     output_option,
-    terminal_width,
 )
 from nanolib.measurement import BadInput
 from nanolib.paths import DATABASE
@@ -142,7 +141,7 @@ def _echo_findings(table: Any) -> None:
     notes = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
-        shared, lines = compact(part, terminal_width(), notes)
+        shared, lines = compact(part, notes)
         if len(parts) > 1:
             echo("")
         echo(f"all: {shared}")
@@ -186,7 +185,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
         lines = [one.to_dict() for one in shown]
         echo_json({"metric": metric, "figures": len(found), "shown": lines})
     elif shown:
-        shared, lines = compact(table(shown), terminal_width())
+        shared, lines = compact(table(shown), {})
         if shared:
             echo(f"all: {shared}")
         echo_table(lines)
@@ -195,20 +194,16 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     if found:
         changed = sum(bool(one.changes) for one in found)
         summary = f"{metric} changed in {changed} of {len(found)} series of up to {most_runs} runs"
-    echo(summary, err=as_json)
+    notes = [summary]
     if newest := sum(one.newest is not None for one in found):
-        echo(
-            f"in {newest} series, only the last one or two runs differ; repeat the notebook",
-            err=as_json,
+        notes.append(
+            f"in {newest} series, only the last one or two runs differ; repeat the notebook"
         )
     if found and most_runs < LEAST_HISTORY:
-        echo(
-            f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare",
-            err=as_json,
-        )
-    commands = dict.fromkeys(f"  {one.command}" for one in stepped if one.command)
-    if commands:
-        echo("to measure the revisions before and after a change in turns:", *commands, err=as_json)
+        notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
+    if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):
+        notes += ["to measure the revisions before and after a change in turns:", *commands]
+    echo(*notes, err=as_json)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:

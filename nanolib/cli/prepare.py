@@ -129,6 +129,8 @@ def _parameters(notebook: Path) -> list[list[tuple[str, str]]]:
     cells = json.loads(notebook.read_text())["cells"]
     source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
     text = "".join(source["source"])
+    # Help shows a list of dicts, which has a line per dict in the notebook, on one line.
+    text = text.replace("[\n    ", "[").replace("},\n    ", "}, ").replace(",\n]", "]")
     return [
         re.findall(r"^(?!settings)(\w+: .*?)  # (.*)$", text, re.MULTILINE),
         [

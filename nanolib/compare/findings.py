@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 
@@ -112,18 +112,6 @@ class Comparison:
     differ: Sequence[str] = ()
     missing: Sequence[str] = ()
 
-    @classmethod
-    def of(
-        cls, lines: Iterable[Line], same_machine: bool, threshold: float, **rest: Sequence[str]
-    ) -> Self:
-        """Sort the findings and return a comparison. `rest` contains further attributes."""
-
-        def badness(line: Line) -> tuple[int, float]:
-            worse = line.verdict.worse if line.verdict else math.inf
-            return _WORST_FIRST.index(line.finding), -worse
-
-        return cls(tuple(sorted(lines, key=badness)), same_machine, threshold, **rest)
-
     @property
     def counts(self) -> dict[str, int]:
         """Number of lines with each finding."""
@@ -154,6 +142,16 @@ class Comparison:
         """Return the comparison as JSON types."""
         lines = [line.to_dict() for line in self.lines]
         return vars(self) | {"regressed": self.regressed, "counts": self.counts, "lines": lines}
+
+
+def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """Sort findings from the worst to the best."""
+
+    def badness(line: Line) -> tuple[int, float]:
+        worse = line.verdict.worse if line.verdict else math.inf
+        return _WORST_FIRST.index(line.finding), -worse
+
+    return tuple(sorted(lines, key=badness))
 
 
 def with_unit(figure: str) -> str:

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.compare.findings import CHANGED, FAILED, MISSING, NEW, Comparison, Line, case_name
+from nanolib.compare.findings import (
+    CHANGED,
+    FAILED,
+    MISSING,
+    NEW,
+    Comparison,
+    Line,
+    case_name,
+    worst_first,
+)
 from nanolib.compare.spread import KEY, LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
 from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
 from nanolib.numbers import format_with_interval
@@ -97,7 +106,8 @@ def compare_rows(
         few = f"{unknown} of {len(timings)} timings have fewer than {LEAST_RUNS} earlier runs of one revision"
         notes.append(f"{few}, so they are suspect at most; use nano ab to decide")
     missing = sorted({experiment for _, experiment in in_base - in_current})
-    return Comparison.of(_adjusted(lines), bool(machines), threshold, noise=notes, missing=missing)
+    lines = worst_first(_adjusted(lines))
+    return Comparison(lines, bool(machines), threshold, notes, missing=missing)
 
 
 def _newest_cases(

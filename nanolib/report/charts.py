@@ -137,7 +137,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     """
     rows = of_experiment(rows, experiment)
     achieved = pick(rows, "flops_per_second")
-    if achieved.empty or "factor.dtype" not in rows:
+    if achieved.empty:
         return pd.DataFrame()
     key = ["run_id", "case_id", "scope"]
     factors = [f"factor.{name}" for name in _CASE if f"factor.{name}" in achieved]
@@ -206,15 +206,19 @@ def roofline_chart(experiment: str) -> Chart:
 def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Return the points of the roofline of each run and dtype, the same in every panel."""
     lines = table[["dtype", "peak", "bandwidth", "ridge", "run_id"]].drop_duplicates()
-    panels = points[["panel"]].drop_duplicates()
-    ends = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
-    lines = pd.concat([lines.assign(x=x) for x in (ends[0], lines["ridge"], ends[1])])
-    found = panels.merge(lines, how="cross")
-    rate = np.minimum(found["peak"], found["x"] * found["bandwidth"])
-    runs = found["run_id"].str[:8]
-    series = found["dtype"] + " peak"
-    columns = {"series": series, "pred": rate, "hue": "base", "link_run": runs}
-    return found[["panel", "x"]].assign(**columns)
+    lines = lines.merge(points["panel"].drop_duplicates(), how="cross")
+    left, right = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
+    ends = pd.concat([lines.assign(x=x) for x in (left, lines["ridge"], right)])
+    return pd.DataFrame(
+        {
+            "panel": ends["panel"],
+            "series": ends["dtype"] + " peak",
+            "x": ends["x"],
+            "pred": np.minimum(ends["peak"], ends["x"] * ends["bandwidth"]),
+            "hue": "base",
+            "link_run": ends["run_id"].str[:8],
+        }
+    )
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:

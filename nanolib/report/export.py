@@ -4,6 +4,7 @@ import html
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +38,32 @@ def write(store: Store, run_ids: list[str], target: Path) -> None:
     if target.suffix == ".sqlite":
         export_database(store, run_ids, target)
         return
+    runs, machines = store.runs_of(run_ids), store.machines()
+    machines = machines[machines["machine_id"].isin(runs["machine_id"])]
+    tables = {"runs": runs, "machines": machines, "measurements": store.measurements(run_ids)}
     if target.suffix == ".json":
-        text = _json(store, run_ids)
+        text = json_text(tables)
     else:
-        table = _table(store, run_ids)
+        table = _table(tables["measurements"])
         text = csv_text(table) if target.suffix == ".csv" else _markdown(table)
     with new_file(target) as file:
         file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _json(store: Store, run_ids: list[str]) -> str:
-    runs, machines = store.runs_of(run_ids), store.machines()
-    machines = machines[machines["machine_id"].isin(runs["machine_id"])]
-    content = {
-        "runs": public_records("runs", runs),
-        "machines": public_records("machines", machines),
-        "measurements": public_records("measurements", store.measurements(run_ids)),
-    }
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+def json_text(tables: Mapping[str, pd.DataFrame], **more: Any) -> str:
+    """Return database tables as JSON, without private columns.
+
+    Args:
+        tables: Rows of each table, by the name of the table.
+        more: Further values of the JSON object.
+    """
+    content = {name: _public_records(name, rows) for name, rows in tables.items()}
+    return json.dumps(content | more, indent=1, ensure_ascii=False, allow_nan=False)
 
 
-def _table(store: Store, run_ids: list[str]) -> pd.DataFrame:
-    rows = public_records("measurements", store.measurements(run_ids))
-    table = pd.DataFrame(rows, columns=PUBLIC["measurements"])
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
+    records = _public_records("measurements", rows)
+    table = pd.DataFrame(records, columns=PUBLIC["measurements"])
     for column in ("factors", "details"):
         table[column] = [json.dumps(value) for value in table[column]]
     return table
@@ -73,7 +77,7 @@ def _markdown(table: pd.DataFrame) -> str:
     return markdown_table(table.astype(object).where(table.notna(), "")) + "\n"
 
 
-def public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
+def _public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Return rows of a database table as JSON records, without private columns and without NaN."""
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     return list(public_rows(name, records))

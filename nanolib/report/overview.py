@@ -16,9 +16,10 @@ _Made = TypeVar("_Made", pd.DataFrame, list[Finding])
 
 
 def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
-    """Cache the last table or verdict that a function made, and give each caller a copy.
+    """Cache the last table or list of findings that a function made, and give each caller a copy.
 
-    The cache compares rows by identity, so rows that changed in place count as the same rows.
+    The list has at most five findings, and ranks no timings of a busy machine. The cache compares
+    rows by identity, so rows that changed in place count as the same rows.
     """
     last = [(lambda: None, None)]
 

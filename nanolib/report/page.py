@@ -16,7 +16,7 @@ from nanolib.compare.history import what_changed
 from nanolib.paths import make_folder
 from nanolib.report import overview, renderer
 from nanolib.report.display import Lines, Table
-from nanolib.report.export import csv_text, markdown_table, markdown_text, public_records
+from nanolib.report.export import csv_text, json_text, markdown_table, markdown_text
 from nanolib.report.finding import Finding
 from nanolib.report.regressions import changes
 from nanolib.report.section import Part, Section
@@ -149,12 +149,8 @@ def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
         for ending, text in (("csv", csv_text(table)), ("md", markdown_table(readable) + "\n")):
             (folder / f"{part.name}_{name}.{ending}").write_text(text, encoding="utf-8")
     own = overview.of_experiment(part.rows, part.name)
-    profile = {
-        "runs": public_records("runs", runs[runs["experiment"] == part.name]),
-        "measurements": public_records("measurements", own),
-        "verdict": list(map(str, part.verdict)),
-    }
-    text = json.dumps(profile, indent=1, ensure_ascii=False, allow_nan=False)
+    tables = {"runs": runs[runs["experiment"] == part.name], "measurements": own}
+    text = json_text(tables, verdict=list(map(str, part.verdict)))
     (folder / f"{part.name}_profile.json").write_text(text, encoding="utf-8")
 
 
@@ -174,7 +170,7 @@ def _markdown(parts: list[Part]) -> str:
 
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
     """Return a table for people, without empty columns. The page filters the table by length."""
-    filled = [not set(readable[name]) <= {"", "—"} for name in readable]
+    filled = ~readable.isin(["", "—"]).all()
     lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
     return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))
 

@@ -93,14 +93,14 @@ def plot(
     if domain is None:
         return empty_chart(title, " ".join(lines) or empty)
     axis = Axis(unit, value, value in log, domain, fmt)
-    panels = dict(iter(data.groupby("panel", sort=False)))
+    panels = data["panel"].unique()
     if len(panels) == 1:
         title = ": ".join(filter(None, (title, *panels)))
     if is_line and data["series"].nunique() == 1:  # The title replaces the label of a single line.
         title = f"{title}: {data['series'].iloc[0]}"
-        panels = {name: part.assign(text=" ") for name, part in panels.items()}
+        data["text"] = " "
     charts = []
-    for name, part in panels.items():
+    for name, part in data.groupby("panel", sort=False):
         if is_line:
             size = {"width": width // len(panels), "height": _HEIGHT}
             part, layers = _draw_lines(part, axis, xunit, "x" in log, join)

@@ -17,6 +17,7 @@ import vl_convert
 from altair.utils import schemapi
 
 from nanolib.measurement import BadInput, printable
+from nanolib.paths import put_in_place
 from nanolib.report.theme import Drawing
 
 VEGALITE_VERSION = "5.20"  # Vega-Lite that compiles to Vega 5, which JupyterLab bundles.
@@ -48,9 +49,8 @@ def javascript() -> str:
     bundle = vl_convert.javascript_bundle(vl_version=PAGE_VERSION)
     with contextlib.suppress(OSError):  # In a read-only folder, each report bundles Vega again.
         folder.mkdir(parents=True, exist_ok=True)
-        half = kept.with_suffix(f".{os.getpid()}")
-        half.write_text(bundle, encoding="utf-8")
-        half.replace(kept)
+        with put_in_place(kept) as file:
+            file.write_text(bundle, encoding="utf-8")
     return bundle
 
 

@@ -48,10 +48,13 @@ class IntervalColumn(Column):
 
     def of(self, found: pd.DataFrame) -> dict[str, Any]:
         """Return the new columns. `found` has at most one measurement per line of the table."""
-        sources = {"": "estimate", "_low": "low", "_high": "high", "_predicted": "predicted"}
-        busy = [Flag.BUSY_MACHINE in flags for flags in found["flags"]]
-        ends = {self.name + end: found.get(name) for end, name in sources.items()}
-        return ends | {f"{self.name}_busy": busy}
+        return {
+            self.name: found["estimate"],
+            f"{self.name}_low": found["low"],
+            f"{self.name}_high": found["high"],
+            f"{self.name}_predicted": found["predicted"],
+            f"{self.name}_busy": [Flag.BUSY_MACHINE in flags for flags in found["flags"]],
+        }
 
 
 # Tables for people show the values of these columns without underscores.
@@ -67,9 +70,8 @@ def readable(table: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """Format a table for people, with titles, few digits, and intervals in brackets.
 
     Args:
-        table: Table of cases.
-        names: Title of each column. The columns that end with `_low` and `_high` contain the
-            interval.
+        table: Table of cases. Columns that end with `_low` and `_high` contain intervals.
+        names: Title of each column.
     """
     unknown = [None] * len(table)
     result = pd.DataFrame(index=table.index)
@@ -120,15 +122,12 @@ def add_metric_columns(
     """Add columns with the measurements of each line.
 
     Args:
-        table: Table with a line for each `key`. The function returns a table without the
-            columns `key` unchanged.
+        table: Table with a line for each `key`.
         rows: Measurements that have the columns `key`.
         columns: Columns to add. Columns without a metric are skipped.
         key: Names of the columns that identify a line.
     """
     key = list(key)
-    if not set(key) <= set(table.columns):
-        return table
     table = table.reset_index(drop=True)
     factors = [name for name in rows if name.startswith("factor.") and name not in key]
     # A merge is slow, so all columns share the merge that finds the line of each row.
@@ -146,12 +145,13 @@ def add_metric_columns(
 
 def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
     """Divide the column `above` by the column `below`, with the widest interval that both allow."""
-    ends = (("", "", ""), ("_low", "_low", "_high"), ("_high", "_high", "_low"))
-    found = {
-        f"{name}{end}": table[f"{above}{up}"] / table[f"{below}{down}"] for end, up, down in ends
-    }
     busy = table.reindex(columns=[f"{above}_busy", f"{below}_busy"])
-    return found | {f"{name}_busy": busy.eq(True).any(axis=1)}
+    return {
+        name: table[above] / table[below],
+        f"{name}_low": table[f"{above}_low"] / table[f"{below}_high"],
+        f"{name}_high": table[f"{above}_high"] / table[f"{below}_low"],
+        f"{name}_busy": busy.eq(True).any(axis=1),
+    }
 
 
 def flagged(table: pd.DataFrame, rows: pd.DataFrame, key: Sequence[str] = CASE) -> pd.DataFrame:
@@ -198,13 +198,18 @@ def with_speed_ups(
         figure = Estimate(*ends, "speed_up", baseline, busy)
         found.setdefault((*(row[part] for part in key), of), []).append(figure)
     scopes = table.assign(of=scope)[[*key, "of"]].itertuples(index=False, name=None)
-    lines = [tuple(found.get(line, ())) for line in scopes]
-    nothing = Estimate(*(float("nan"),) * 3)
-    least = [min(figures, key=lambda figure: figure.estimate, default=nothing) for figures in lines]
-    ends = {"estimate": "", "low": "_low", "high": "_high", "busy": "_busy", "name": "_baseline"}
-    columns = pd.DataFrame(map(vars, least), table.index, [*ends])
-    columns[f"{name}_over"] = pd.Series(lines, index=table.index, dtype=object)
-    return table.join(columns.rename(columns={field: name + end for field, end in ends.items()}))
+    over = [tuple(found.get(line, ())) for line in scopes]
+    unknown = Estimate.exact(float("nan"))
+    least = [min(figures, key=lambda figure: figure.estimate, default=unknown) for figures in over]
+    columns = {
+        name: [figure.estimate for figure in least],
+        f"{name}_low": [figure.low for figure in least],
+        f"{name}_high": [figure.high for figure in least],
+        f"{name}_busy": [figure.busy for figure in least],
+        f"{name}_baseline": [figure.name for figure in least],
+        f"{name}_over": over,
+    }
+    return table.assign(**columns)
 
 
 def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:

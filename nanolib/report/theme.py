@@ -50,8 +50,8 @@ def empty_chart(title: str, why: str) -> Drawing:
     """Return a chart that shows only its title and the reason why it has no data."""
     text = alt.Chart(pd.DataFrame({"why": [why]})).encode(text="why:N")
     text = text.mark_text(fontSize=13, align="left", x=0, color=COLOURS["muted"])
-    look = {"width": 640, "height": 40, "title": alt.Title(title), "usermeta": {"empty": why}}
-    return themed(text.properties(**look))
+    usermeta = {"empty": why}
+    return themed(text.properties(width=640, height=40, title=alt.Title(title), usermeta=usermeta))
 
 
 def is_empty(chart: Drawing) -> bool:

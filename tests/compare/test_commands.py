@@ -95,6 +95,21 @@ def test_figures_of_two_methods_have_two_names(nano, monkeypatch):
     assert "flops backward by flop_counter, FLOP 9 9" in said
 
 
+def test_a_narrow_terminal_gets_short_names_and_numbered_notes(nano, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    names = [f"{at} attention whose name is much too long for a terminal {at}" for at in range(2)]
+    runs = [
+        run_of({name: measured(at, level) for at, name in enumerate(names)}, run_id)
+        for run_id, level in (("base", 10.0), ("curr", 13.0))
+    ]
+    ended, found = nano(runs, "base", "curr")
+    (note,) = {line["message"] for line in found["lines"] if line["finding"] == "suspect"}
+    lines = ended.output.splitlines()
+    table = [line for line in lines if "latency" in line]
+    assert f"1: {note}" in lines and note not in "".join(table)
+    assert len(table) == 2 and all(len(line) <= 100 and "…" in line for line in table)
+
+
 def _stored(path, machine, factor, predicted, flops=100.0):
     cases = {}
     for at in range(8):

@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 
-from nanolib.compare.findings import Comparison, Line
+from nanolib.compare.findings import Comparison, Line, worst_first
 from nanolib.compare.history import Change, History
 from nanolib.report import overview
 from nanolib.report.finding import Estimate, Finding, comparing
@@ -87,19 +87,19 @@ def test_forty_ratios_are_drawn_in_the_band_of_no_change(count, shown):
 def test_five_changes_are_named_after_the_counts_and_what_limits_the_comparison():
     failed = Line("model", "x", "", "failed", message="why")
     lines = [failed, _line(9, Kind.EQUIVALENT, 1.0), *(_line(at) for at in range(5))]
-    found = Comparison.of(lines, True, 0.05, noise=["loud"])
+    found = Comparison(worst_first(lines), True, 0.05, noise=["loud"])
     counts, limit, *named, drift = comparison_verdict(found)
     assert counts.evidence == "5 regressed, 1 failed, 1 equivalent" and limit.evidence == "loud"
     assert [finding.text for finding in named] == [
         f"model c{at} latency regressed" for at in range(5)
     ]
     assert named[0].evidence == "+20.0% [+15.0% … +25.0%]" and "REV_A" in drift.next_step
-    fewer = comparison_verdict(Comparison.of(lines[:3], True, 0.05))
+    fewer = comparison_verdict(Comparison(worst_first(lines[:3]), True, 0.05))
     assert [str(finding) for finding in fewer[2:-1]] == ["model x failed: why."]
     part, nothing = changes(found, [_history("c")]), changes(None, [])
     assert [*part.charts] == ["since_the_run_before", "history"] and part.tables
     assert not nothing.charts and not nothing.tables and "no history yet" in nothing.verdict[0].text
-    assert not changes(Comparison.of([lines[1]], True, 0.05), []).tables
+    assert not changes(Comparison((lines[1],), True, 0.05), []).tables
 
 
 MACHINE = {"cpu": "c", "cores": 2, "ram_gib": 8, "torch": "2", "dtypes": {"float32": "vector"}}

@@ -2,7 +2,7 @@
 const all = (what, of = document) => [...of.querySelectorAll(what)];
 const asked = new URLSearchParams(location.search), picks = all('#picks select'), narrow = matchMedia('(max-width: 720px)');
 const chosen = name => document.getElementById(name)?.value ?? '';
-let turn = 0, queue = Promise.resolve();
+let queue = Promise.resolve();
 
 // Return the panels of a chart, as wide as their container, with the rows of the chosen length.
 function panelsOf({title, config, datasets, hconcat, vconcat, ...whole}, length) {
@@ -24,14 +24,16 @@ async function draw(place) {
   const panels = panelsOf(specs[place.dataset.chart], chosen('length')), shown = small ? panels.slice(0, 1).map(smallOf) : panels;
   place.views?.forEach(view => view.finalize());
   place.replaceChildren(...shown.map(() => Object.assign(document.createElement('div'), {className: 'plot'})));
-  const look = {mode: 'vega-lite', renderer: 'svg', actions: false, logLevel: 1}, views = [];
+  const look = {mode: 'vega-lite', renderer: 'svg', actions: false}, views = [];
   for (const [at, panel] of shown.entries()) views.push((await vegaEmbed(place.children[at], {...panel, description: caption.innerText}, look)).view);
   place.views = views;
   for (const group of all('[role=graphics-symbol]:not([aria-label])', place)) group.removeAttribute('role');
 }
-async function drawAll(mine, key) {
+// Draw each visible chart that shows another choice. If the choice changes meanwhile, the next call in the queue draws the rest.
+async function drawAll() {
+  document.body.dataset.drawn = '';
   for (const place of all('[data-chart]')) {
-    if (mine !== turn) return;
+    const key = chosen('length') + narrow.matches;
     if (!place.checkVisibility() || place.dataset.key === key) continue;
     place.dataset.key = key;
     await draw(place);
@@ -39,8 +41,7 @@ async function drawAll(mine, key) {
   document.body.dataset.drawn = 'yes';
 }
 function follow() {
-  const machine = chosen('machine'), mine = ++turn;
-  document.body.dataset.drawn = '';
+  const machine = chosen('machine');
   for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
   // The list of lengths has only lengths that were measured on the chosen machine.
   const here = new Set(['', ...all('section:not([hidden]) tr[data-n]').map(row => row.dataset.n)]);
@@ -53,10 +54,11 @@ function follow() {
     one.hidden = one !== (at(length) ?? at(''));
   }
   for (const one of all('details:has([data-n])')) one.querySelector('.count').textContent = all('tr:not([hidden])', one).length - 1;
-  queue = queue.then(() => drawAll(mine, length + narrow.matches));
+  queue = queue.then(drawAll);
 }
 for (const pick of picks) {
-  if (all('option', pick).some(one => one.value === asked.get(pick.id))) pick.value = asked.get(pick.id);
+  pick.value = asked.get(pick.id);
+  if (pick.selectedIndex < 0) pick.value = '';  // The page has no such option.
   pick.onchange = () => {
     const query = new URLSearchParams(picks.filter(one => one.value).map(one => [one.id, one.value]));
     history.replaceState(null, '', `${location.pathname}?${query}${location.hash}`);
