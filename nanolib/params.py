@@ -116,9 +116,13 @@ class StrictModel(pydantic.BaseModel):
             namespace: The notebook's `globals()`.
 
         Raises:
-            BadInput: A field is not valid.
+            BadInput: A field is not valid, or a variable's name is nearly the name of a field.
         """
         names = [*cls.model_fields, *(["settings"] if cls.MAIN else [])]
+        for name, value in namespace.items():  # papermill accepts misspelled parameters.
+            is_value = isinstance(value, int | float | str | list | dict)
+            if is_value and name not in names and (hint := did_you_mean(name, names)):
+                raise BadInput(f"{cls.NAME}.{name}: unknown name; {hint} Otherwise rename it")
         return cls(**{name: namespace[name] for name in names if name in namespace})
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -109,6 +109,7 @@ WITHOUT_DATABASE = {
     "clean --older-than -3d": "--older-than: '-3d' is not valid",
     "merge": "Missing argument 'DATABASE...'",
     "merge HERE/text.txt": "text.txt cannot be opened (file is not a database)",
+    "merge HERE": "is a folder; name a file",
     "merge HERE/foreign.sqlite": "foreign.sqlite is not a nanolib database; name another",
     "merge HERE/newer.sqlite": "has schema 99, but nanolib needs schema 5; move the file away and measure again",
     "merge HERE/cut.sqlite": "cut.sqlite",

@@ -209,7 +209,8 @@ def _show_failures(run_ids: list[str]) -> None:
     key = ["status", "experiment", "message"]
     for (status, experiment, message), rows in bad.groupby(key, sort=False):
         others = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-        echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}: {message}")
+        reason = f": {message}" if message else ""  # An interrupted case has no message.
+        echo(f"  {status}: {experiment} {rows['case'].iloc[0]}{others}{reason}")
 
 
 @command("nano doctor", "nano doctor --sustained 30", "nano doctor --json")

@@ -136,8 +136,9 @@ def _hugging_face_class(name: str) -> Any:
         ) from None
     class_name = name.removeprefix(_HF)
     try:
-        found = getattr(transformers, class_name, None)
-        config_class = getattr(found, "config_class", None)
+        with silent():  # The packages that transformers imports warn about parts of their own.
+            found = getattr(transformers, class_name, None)
+            config_class = getattr(found, "config_class", None)
     except (ImportError, RuntimeError) as error:  # A dependency of the class is not installed.
         raise BadInput(
             f"model: {shown(name)} cannot be imported ({error}); install what it needs"
@@ -202,8 +203,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
         BadInput: The class does not exist, or does not take the options.
         Unsupported: The package `transformers` is not installed.
     """
-    model_class = _hugging_face_class(name)
-    config_class, known = model_class.config_class, _known_options(model_class)
+    config_class, known = _hugging_face_class(name).config_class, known_options(name)
     for option, value in options.items():
         if option not in known:
             hint = did_you_mean(option, known, "leave it out")
@@ -227,11 +227,19 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
     return config
 
 
-def _known_options(model_class: Any) -> list[str]:
+def known_options(name: str) -> list[str]:
     """List the options that a configuration declares, or that the code of the class reads.
 
     A configuration silently accepts a name that it does not declare.
+
+    Args:
+        name: Name of the model, `hf:` with the name of a class of the package `transformers`.
+
+    Raises:
+        BadInput: The class does not exist.
+        Unsupported: The package `transformers` is not installed.
     """
+    model_class = _hugging_face_class(name)
     config_class = model_class.config_class
     names = {"attn_implementation", *getattr(config_class, "attribute_map", {})}
     for base in config_class.__mro__:

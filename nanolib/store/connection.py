@@ -39,6 +39,8 @@ class Connection:
                 )
             make_folder(self.path.parent)
             make_database(self.path)
+        if self.path.is_dir():
+            raise BadInput(f"database: {self.path} is a folder; name a file")
         self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
         try:
             check_version(self.connection, self.path)

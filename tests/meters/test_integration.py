@@ -34,7 +34,8 @@ def test_gaps_and_failed_reads_are_unknown_and_never_zero():
     [
         ([0, 1], [1, 1], -1, 1, "reaches beyond"),
         ([0, 1], [1, 1], 1, 1, "not after"),
-        ([1, 0], [1, 1], 0, 1, "not in order"),
+        ([1, 0], [1, 1], 0, 1, "out of order"),
+        ([0, NAN, 2], [1, 1, 1], 0, 2, "a moment is NaN"),
         ([0, 1], [1, NAN], 0, 1, "at least two"),
         ([0, 1, 2], [1, 1], 0, 1, "one moment per sample"),
         ([0, 1, 2], [1, 1, NAN], 0, 2, "reaches beyond"),
@@ -43,6 +44,14 @@ def test_gaps_and_failed_reads_are_unknown_and_never_zero():
 def test_what_cannot_be_integrated_is_one_line(t, p, start, end, words):
     with pytest.raises(BadInput, match=words):
         integrate(t, p, start, end)
+
+
+def test_bounds_end_at_the_smallest_and_the_largest_power():
+    assert integrate([0, 1, 2], [10, 20, 10], 0.5, 1.5) == (10, 17.5, 20)
+
+
+def test_a_counter_that_is_read_twice_at_one_moment_counts_the_step_between():
+    assert count([0, 1, 1, 2], [0, 10, 15, 20], 0, 2).estimate == 20
 
 
 _T = np.array([0.0, 2, 4, 4, 6, 8, 10, 12, 14, 16, 18, 20])  # one read twice
@@ -91,7 +100,7 @@ def test_what_a_window_took_lies_within_its_bounds_wherever_readings_and_updates
 
 
 def test_each_edge_within_a_change_adds_the_change_over_its_step():
-    t, p = [0.0, 1, 2, 3, 4], [10.0, 20, 40, 40, 10]
+    t, p = np.arange(-1.0, 6), [0.0, 10, 20, 40, 40, 10, 100]
     found = integrate(t, p, 0.5, 3.5)
     assert found.estimate == pytest.approx(8.75 + 30 + 40 + 16.25)
     # 10 before, 30 after

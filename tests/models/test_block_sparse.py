@@ -29,6 +29,9 @@ from tests.models.inputs import agrees, masked_by, qkv
         ({"v": torch.zeros(1, 2, 5, 8)}, "v: shape"),
         ({"q": torch.zeros(2, 2, 4, 8)}, "k: shape"),
         ({"q": torch.zeros(1, 2, 9, 8)}, "q: 9 causal queries over 4 keys"),
+        ({name: torch.zeros(1, 2, 0, 8) for name in "kv"}, "q, k: 4 queries and 0 keys; give at"),
+        ({"q": torch.zeros(1, 2, 4, 8, dtype=int)}, "q: dtype torch.int64 is not a floating-point"),
+        ({"options": "window"}, "attention_options: 'window' is not a mapping; give names and"),
         (
             {
                 "kind": "sparse",
@@ -46,6 +49,14 @@ def test_wrong_arguments_are_refused_in_one_line(change, message):
     with pytest.raises(BadInput) as caught:
         attention.attend(**call)
     assert caught.value.lines[0].startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths"), [("dense", (9, 4)), ("sparse", (9, 4)), ("dense", (0, 4))]
+)
+def test_the_work_of_shapes_that_attention_refuses_is_refused_too(kind, lengths):
+    with pytest.raises(BadInput, match=r"causal queries over 4 keys|give at least one of each"):
+        attention.work(kind, *lengths, causal=True)
 
 
 @pytest.mark.parametrize("pattern", ["window", "random"])

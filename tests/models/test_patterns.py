@@ -90,7 +90,9 @@ def test_a_prefix_is_seen_whole_and_the_rest_is_causal(causal):
     assert _elements(options, 17, 17, causal) == expected
     assert _elements(options, 5, 17, causal) == expected[12:]
     work = attention.work("sparse", 17, 17, causal=causal, options=options)
-    assert (work.kept, work.total) == (sum(map(sum, expected)), 17 * 17)
+    dense = 17 * 18 // 2 if causal else 17 * 17  # with the same causality
+    assert (work.kept, work.total) == (sum(map(sum, expected)), dense)
+    assert work.sparsity == (0 if causal else pytest.approx(1 - work.kept / dense))
 
 
 FEW = st.integers(0, 40)

@@ -77,6 +77,8 @@ class Planner:
     def use(self, name: str) -> Use:
         """Plan one use of the model, and find the largest batch that fits at each length."""
         found = partial(Use, name, self.request.memory)
+        if self.source.seq_len < 2 and name != "inference":
+            return found(refused="it needs at least two tokens; raise seq_len")
         if self._late:
             return found(refused=self._late)
         breakdown, batches = None, {}

@@ -10,17 +10,11 @@ from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, field_valida
 
 from nanolib.experiments.model.case import ModelCase
 from nanolib.experiments.model.cases import check_hugging_face, valid_model
-from nanolib.experiments.model.planner import (
-    MAX_BATCH,
-    MAX_MASKED,
-    USES,
-    Use,
-    lengthened,
-    uses_of,
-)
+from nanolib.experiments.model.planner import MAX_BATCH, MAX_MASKED, USES, Use, lengthened, uses_of
 from nanolib.experiments.model.steps import OPTIMIZERS
 from nanolib.measurement import BadInput, MemoryKind, cause, shown
 from nanolib.meters.memory import MIB
+from nanolib.models.user import known_options
 from nanolib.params import StrictModel
 from nanolib.run import params as shared
 from nanolib.run.timeout import answers_of
@@ -137,10 +131,12 @@ class MemoryPlan:
     Attributes:
         title: Model, dtypes, shape and memory of the request.
         uses: Plan of each use of the model, in the order of `USES`.
+        unused: Fields of a config file that the code of the model does not read.
     """
 
     title: str
     uses: tuple[Use, ...]
+    unused: tuple[str, ...] = ()
 
     @property
     def planned(self) -> list[Use]:
@@ -159,7 +155,9 @@ class MemoryPlan:
         lines = [f"These uses fit: {'; '.join(fitting)}" if fitting else "No use fits"]
         lines += [_remedy(use) for use in self.planned if not use.fits]
         refused = [use for use in self.uses if use.refused]
-        return lines + [f"{use.name} was not planned: {use.refused}" for use in refused]
+        lines += [f"{use.name} was not planned: {use.refused}" for use in refused]
+        unused = f"The model does not read these fields of the file: {', '.join(self.unused)}"
+        return [*lines, unused] if self.unused else lines
 
     @property
     def _unit(self) -> tuple[str, int]:
@@ -250,10 +248,12 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
         >>> [use.name for use in found.uses if use.fits]
         ['inference', 'decoding', 'training', 'training, checkpointed']
     """
-    name = model
+    name, unused = model, ()
     if isinstance(model, str) and model.endswith(".json"):
         name, fields = _read_config(model)
-        rest["options"] = fields | rest.get("options", {})
+        unused = tuple(sorted(fields.keys() - known_options(name)))
+        read = {field: value for field, value in fields.items() if field not in unused}
+        rest["options"] = read | rest.get("options", {})
     asked = Request(model=name, memory=memory, **rest)
     found, reason = [], ""
     if asked.case.runs_code:
@@ -264,7 +264,7 @@ def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
     if all(use.refused for use in uses):
         refused = uses[0].refused.removeprefix("model: ")
         raise BadInput(f"model: {shown(model)} cannot be planned, because {refused}")
-    return MemoryPlan(f"{model} in {asked.title}", tuple(uses))
+    return MemoryPlan(f"{model} in {asked.title}", tuple(uses), unused)
 
 
 def _read_config(path: str) -> tuple[str, dict[str, Any]]:

@@ -53,6 +53,9 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
     inside = (last - first)[gaps]
     low = energy[~gaps].sum() + inside.sum() * p.min() - unsure
     high = energy[~gaps].sum() + inside.sum() * p.max() + unsure
+    # The power is never outside the range of all samples.
+    window_s = end_s - start_s
+    low, high = max(low, p.min() * window_s), min(high, p.max() * window_s)
     return Interval(float(low), float(energy.sum()), float(high))
 
 
@@ -90,7 +93,8 @@ def count(
     # A reading is at most `lag_s` old, so a reading `lag_s` after an edge is newer than the edge.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
     steps = np.diff(counted)
-    jumps = (steps < 0) | (steps > MOST_W * (np.diff(t) + lag_s))
+    length = np.diff(t) + lag_s
+    jumps = (steps < 0) | (steps > MOST_W * length) & (length > 0)
     if jumps[before:after].any():
         at = before + jumps[before:after].argmax()
         raise BadInput(
@@ -124,8 +128,8 @@ def _checked(
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
         raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")
-    if (np.diff(t) < 0).any():
-        raise BadInput("t_s: the moments are not in order; sort the samples by time")
+    if not (np.diff(t) >= 0).all():
+        raise BadInput("t_s: a moment is NaN or out of order; sort the samples by time")
     if not start_s < end_s:
         raise BadInput(
             f"end_s: {end_s} is not after start_s {start_s}; give an end after the start"

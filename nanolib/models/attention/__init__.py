@@ -67,7 +67,13 @@ def parse_options(kind: str, options: Any = None) -> Any:
         nanolib.measurement.BadInput: ...windw...
     """
     model = _module(kind).Options
-    return options if isinstance(options, model) else model(**(options or {}))
+    if isinstance(options, model):
+        return options
+    if options is not None and not isinstance(options, Mapping):
+        raise BadInput(
+            f"attention_options: {shown(options)} is not a mapping; give names and values"
+        )
+    return model(**(options or {}))
 
 
 def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
@@ -126,7 +132,7 @@ def attend(
         Output, with the shape and dtype of `q`.
 
     Raises:
-        BadInput: The shapes, the name or the options are not valid.
+        BadInput: The shapes, the dtype, the name or the options are not valid.
         Unsupported: This machine cannot run the attention.
 
     Example:
@@ -134,7 +140,10 @@ def attend(
         >>> attend("sparse", q, k, v, causal=True, options={"pattern": "window", "window": 32}).shape
         torch.Size([1, 2, 128, 16])
     """
-    check_shapes(q, k, v, causal)
+    check_shapes(q, k, v)
+    _check_lengths(q.shape[2], k.shape[2], causal)
+    if not q.is_floating_point():
+        raise BadInput(f"q: dtype {q.dtype} is not a floating-point dtype; convert q, k and v")
     more = {} if scores is None else {"scores": scores}
     return _module(kind).attend(
         q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more
@@ -157,24 +166,28 @@ def work(
     Returns:
         Counts per head on average, or None if the counts are unknown or depend on the input.
 
+    Raises:
+        BadInput: The name, a length or an option is not valid.
+
     Example:
         >>> kept = work("sparse", 1024, 1024, causal=True, options={"pattern": "window", "window": 64})
         >>> kept.kept / kept.total < 0.2
         True
     """
+    _check_lengths(q_len, kv_len, causal)
     options = parse_options(kind, options)
     more = {"heads": heads} if getattr(options, "per_head", False) else {}
     return _module(kind).work(q_len, kv_len, causal=causal, options=options, **more)
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Check that the shapes of q, k and v fit each other.
 
     Raises:
         BadInput: The shapes of q, k and v do not fit each other.
 
     Example:
-        >>> check_shapes(torch.rand(1, 2, 8, 16), torch.rand(1, 3, 8, 16), torch.rand(1, 3, 8, 16), causal=True)
+        >>> check_shapes(torch.rand(1, 2, 8, 16), torch.rand(1, 3, 8, 16), torch.rand(1, 3, 8, 16))
         Traceback (most recent call last):
         nanolib.measurement.BadInput: ...
     """
@@ -194,9 +207,14 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> None:
         raise BadInput(
             f"k: {k.shape[1]} heads do not divide q's {q.shape[1]} heads; choose a divisor of that number"
         )
-    if causal and q.shape[2] > k.shape[2]:
+
+
+def _check_lengths(q_len: int, kv_len: int, causal: bool) -> None:
+    if q_len < 1 or kv_len < 1:
+        raise BadInput(f"q, k: {q_len} queries and {kv_len} keys; give at least one of each")
+    if causal and q_len > kv_len:
         raise BadInput(
-            f"q: {q.shape[2]} causal queries over {k.shape[2]} keys; give at most as many queries as keys"
+            f"q: {q_len} causal queries over {kv_len} keys; give at most as many queries as keys"
         )
 
 

@@ -192,10 +192,10 @@ def static_mask(
         BadInput: There are more queries than keys, and the pattern has a table of positions.
     """
     options = with_window(options, q_len, kv_len, causal)
-    causal, size = options.hides_future(causal), size or options.block_size
+    size, hides_future = size or options.block_size, options.hides_future(causal)
     keeps = static_mask_mod(options, q_len, kv_len, causal, heads, None)
     plans = (
-        _plan(keeps, options, head, q_len, kv_len, causal, size)
+        _plan(keeps, options, head, q_len, kv_len, hides_future, size)
         for head in range(options.masked_heads(heads))
     )
     return BlockMask(tuple(plans), q_len, kv_len, causal, size)

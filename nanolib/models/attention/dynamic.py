@@ -159,6 +159,8 @@ class Choice:
 def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Keep the tiles on the diagonal, and in each row the tiles with the highest estimated scores.
 
+    A row of queries has two tiles on the diagonal if the queries are not aligned with the keys.
+
     `sparsity` sets the number of kept tiles in a row. Without `sparsity`, the kept tiles of a row
     have `window` tokens in total, rounded to whole tiles.
     """
@@ -170,7 +172,8 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
     else:
         kept = ((1 - options.sparsity) * counts).round().clamp(min=1)
     ranked = estimated.masked_fill(cells.own, float("inf")).argsort(dim=-1, descending=True)
-    return Choice((ranked.argsort(dim=-1) < kept) & cells.allowed, cells, q.shape[1])
+    chosen = (ranked.argsort(dim=-1) < kept) | cells.own
+    return Choice(chosen & cells.allowed, cells, q.shape[1])
 
 
 def threshold(

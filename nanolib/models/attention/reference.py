@@ -71,8 +71,11 @@ class Work:
 
     @property
     def sparsity(self) -> float:
-        """Share of the pairs of dense attention that the mask removes."""
-        return 1 - self.kept / self.total
+        """Share of the pairs of dense attention that the mask removes.
+
+        The share is 0 for a causal `prefix_lm`, which keeps more pairs than causal attention.
+        """
+        return max(0.0, 1 - self.kept / self.total)
 
     @property
     def block_sparsity(self) -> float:

@@ -63,7 +63,7 @@ def ring_attention(
     Raises:
         BadInput: The shapes do not fit each other or the layout.
     """
-    check_shapes(q, k, v, causal=False)
+    check_shapes(q, k, v)
     ranks = Ranks(group, timer)
     layout = ranks.layout(layout, k.shape[2], k.device)
     ranks.layout(layout, q.shape[2], q.device)

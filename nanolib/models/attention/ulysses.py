@@ -48,7 +48,7 @@ def ulysses_attention(
     Raises:
         BadInput: The shapes do not fit each other or the layout, or the heads do not fit the ranks.
     """
-    check_shapes(q, k, v, causal=False)
+    check_shapes(q, k, v)
     ranks = Ranks(group, timer)
     world = ranks.world
     heads, kv_heads = q.shape[1], k.shape[1]

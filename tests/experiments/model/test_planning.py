@@ -154,13 +154,24 @@ def test_a_config_file_of_transformers_is_planned_as_its_fields_are(tmp_path, mo
     path = tmp_path / "config.json"
     options = LLAMA | {"num_hidden_layers": 1, "max_position_embeddings": 32}
     unused = {"model_type": "llama", "torch_dtype": "bfloat16", "transformers_version": "5.0.0"}
-    path.write_text(json.dumps(options | unused | {"architectures": ["LlamaForCausalLM"]}))
+    known_to_others = {"n_ctx": 32, "ep_size": 1}
+    fields = options | unused | known_to_others | {"architectures": ["LlamaForCausalLM"]}
+    path.write_text(json.dumps(fields))
     monkeypatch.setattr(Planner, "_batches", lambda *_: iter(()))  # the search takes a minute
     shape, more = {"memory": "4MiB", "seq_len": 16}, {"num_hidden_layers": 2}
     found = plan(str(path), **shape, options=more)
     wanted = plan("hf:LlamaForCausalLM", **shape, options=options | more)
     assert [use.breakdown for use in found.uses] == [use.breakdown for use in wanted.uses]
     assert str(path) in found.title
+    assert found.sentences[-1] == "The model does not read these fields of the file: ep_size, n_ctx"
+    assert not any("fields of the file" in sentence for sentence in wanted.sentences)
+
+
+def test_one_token_has_no_token_to_decode_or_to_learn():
+    found = nanolib.plan("decoder_tiny", "1GiB", seq_len=1, options=SMALL)
+    refused = {use.name: use.refused for use in found.uses}
+    assert not refused.pop("inference")
+    assert set(refused.values()) == {"it needs at least two tokens; raise seq_len"}
 
 
 OWN = """
