@@ -48,6 +48,11 @@ class Peak:
     resident_message: str = ""
     method: str = "live_tensor_bytes"
 
+    @property
+    def own(self) -> int:
+        """Peak of live bytes, without the earlier tensors that do not count."""
+        return self.live - self.before + self.existing
+
 
 @contextmanager
 def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> Iterator[Peak]:
@@ -166,12 +171,11 @@ def measure_memory(
     predicted = None if predicted_bytes is None else predicted_bytes / MIB
     with peak_memory(device, *existing) as found:
         fn()
-    # Other tensors and earlier reservations, such as those of CUDA graphs, do not count.
-    live = found.live - found.before + found.existing
     rest = {"scope": scope, "method": found.method, "details": {"before": found.before / MIB}}
-    peak = exact("peak_memory", live / MIB, predicted=predicted, **rest)
+    peak = exact("peak_memory", found.own / MIB, predicted=predicted, **rest)
     if found.reserved is None:
         return [peak, resident_row(fn, scope)]
+    # Earlier reservations, such as those of CUDA graphs, do not count.
     reserved = found.reserved - found.reserved_before + found.existing
     return [peak, exact("reserved_memory", reserved / MIB, **rest)]
 
