@@ -1,4 +1,4 @@
-"""Compare two versions of code, parameters or packages, measured in turns, for `nano ab`."""
+"""Measure two versions of code, parameters or packages in turns and compare the results."""
 
 import math
 import sys
@@ -89,7 +89,7 @@ def ab(
     from nanolib.compare.history import TIMED
     from nanolib.run.params import Params
 
-    Params(label=label)  # A bad label raises BadInput.
+    Params(label=label)  # A label that is not valid raises BadInput.
     spec = _spec(names, pairs, functions, setup, metric, pythons)
     settings = Settings(
         threshold,
@@ -123,7 +123,7 @@ def _agree(seconds: float) -> None:
 def _split_names(
     names: Sequence[str], pythons: Sequence[str]
 ) -> tuple[tuple[str, str], tuple[str, ...]]:
-    """Return the two revisions, and the notebooks.
+    """Return the two revisions and the notebooks that the command line names.
 
     With two interpreters, the user may give one revision, or none for the working tree.
     """

@@ -21,10 +21,13 @@ from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folde
 if TYPE_CHECKING:
     import pandas as pd
 
-_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")  # A word longer than any file name.
-_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")  # Cells that are aligned to the right.
+# Words that match this pattern are longer than any file name.
+_ENDLESS = re.compile(r"(\S{100})\S{400,}(\S{100})")
+# A table aligns cells to the right if the cells match this pattern.
+_NUMBER = re.compile(r"[-+]?\d|—$|yes$|no$")
 EXIT_OK, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
-EXIT_CLOSED = 141  # The shell's code for SIGPIPE, because 1 would report a regression.
+# The shell uses this code for SIGPIPE. Exit code 1 would report a regression.
+EXIT_CLOSED = 141
 
 
 class Amount(click.ParamType):
@@ -78,7 +81,7 @@ DAYS = Amount("d", 1e6, "days, such as 30d", zero=True)
 
 
 def echo(*lines: Any, err: bool = False) -> None:
-    """Print lines without control characters, which could change the terminal.
+    """Print lines, without control characters that could change the terminal's state.
 
     Args:
         lines: Values to print, one per line.
@@ -112,9 +115,9 @@ def echo_table(table: pd.DataFrame) -> None:
 
 
 def compact(table: pd.DataFrame, notes: dict[str, str]) -> tuple[str, pd.DataFrame]:
-    """Fit a table of findings into the terminal, which has 120 columns if the width is not known.
+    """Fit a table of findings into the terminal's width, or 120 columns if the width is not known.
 
-    The result has no empty columns and no words that all cases share. Long names are shortened.
+    The result has no empty columns, no words that all cases share, and no very long names.
 
     Args:
         table: Table with the columns `experiment` and `case`.
@@ -215,7 +218,7 @@ def file_option(name: str, text: str) -> Callable[[Any], Any]:
 def command(
     *examples: str, cls: type[click.Command] = click.Command, **attributes: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Return a decorator that makes a function a command, with examples at the end of its help.
+    """Return a decorator that turns a function into a command with examples in the help.
 
     Args:
         examples: Command lines that a user can copy.
@@ -227,10 +230,10 @@ def command(
 
 
 class Commands(click.Group):
-    """A group of commands that prints one line for invalid input, options or files."""
+    """A group of commands that reports invalid input, options and files without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command of the command line."""
+        """Run the command that the command line names."""
         try:
             return super().invoke(ctx)
         except BadInput as error:
@@ -239,7 +242,7 @@ class Commands(click.Group):
             from nanolib.store.connection import unusable
 
             complain(unusable(database_path(), error))
-        except BrokenPipeError:  # The reading program has ended.
+        except BrokenPipeError:  # The program that reads the output has ended.
             # Python flushes standard output at exit. The flush must not fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(EXIT_CLOSED)

@@ -31,7 +31,7 @@ _everything = click.option(
 
 
 def findings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `nano compare` and `nano ab` share to a command."""
+    """Add to a command the options that `nano compare` and `nano ab` share."""
     command = file_option("markdown", "Write the findings as Markdown.")(command)
     command = file_option("json", "Write the findings as JSON.")(command)
     text = "Smallest change that counts as a regression or an improvement."
@@ -137,7 +137,7 @@ def show_comparison(
 
 
 def _echo_findings(table: Any) -> None:
-    """Print one table per experiment, and below the tables any notes that are too wide for them."""
+    """Print one table per experiment. Notes that are too wide for a table follow the tables."""
     notes = {}
     parts = [part for _, part in table.groupby("experiment", sort=False)] if len(table) else []
     for part in parts:
@@ -164,7 +164,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
 
     A timing has changed if at least three runs show the change. If only the last one or two runs
     differ, nanolib lists the difference too. Below the table, nanolib prints a nano ab command per
-    case. The command measures the revisions before and after the latest change in turns.
+    case. The command measures, in turns, the revisions before and after the latest change.
     """
     from nanolib.compare.history import histories, table
     from nanolib.stats.changes import LEAST_HISTORY
@@ -202,12 +202,12 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     if found and most_runs < LEAST_HISTORY:
         notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
     if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):
-        notes += ["to measure the revisions before and after a change in turns:", *commands]
+        notes += ["to measure, in turns, the revisions before and after a change:", *commands]
     echo(*notes, err=as_json)
 
 
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
-    """Return the rows of runs, the interference, and the latencies of their machines' recent runs.
+    """Return the rows of runs, their interference, and recent latencies of the same machines.
 
     Args:
         side: Name of the command's argument, for the error message.

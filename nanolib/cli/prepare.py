@@ -103,7 +103,7 @@ class NotebookCommand(click.Command):
     """A command whose help shows the parameters of the first notebook on its command line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Store the notebook, because `--help` exits before click reads the arguments."""
+        """Store the notebook's path, because `--help` exits before click reads the arguments."""
         ctx.obj = next((path for name in args if (path := _notebook(name))), None)
         return super().parse_args(ctx, args)
 
@@ -129,7 +129,7 @@ def _parameters(notebook: Path) -> list[list[tuple[str, str]]]:
     cells = json.loads(notebook.read_text())["cells"]
     source = next(cell for cell in cells if "parameters" in cell["metadata"].get("tags", []))
     text = "".join(source["source"])
-    # Help shows a list of dicts, which has a line per dict in the notebook, on one line.
+    # In a notebook, a list of dicts has one line per dict. Help shows the list on one line.
     text = text.replace("[\n    ", "[").replace("},\n    ", "}, ").replace(",\n]", "]")
     return [
         re.findall(r"^(?!settings)(\w+: .*?)  # (.*)$", text, re.MULTILINE),

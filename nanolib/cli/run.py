@@ -96,7 +96,7 @@ def run(
 
         results = run_on_ray(jobs, shared, echo)
     else:
-        import_user_code(jobs)  # On Ray, each node imports the code itself.
+        import_user_code(jobs)  # On Ray, each node imports the user's code.
         results = run_jobs(jobs, shared, echo, _conclude)
     echo("")
     echo_table(closing_table(results))
@@ -187,7 +187,7 @@ def _duration(seconds: Any) -> str:
 
 
 def _show_cases(cases: list[Any], predictions: Iterable[Any]) -> None:
-    """Print one line per case. Neighbors with equal predictions and no memory plan share a line."""
+    """Print a line per case, or per group of adjacent cases with equal predictions and no plan."""
     from tqdm import tqdm
 
     width = max(len(str(case)) for case in cases) + len(f" and {len(cases)} more")
@@ -217,7 +217,7 @@ def _show_failures(run_ids: list[str]) -> None:
 @json_option
 @option("--budget", 2.0, "Time limit per peak rate, in seconds.", "SECONDS")
 @option(
-    "--sustained", 0.0, "Run each matrix product for this long, in seconds. 0 skips it.", "SECONDS"
+    "--sustained", 0.0, "Run each matrix product for this many seconds. 0 runs none.", "SECONDS"
 )
 @output_option
 def doctor(as_json: bool, budget: float, sustained: float) -> None:

@@ -1,4 +1,4 @@
-"""Report what this machine can measure, and its peak rates, for `nano doctor`."""
+"""Report the capabilities and the peak rates of this machine, for `nano doctor`."""
 
 import platform
 import shutil
@@ -35,9 +35,10 @@ class Params(shared.Params):
     """Parameters of `nano doctor`.
 
     Attributes:
-        dtypes: Dtypes of the matrix products. nanolib adds tf32 and FP8 if the device has them.
-        sustained_s: Duration of a sustained measurement of each product, s. 0 means no such
-            measurement.
+        dtypes: Dtypes of the matrix products. nanolib adds tf32 and FP8 if the device supports
+            these dtypes.
+        sustained_s: Duration of a sustained measurement of each product, s. With 0, nanolib
+            measures no sustained rates.
     """
 
     NAME: ClassVar[str] = "doctor"
@@ -62,8 +63,8 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
 
     Args:
         budget_s: Time limit of each peak rate, s.
-        sustained_s: Duration of a sustained measurement of each product, s. 0 means no such
-            measurement.
+        sustained_s: Duration of a sustained measurement of each product, s. With 0, nanolib
+            measures no sustained rates.
 
     Returns:
         Text of each fact, by heading and name.
@@ -72,9 +73,9 @@ def examine(budget_s: float, sustained_s: float = 0.0) -> dict[str, dict[str, st
         BadInput: An argument is not valid, or the output folder cannot be created.
     """
     params = Params(budget_s=budget_s, sustained_s=sustained_s)
-    # The folder comes first, so that its errors appear before any measurement.
+    # nanolib creates the folder first, so that an error appears before any measurement.
     make_folder(output_folder())
-    with limit_threads():  # Runs limit their threads too.
+    with limit_threads():  # Each run limits its threads in the same way.
         machine, device = this_machine(), resolve_device("auto")
     return {
         "machine": _facts(machine),
@@ -107,7 +108,7 @@ def _facts(machine: Machine) -> dict[str, str]:
 def _capabilities(machine: Machine, device: str) -> dict[str, str]:
     found = {f"computes {dtype}": by for dtype, by in machine.dtypes.items()}
     for kind in ATTENTION_KINDS:
-        if kind != "own":  # This attention needs a function of the user.
+        if kind != "own":  # This attention needs the user's function.
             found[f"attention {kind}"] = _attention_support(kind, device)
     sensors = find_sources()
     for source in sensors.sources:

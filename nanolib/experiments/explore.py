@@ -49,7 +49,7 @@ def explore(experiment: Any, params: shared.Params, rows: pd.DataFrame | None = 
 
 
 class Explore:
-    """Controls, a prediction, buttons, a chart and a table of one notebook.
+    """Controls for one notebook, with a prediction, a chart and a table.
 
     The arguments are those of `explore`.
 

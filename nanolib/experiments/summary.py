@@ -83,8 +83,8 @@ def load(params: Params) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.D
     """Read the selected runs, with the newest measurement of each case.
 
     Returns:
-        The runs, all machines, the rows of each experiment on the machine of its newest run, and
-        the rows of all machines.
+        Four tables: the runs, the machines, the rows of each experiment on the machine of the
+        experiment's newest run, and the rows of all machines.
 
     Raises:
         BadInput: A name matches no run, or the database cannot be read.

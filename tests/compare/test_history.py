@@ -115,7 +115,7 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(store, tmp_pat
     assert ended.exit_code == 0 and "latency changed in 0 of 1 series" in ended.output
     assert "in 1 series, only the last one or two runs differ" in ended.output
     assert ended.output.splitlines()[-2:] == [
-        "to measure the revisions before and after a change in turns:",
+        "to measure, in turns, the revisions before and after a change:",
         "  nano ab rev6 rev7 attention",
     ]
 

@@ -53,7 +53,9 @@ def test_a_wrong_setting_is_one_line(settings, complaint):
 
 def test_a_variable_whose_name_is_nearly_a_parameter_is_refused():
     """papermill sets what it is given, and only warns; other variables may have any name."""
-    with pytest.raises(BadInput, match=r"^model.sequence_lens: unknown name; did you mean seq_lens"):
+    with pytest.raises(
+        BadInput, match=r"^model.sequence_lens: unknown name; did you mean seq_lens"
+    ):
         Params.collect({"seed": 3, "sequence_lens": [64]})
     assert Params.collect({"seed": 3, "notes": "mine", "sequence_lens": len}) == Params(seed=3)
 

@@ -25,8 +25,8 @@ from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.params import Batch, Count, Grid, Length
 from nanolib.store import traces
 
-# A recording must be longer than the idle window and the measurement window together by this
-# factor, because calls run between and after the windows.
+# A recording must last this many times as long as the idle window and the measurement window
+# together, because nanolib also calls the model between and after these windows.
 _TRACE_FACTOR = 1.5
 Phase = Literal["prefill", "decode", "training_step"]
 
@@ -47,12 +47,12 @@ class Params(OwnModelParams):
         phases: Phases to measure: `prefill`, `decode`, `training_step`.
         window_s: Length of a measurement window, s. A window needs ten updates of the sensor.
         idle_s: Length of the idle window before each measurement window, s.
-        power_trace: CSV file with the columns `t_s` (s) and `power_w` (W) to replay instead of a
-            sensor, or empty for this machine's own power.
+        power_trace: CSV file of a power recording to replay, with the columns `t_s` (s) and
+            `power_w` (W), or empty to use this machine's sensors.
         profiling: Profiling modes whose overhead is measured, or empty for none. The deepest
             mode profiles the layers.
-        detail_every_n_calls: Number of calls from one detailed call to the next, or 0 to aim
-            at an overhead of 2 % (`standard`) and 6 % (`deep`) for detailed calls.
+        detail_every_n_calls: Number of calls from one detailed call to the next. With 0, detailed
+            calls add about 2 % (`standard`) or 6 % (`deep`) to the time.
         detail_every_n_layers: Number of layers from one detailed layer to the next.
     """
 
@@ -91,7 +91,7 @@ class Params(OwnModelParams):
     @field_validator("power_trace")
     @classmethod
     def _from_any_folder(cls, value: str) -> str:
-        # The kernel of a notebook runs in another folder.
+        # A notebook's kernel runs in another folder, where a relative path is not valid.
         return str(expanded(value).absolute()) if value else ""
 
     @model_validator(mode="after")
@@ -123,7 +123,8 @@ class Params(OwnModelParams):
 class EnergyCase(ModelWorkCase):
     """Case of one phase of one model at one shape."""
 
-    supports_ab: ClassVar[bool] = False  # A window of seconds is not a round of timed calls.
+    # `nano ab` compares blocks of timed calls, but this case measures one window of seconds.
+    supports_ab: ClassVar[bool] = False
 
     name: str
     preset: str

@@ -31,9 +31,9 @@ def profile(
 ) -> Measurements:
     """Measure the overhead of each profiling mode, and then profile calls in a window.
 
-    The row of the deepest mode sets how often the window records a call in detail. The window has
-    at least twelve calls and records at least two calls in detail. The samples and statistics of
-    the window are also stored in the trace of the case.
+    The overhead of the deepest mode decides how often the window records a call in detail. The
+    window has at least twelve calls, and at least two of them are detailed in a mode with details.
+    nanolib also stores the samples and statistics of the window in the trace of the case.
 
     Args:
         phase: Phase of the model, and first word of the scope of each row.
@@ -70,7 +70,7 @@ def profile(
         while calls < least or time.monotonic() < window.start_s + params.window_s:
             begin = time.monotonic()
             call()
-            synchronize()  # Without synchronization, only the launches are timed.
+            synchronize()  # Otherwise, nanolib would time only the launches.
             trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
             calls += 1
     layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
@@ -88,7 +88,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
     if activations := {name: means.pop(name) for name in STATISTICS if name in means}:
         details["activations"] = activations
     if layer.passes:
-        # The rest of the call is the time between the operations of this pass.
+        # The rest of the call is the time between operations.
         middle = sorted(layer.passes, key=lambda one: one.ms)[len(layer.passes) // 2]
         between = max(0.0, median - sum(middle.operations.values()))
         details |= {
@@ -112,7 +112,7 @@ def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:
 
 
 def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: int) -> Measurements:
-    """Yield the layer's energy by its share of the time, because no sensor measures a layer."""
+    """Estimate a layer's energy from its share of the time, because no sensor measures a layer."""
     for track in meter.tracks:
         try:
             energy = track.energy(window)
@@ -129,6 +129,6 @@ def _energy_rows(row: Measurement, meter: EnergyMeter, window: Window, calls: in
             provenance=Provenance.ESTIMATED,
             method=f"attributed:time_share {track.source.name}",
             scope=row.scope,
-            message="energy of the window, times the layer's share of the forward pass",
+            message="energy of one call, times the layer's share of the forward pass",
             details={"layer": row.details["layer"], "of": track.source.of},
         )

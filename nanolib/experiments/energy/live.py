@@ -1,4 +1,4 @@
-"""Show power and throughput while a model generates, in a live notebook."""
+"""Show power and throughput in a live notebook while a model generates tokens."""
 
 import html
 import math
@@ -83,7 +83,7 @@ class LivePower:
     def _tick(
         self, meter: EnergyMeter, phase: str, call: Callable[[], object], tokens: int
     ) -> None:
-        """Add a point to the chart, from at least half a second of calls of a phase."""
+        """Repeat the call of a phase for half a second or more, and add a point to the chart."""
         calls, track = 0, meter.tracks[0]
         with meter.window(phase) as window:
             while not self._stop.is_set() and time.monotonic() < window.start_s + _TICK_S:
@@ -110,7 +110,7 @@ class LivePower:
 
 
 def _chart(points: Iterable[dict[str, Any]] = (), title: str = "Power") -> Drawing:
-    """Draw the power and throughput of the last 120 points. Points without a sensor are hollow."""
+    """Draw the power and throughput of the last 120 points. Unmeasured power is a hollow point."""
     look = {"xunit": "Time (s)", "join": False, "width": 320, "empty": "not measured yet"}
     power = pd.DataFrame(points, columns=["series", "x", "y", "low", "high", "sure", "rate"])
     power["x"] -= power["x"].min()

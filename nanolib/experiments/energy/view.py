@@ -90,7 +90,7 @@ def energy_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]]:
-    """Yield the columns that name a row's case, and the row, for each row of a metric."""
+    """Yield a pair for each row of a metric: columns that name the row's case, and the row."""
     found = pick(of_experiment(rows, "energy"), metric)
     for row in found.to_dict("records"):
         line = {name: row[f"factor.{name}"] for name in ("name", "phase", "seq_len")}
@@ -101,7 +101,7 @@ def _profile_rows(rows: pd.DataFrame, metric: str) -> Iterator[tuple[dict, dict]
 
 @cached
 def operation_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with a line per layer and operation: its part of a bar, and its time in ms."""
+    """Return a table with the time (ms) and the bar segment of each operation in each layer."""
     lines = []
     for line, row in _profile_rows(rows, "layer_time"):
         for name, ms in row["details"].get("operations_ms", {}).items():
@@ -160,14 +160,15 @@ def energy_per_token(rows: pd.DataFrame) -> Drawing:
 
 
 def power_over_time(rows: pd.DataFrame) -> Drawing:
-    """Draw the power in each measurement window, and in the idle window before each of them."""
+    """Draw the power in each measurement window and in the preceding idle window."""
     found = pick(of_experiment(rows, "energy"), "power")
     parts = []
     for row in found.to_dict("records"):
         course = row["details"].get("course_s")
         if not course or row["provenance"] == Provenance.ESTIMATED:
             continue
-        shift = course[-1] if row["scope"] == "idle" else 0.0  # Work begins when idle ends.
+        # The work begins when the idle window ends.
+        shift = course[-1] if row["scope"] == "idle" else 0.0
         points = {
             "series": row["scope"].replace("_", " "),
             "x": [at - shift for at in course],
@@ -255,7 +256,7 @@ def _state_energy(name: str, seq_len: float, source: str, group: pd.DataFrame) -
 
 
 def _find_largest(case: str, part: pd.DataFrame) -> Finding:
-    """Return a finding about the three or more slowest operations that take half of the time."""
+    """Return a finding about the slowest operations, at least three, that take half of the time."""
     total = part.groupby("operation")["ms"].sum().sort_values(ascending=False)
     shares = total / total.sum()
     most = shares.head(max(3, int((shares.cumsum() <= 0.5).sum()) + 1))

@@ -34,32 +34,33 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 
 @dataclass(frozen=True)
 class ModelCase(ShapedCase):
-    """Case of a model that runs, trains or generates."""
+    """Case of one model in one mode: inference, training or generation."""
 
     mode: Literal["inference", "training", "generation"]
     optimization: str = "eager"
 
-    position: ClassVar[int] = 0  # Number of cached tokens before the counted tokens.
+    # The cache contains this many tokens before the call whose FLOPs nanolib counts.
+    position: ClassVar[int] = 0
 
     @property
     def model_case(self) -> Self:
-        """Return the case itself, because it is already a `ModelCase`."""
+        """Return this case, which is already a `ModelCase`."""
         return self
 
     @property
     def planned_as(self) -> Self:
-        """Return the case that nanolib plans: without a name, a compiled model or a CUDA graph."""
+        """Return the case to plan, without a name, and eager if this case is compiled or captured."""
         eager = is_compiled(self.optimization) or self.optimization == "cuda_graph"
         return replace(self, name="", optimization="eager" if eager else self.optimization)
 
     @property
     def counted(self) -> Counted | None:
-        """Return weights, FLOPs and bytes of a call, or None if only a run can count them."""
+        """Return the work of one call, or None if only a run can count the work."""
         return look_at(self.planned_as).counted if self.own else count_by_formula(self)
 
     @property
     def work(self) -> dict[str, float]:
-        """Return `parameters` and `flops` of a call, or an empty dict if a run must count them."""
+        """Return `parameters` and `flops` of a call, or an empty dict if only a run can count them."""
         counted = self.counted
         return {"parameters": counted.parameters, "flops": counted.flops} if counted else {}
 
@@ -69,7 +70,7 @@ class ModelCase(ShapedCase):
         return f"{self.name} {self.mode} {shape}"
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run the case, without running the user's code."""
+        """Return why this machine cannot run the case. The check runs none of the user's code."""
         reason = ""
         if self.own and not self.runs_code:
             reason = missing(self.preset) or self.plan().unsupported
@@ -86,11 +87,12 @@ class ModelCase(ShapedCase):
         return self.step(model, self.no_ids(), 1e-3, optimizer)
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Predict by formula, without planning memory.
+        """Predict the work and the time of a call by formula, without planning memory.
 
         Returns:
-            Predictions of `parameters`, `weight_memory` (MiB of weights), `flops` and `bytes` as in
-            `Counted`, and `latency` (ms, roofline) if the peak rates are known.
+            A dict with `parameters`, `flops` and `bytes` as in `Counted`, and `weight_memory` in
+            MiB. If the peak rates are known, the dict also has the roofline `latency` in ms. If
+            only a run can count the work, the dict is empty.
         """
         if (counted := self.counted) is None:
             return {}
@@ -132,11 +134,11 @@ class ModelCase(ShapedCase):
 
     @property
     def is_baseline(self) -> bool:
-        """Return whether the model is eager, so that each dtype has a baseline."""
+        """Return whether the model is eager. Each dtype has its own eager baseline."""
         return self.optimization == "eager"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Measure size, work and memory, and time the calls in turns with the rest of the group."""
+        """Measure size, work and memory, and time the calls in turns with the group's other cases."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
         weights = tuple(model.parameters())
@@ -190,7 +192,7 @@ class ModelCase(ShapedCase):
 class GenerationCase(ModelCase):
     """Case of a model that reads a prompt and generates tokens.
 
-    The FLOPs are those of the first decoding step.
+    nanolib counts the FLOPs of the first decoding step.
     """
 
     new_tokens: int = 1
@@ -222,7 +224,7 @@ class ModelWorkCase(Case):
 
     @property
     def attention(self) -> str:
-        """Return the attention type of the model, or `own` for a model of the user."""
+        """Return the attention type of a preset, or `own` for a user's model."""
         is_own = self.preset not in PRESETS
         return "own" if is_own else self.overrides.get("attention_type", "dense")
 
@@ -262,7 +264,7 @@ class LossCase(ModelWorkCase, ShapedCase):
 
     @property
     def model_case(self) -> ModelCase:
-        """Return the training step of the same model at the same shape."""
+        """Return the case of a training step of the same model at the same shape."""
         shape = (getattr(self, field.name) for field in fields(ShapedCase))
         return ModelCase(*shape, "training")
 
@@ -292,7 +294,7 @@ class LossCase(ModelWorkCase, ShapedCase):
 
 
 def planned_training(case: Case, config: NanoConfig, batch_size: int) -> Plan:
-    """Plan the peak memory of a training step of a configuration at a case's sequence length."""
+    """Plan the peak memory of one training step with `config` and the sequence length of `case`."""
     shape = (config.attention_type, case.seq_len, batch_size, config.dtype)
     named = ("", min(PRESETS), config.model_dump())
     return ModelCase(case.device, *named, *shape, "training").plan()

@@ -1,4 +1,4 @@
-"""Define the parameters and cases of the model notebook, and the parameters of your own models."""
+"""Define the parameters and cases of the model notebook, and parameters for your own models."""
 
 import contextlib
 import hashlib
@@ -49,9 +49,12 @@ class OwnModelParams(shared.Params):
     Subclasses add `presets` and describe the parameters for their notebook.
     """
 
-    LENGTHS: ClassVar[str] = "seq_lens"  # Name of the parameter with the sequence lengths.
-    READS_TEXT: ClassVar[bool] = True  # Whether a preset reads bytes of text.
-    CHOSEN: ClassVar[dict[str, str]] = {}  # Field of a preset → parameter that sets the field.
+    # This parameter sets the sequence lengths.
+    LENGTHS: ClassVar[str] = "seq_lens"
+    # If true, presets read bytes of text, and their vocabulary needs an id for each byte.
+    READS_TEXT: ClassVar[bool] = True
+    # The keys are fields of a preset, and the values are the parameters that set these fields.
+    CHOSEN: ClassVar[dict[str, str]] = {}
 
     overrides: dict[str, Any] = Field(default_factory=dict)
     model: str = Field("", max_length=500)
@@ -103,7 +106,7 @@ class OwnModelParams(shared.Params):
         return self
 
     def look(self, cases: Sequence[Case]) -> None:
-        """Run the code of your model in one process, without data, to plan all cases.
+        """Run the code of your model in one process, on tensors without data, to plan all cases.
 
         Args:
             cases: Cases to plan.
@@ -155,7 +158,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
-    """Name a model for charts and tables, with its overrides and its optimization."""
+    """Return a name of a model for charts and tables, with the overrides and the optimization."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > 60:
         digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()
@@ -184,7 +187,7 @@ class Params(OwnModelParams):
         generation_batch_sizes: Further batch sizes for generation at the longest sequence length.
         determinism: Whether to compare logits between runs, between batch sizes, and between
             prefill and decode.
-        loss_steps: Training steps on real text that measure the loss, or 0 for none.
+        loss_steps: Number of training steps on real text to measure the loss, or 0 for none.
         learning_rate: Learning rate of AdamW.
         corpus: Text file or folder to read, or empty for the sources of Python's standard library.
     """

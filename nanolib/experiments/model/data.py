@@ -15,7 +15,7 @@ def text_batches(case: Any, corpus: str, seed: int, count: int) -> Iterator[Tens
     Args:
         case: A case with `batch_size`, `seq_len` and `device`.
         corpus: Text file or folder, or empty for the standard library's sources.
-        seed: Seed of the random windows of the text.
+        seed: Seed of the random positions in the text.
         count: Number of batches.
 
     Yields:

@@ -10,7 +10,8 @@ from nanolib.measurement import Measurements, Unsupported, exact
 from nanolib.models.generation import generation_of
 from nanolib.models.user import logits_of
 
-_POSITIONS = 8  # Number of last positions of each sequence to compare.
+# nanolib compares the logits at this many last positions of each sequence.
+_POSITIONS = 8
 
 
 def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
@@ -18,8 +19,8 @@ def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
 
     Args:
         model: Model in evaluation mode.
-        ids: Tokens, int64, shape [batch, length]. Each sequence is split into two halves, so that a
-            batch has several sequences and needs no more memory than a forward pass.
+        ids: Tokens, int64, shape [batch, length]. nanolib splits each sequence into two sequences,
+            because the comparison of batch sizes needs at least two.
 
     Yields:
         Rows of `ulp_difference` and `greedy_agreement` for the last positions, by scope.
@@ -47,7 +48,7 @@ def determinism_rows(model: nn.Module, ids: Tensor) -> Measurements:
 
 @torch.no_grad()
 def _read(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
-    """Compute logits of the last positions at once, shape [batch, positions, vocab_size]."""
+    """Compute the last positions' logits in one pass, shape [batch, positions, vocab_size]."""
     logits = logits_of(model)(ids)
     if not isinstance(logits, Tensor) or logits.dim() != 3:
         raise Unsupported("the model returns no logits of shape [batch, length, vocab_size]")
@@ -55,7 +56,7 @@ def _read(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
 
 
 def _decode(model: nn.Module, ids: Tensor, positions: int) -> Tensor:
-    """Compute logits of the last positions token by token, shape [batch, positions, vocab_size]."""
+    """Compute the last positions' logits token by token, shape [batch, positions, vocab_size]."""
     generation, logits = generation_of(model, ids[:, :-positions], positions), []
     generation.prefill()
     for position in range(-positions, 0):
@@ -72,9 +73,9 @@ def compare_logits(some: Tensor, others: Tensor) -> tuple[float, float]:
         others: Logits of another computation, same shape and dtype.
 
     Returns:
-        The largest difference of two logits, and the share of positions with the same largest
-        logit. The unit of a difference is the unit in the last place (ULP) of the position's
-        largest logit, because the ULP of a logit near zero is tiny.
+        The largest difference of two logits, and the share of positions at which the same token
+        has the largest logit. The unit of the difference is the unit in the last place (ULP) of
+        the largest logit at a position, because the ULP of a logit near zero is tiny.
 
     Raises:
         Unsupported: A logit is not finite.

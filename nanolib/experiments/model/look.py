@@ -1,4 +1,4 @@
-"""Find the memory, the FLOPs and the moved bytes of a model at one shape, without data."""
+"""Find the memory, FLOPs and memory traffic of a model at one shape, on tensors without data."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class ShapedCase(Case):
 
     @property
     def own(self) -> bool:
-        """Return whether `preset` names a user's model, with the model's options in `overrides`."""
+        """Return whether `preset` names a user's model. `overrides` then contains its options."""
         return self.preset not in PRESETS
 
     @property
@@ -92,7 +92,7 @@ class ShapedCase(Case):
         return "" if known else "the mask depends on the input"
 
     def no_ids(self) -> Tensor:
-        """Return ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
+        """Return token ids that are all 0, int64, shape [batch_size, seq_len + 1]."""
         return torch.zeros(self.batch_size, self.seq_len + 1, dtype=torch.int64, device=self.device)
 
 
@@ -102,9 +102,9 @@ class Counted:
 
     Attributes:
         parameters: Number of weights.
-        flops: FLOPs of the timed call. Training includes the backward pass of the weights that have
-            a gradient. Attention counts only the pairs that the mask keeps.
-        bytes: Number of bytes that a call must move at least once.
+        flops: FLOPs of the timed call. A training step includes the backward pass of the weights
+            that get a gradient. Attention counts only the pairs that the mask keeps.
+        bytes: Smallest number of bytes that a call must read and write.
         count: Counted FLOPs of a user's model, or None if a formula gave the FLOPs.
     """
 
@@ -121,7 +121,8 @@ class Look:
     Attributes:
         plan: Peak memory by scope, or the reason why there is no plan.
         breakdowns: Memory use at the peak of each scope.
-        counted: Work of a user's model, or None for a preset or if the model needs data to run.
+        counted: Work of a user's model. The value is None for a preset, and for a model that needs
+            data to run.
     """
 
     plan: Plan
@@ -130,13 +131,16 @@ class Look:
 
 
 class _ProductsOfExperts(TorchDispatchMode):
-    """Support experts' products in all dtypes on tensors without data. torch has only bfloat16."""
+    """Support the matrix products of experts in all dtypes, on tensors without data.
+
+    torch supports only bfloat16 for these products.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return an empty result for an unsupported product, and run all other operations."""
         if func is not torch.ops.aten._grouped_mm.default or args[0].dtype is torch.bfloat16:
             return func(*args, **kwargs or {})
-        # The import is here, since the name is private to torch and only experts need it.
+        # torch may rename this private function, so only models with experts import the function.
         from torch._meta_registrations import _create_grouped_mm_output_tensor as empty_product
 
         return empty_product(*args[:3], args[0].dtype)
@@ -147,8 +151,8 @@ def without_data(own: bool, mode: FakeTensorMode | None = None) -> Iterator[None
     """Create tensors without data in the `with` statement, and discard what the model prints.
 
     Args:
-        own: Whether the model is not a preset, because only such a model may have experts.
-        mode: Mode of existing tensors, or None for a new mode.
+        own: Whether the model is a user's model. Only such a model may have experts.
+        mode: `FakeTensorMode` of existing tensors, or None for a new mode.
     """
     experts = _ProductsOfExperts() if own else contextlib.nullcontext()
     with mode or fake_tensors(), experts, silent():
@@ -160,7 +164,7 @@ _STACKS: dict[str, StackMemory] = {}
 
 
 def look_at(case: Any) -> Look:
-    """Find the memory and the work of a `ModelCase`, once per process.
+    """Return the memory and the work of a `ModelCase`, computed once per process.
 
     A user's code runs in a separate process.
 
@@ -221,8 +225,8 @@ def _look(case: Any) -> Look:
 
 
 def _breakdowns(case: Any) -> dict[str, MemoryBreakdown]:
-    """Plan the memory at the peak of each scope. All batch sizes of a model share a recording."""
-    # The user's code may depend on the batch size, so each batch size needs a recording.
+    """Plan the memory at the peak of each scope. All batch sizes of a preset share a recording."""
+    # A user's code may depend on the batch size, so each batch size needs its own recording.
     followed = case if case.runs_code else replace(case, batch_size=FOLLOWED_BATCH)
     resized = int if case.runs_code else partial(bytes_at, case.batch_size)
     if followed.case_id not in _STACKS:
@@ -240,7 +244,7 @@ def count_by_running(case: Any) -> None:
 def _count(case: Any) -> Counted:
     model = case.build()
     weights = list(model.parameters())
-    # Recomputed FLOPs do not count, and autocast adds none, so nanolib counts the eager call.
+    # nanolib counts the eager call, because recomputed FLOPs do not count and autocast adds no FLOPs.
     step = replace(case, optimization="eager").step(model, case.no_ids(), 1e-3)
     cache = step.filled() if case.position else []
     with BytesRead([*weights, *cache]) as reads:
@@ -274,7 +278,7 @@ def count_by_formula(case: Any) -> Counted:
 
 
 def _elements_moved(mode: str, parameters: int, learning: int) -> int:
-    """Count the elements that a call must move at least once.
+    """Return the smallest number of elements that a call must read and write.
 
     A forward pass reads the weights. A training step reads the weights twice and writes the
     gradients. Fused AdamW reads gradients, weights and both states, and writes weights and both

@@ -22,11 +22,12 @@ from nanolib.run.timeout import planning_time_limit
 
 MAX_BATCH = 65_536
 MAX_MASKED = 2**17  # Masks of longer sequences have too many tiles to plan.
-_BISECT_EVERY = 4  # Linear guesses may converge slowly, so every fourth guess bisects.
+# Linear guesses may converge slowly, so every fourth guess is the middle of the range.
+_BISECT_EVERY = 4
 _NOTHING = MemoryBreakdown({})
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
-# Mode, optimization, and optimization in mixed precision, for each use of the model.
+# Each use of a model has a mode, an optimization, and an optimization for mixed precision.
 USES = {
     "inference": ("inference", "eager", "eager"),
     "decoding": ("generation", "eager", "eager"),
@@ -37,7 +38,7 @@ USES = {
 
 @dataclass(frozen=True)
 class Use:
-    """Plan of the memory for one use of the model.
+    """Memory plan for one use of a model, such as decoding.
 
     Attributes:
         name: Key of `USES`.
@@ -72,7 +73,7 @@ class Planner:
         self.breakdown, self._late = cache(self._breakdown), ""
         self._memory, self._step = map(cache, (self._followed, self._built))
         self._cache_share = cache(self._share_of_cache)
-        self._mode = fake_tensors()  # Calls that share weights must share this mode.
+        self._mode = fake_tensors()  # Calls that share weights need the same `FakeTensorMode`.
 
     def use(self, name: str) -> Use:
         """Plan one use of the model, and find the largest batch that fits at each length."""
@@ -98,7 +99,7 @@ class Planner:
         return found(breakdown, batches)
 
     def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:
-        """Find the largest batch at each context length. Longer contexts fit no larger batch."""
+        """Yield each context length and its largest batch. A longer context has no larger batch."""
         fixed = sum(breakdown.by_kind.get(kind, 0) for kind in _SHARDED)
         most, guess = MAX_BATCH // self.ranks, self.source.batch_size // self.ranks
         for length in self.contexts:
@@ -110,7 +111,11 @@ class Planner:
 
     @property
     def contexts(self) -> list[int]:
-        """Return the requested length, and two powers of two up to the context of the model."""
+        """Return the context lengths to plan.
+
+        These are the requested length, the largest power of two in the model's context, and a
+        quarter of that power.
+        """
         length = self.source.seq_len
         most = min(max(length, self.source.context_length or 0), MAX_MASKED)
         power = 1 << most.bit_length() - 1
@@ -119,7 +124,7 @@ class Planner:
     def _breakdown(self, name: str, batch: int, length: int) -> MemoryBreakdown:
         """Plan the peak memory of one rank for a use of the model."""
         batch //= self.ranks
-        # The user's code may depend on the batch size, so the recorded calls have this size.
+        # A user's code may depend on the batch size, so nanolib records calls of the same size.
         runs_code = self.source.runs_code
         followed = batch if runs_code else FOLLOWED_BATCH
         shortest, longest = min(self.contexts), max(self.contexts)
@@ -142,7 +147,7 @@ class Planner:
             return StackMemory(self.stack[1], *ats)
 
     def _at(self, name: str, batch: int, length: int, depth: int) -> Step:
-        """Return the calls for one use of the model at a shape. Equal depths share one model."""
+        """Return the calls for one use of the model at a shape. Calls of one depth share a model."""
         case, step = self._case(name, batch, length), self._step(name, depth)
         step.read(case.no_ids() if case.mode == "training" else case.no_ids()[:, :-1])
         return step
@@ -183,7 +188,7 @@ class Planner:
 
     @cached_property
     def stack(self) -> tuple[str, int]:
-        """Return the option for the number of equal blocks and its value, or ("", 0) if unknown."""
+        """Return the name and value of the option for the number of equal blocks, or ("", 0)."""
         source = self.source
         if not source.own:
             return "num_layers", source.config.num_layers
@@ -227,10 +232,11 @@ def largest(
 ) -> int:
     """Find the largest batch from 1 to `most` that fits in memory, or 0 if none fits.
 
-    The next guess is the batch at which the line through the last two points reaches the memory.
-    Every fourth guess is the middle of the remaining range. The bytes are the largest of several
-    linear functions, so they are a convex function of the batch. A convex function is never below
-    the line through two of its points, except between these points.
+    Each guess gives a point: a batch and its bytes. The next guess is the batch at which the line
+    through the last two points reaches `memory`. Every fourth guess is the middle of the remaining
+    range. The bytes are the largest of several linear functions, and therefore a convex function of
+    the batch. Outside the interval between two of its points, a convex function is never below the
+    line through these points.
 
     Args:
         need: Function that returns the bytes of a batch, or infinity if the batch is not valid.
@@ -275,6 +281,6 @@ def uses_of(request: Any) -> Iterator[Use]:
 
 
 def lengthened(preset: str, options: Mapping[str, Any], seq_len: int) -> dict[str, int]:
-    """Return the option that makes a preset's context as long as the sequence, if necessary."""
+    """Return the option that extends a preset's context to the sequence, or an empty dict."""
     context = options.get("context_length") or PRESETS[preset].get("context_length", 0)
     return {"context_length": seq_len} if context < seq_len else {}

@@ -1,4 +1,4 @@
-"""Check whether a model fits in memory, what uses the memory, and which batch sizes fit."""
+"""Plan the memory of a model, and find the batch sizes that fit in the available memory."""
 
 import json
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _LIMIT_S = 120.0  # Time limit to plan each use of a user's model, s.
 
 
 def memory_bytes(amount: str | int) -> int:
-    """Convert an amount such as `80GiB`, `24GB` or a number of bytes to bytes.
+    """Convert an amount of memory, such as `80GiB` or `24GB`, to a number of bytes.
 
     Raises:
         BadInput: The text is not an amount of memory.
@@ -126,7 +126,7 @@ def format_bytes(size: int) -> str:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of each use of a model, with tables and sentences.
+    """Memory plan of each use of a model, as tables and sentences.
 
     Attributes:
         title: Model, dtypes, shape and memory of the request.
@@ -185,7 +185,7 @@ class MemoryPlan:
         return pd.DataFrame(columns).rename_axis("context").reset_index()
 
     def parts(self, use: Use) -> pd.DataFrame:
-        """Return a table of the six largest parts of a memory peak, with the code of each part."""
+        """Return a table of a peak's six largest parts, with the code that allocated each part."""
         name, unit = self._unit
         return pd.DataFrame(
             {
@@ -217,7 +217,7 @@ class MemoryPlan:
 
 
 def plan(model: str, memory: str | int, **rest: Any) -> MemoryPlan:
-    """Plan whether a model fits in memory, and what uses the memory.
+    """Predict whether a model fits in memory, and what uses the memory.
 
     nanolib plans inference, decoding and training on tensors without data.
 
@@ -275,13 +275,13 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
         return f"hf:{fields['architectures'][0]}", known
     except (OSError, ValueError, AttributeError, LookupError, TypeError) as error:
         raise BadInput(
-            f"model: {shown(path)} is not a config file of transformers ({cause(error)}); "
-            "use a config.json that names its architectures"
+            f"model: {shown(path)} is not a config file of a Hugging Face model ({cause(error)}); "
+            "use a config.json with the field architectures"
         ) from None
 
 
 def _remedy(use: Use) -> str:
-    """Describe how much memory a use lacks, what uses the most memory, and a batch that fits."""
+    """Describe the missing memory, the largest kind of memory, and a batch size that fits."""
     peak, by_kind = use.breakdown.peak, use.breakdown.by_kind
     kind = max(by_kind, key=lambda kind: by_kind[kind])
     ways = [f"batch size {most} at {length} tokens" for length, most in use.batches.items() if most]

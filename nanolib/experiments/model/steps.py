@@ -60,7 +60,7 @@ class Step:
         return {}
 
     def workloads(self) -> Iterator[Workload]:
-        """Yield the calls whose memory is measured. By default, this is the whole call."""
+        """Yield the calls whose memory is measured: by default, only the whole call."""
         rest = {"first": self.first, "phases": self.phases, "owners": self.owners}
         yield Workload(self.scope, self, kinds=self.kinds, **rest)
 
@@ -69,7 +69,7 @@ class Step:
         raise NotImplementedError
 
     def eager_result(self) -> Any:
-        """Compute the result to compare, but without the optimization."""
+        """Compute the same result without the optimization."""
         raise NotImplementedError
 
     def difference(self) -> float:
@@ -247,21 +247,21 @@ class Generating(Step):
         self.phases = {self.scope: self.generation.decode}
 
     def result(self) -> Tensor:
-        """Return the cache after all new tokens."""
+        """Generate all new tokens, and return the cache as one vector."""
         return _filled_cache(self.generation)
 
     def eager_result(self) -> Tensor:
-        """Return the cache after all new tokens, without the optimization."""
+        """Generate all new tokens without the optimization, and return the cache."""
         new_tokens = self.generation.new_tokens
         return _filled_cache(generation_of(self.model, self.ids, new_tokens))
 
     def filled(self) -> list[Tensor]:
-        """Read the prompt and return the tensors of its cache."""
+        """Read the prompt and return the tensors of the filled cache."""
         self.generation.prefill()
         return self.generation.tensors[:-2]
 
     def measure_prompt(self, params: Any, device: str) -> Measuring:
-        """Time the prefill. Then generate all tokens, because new lengths may compile kernels."""
+        """Time the prefill, and then generate all tokens to compile kernels before the next timing."""
         prefill = self.generation.prefill
         timed = yield params.timed(device, {"prefill": prefill})
         yield timed["prefill"]
@@ -269,13 +269,13 @@ class Generating(Step):
         self.generation.all_tokens()
 
     def kinds(self) -> dict[str, Iterable[Tensor]]:
-        """Return the weights, the cache, the prompt and the last token by `MemoryKind`."""
+        """Return the weights, the cache, the prompt and the last token, by `MemoryKind`."""
         *cache, prompt, token = self.generation.tensors
-        # The cache is first, because a loop over the result keeps the last tensor alive.
+        # A loop over the result keeps the last tensor alive, so the cache must not be last.
         return {MemoryKind.CACHE: cache} | super().kinds() | {MemoryKind.INPUTS: [prompt, token]}
 
     def first(self) -> None:
-        """Read the prompt and generate a token, after which sliding windows drop the prompt."""
+        """Read the prompt and generate a token, because sliding windows then drop the prompt."""
         self.generation.prefill()
         if self.generation.new_tokens > 1:
             self.generation.decode()

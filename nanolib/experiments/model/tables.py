@@ -1,4 +1,4 @@
-"""Build the tables of the model notebook: by shape, by part of a memory peak, by batch size."""
+"""Build the tables of the model notebook: by shape, memory part and batch size."""
 
 import pandas as pd
 
@@ -17,7 +17,8 @@ from nanolib.report.tables import (
 )
 
 MIB = 2**20
-MOST_MODELS, _MOST_PARTS = 4, 8  # Largest number of models in a chart, and of parts of a model.
+# These are the largest numbers of models in a chart, and of parts of a peak in a table.
+MOST_MODELS, _MOST_PARTS = 4, 8
 _FACTORS = ["name", "optimization", "attention_type", "seq_len", "batch_size", "dtype", "device"]
 MODEL = ["run_id", "name", "attention_type", "dtype"]
 SERIES = [*MODEL, "seq_len"]
@@ -85,8 +86,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with a line per model and shape.
 
     Returns:
-        Table with the columns of the factors and of `_COLUMNS`, `flags`, `message`, and the columns
-        of `with_speed_ups` for each scope, such as `decode_speed_up`.
+        Table with a column per factor, the columns in `_COLUMNS`, `flags` and `message`. The
+        function `with_speed_ups` adds columns per scope, such as `decode_speed_up`.
     """
     key = ["run_id", *(f"factor.{name}" for name in _FACTORS)]
     ends = rows[rows["metric"] == "case_duration"].groupby(key, sort=False)
@@ -174,7 +175,7 @@ def bytes_by_kind(row: pd.Series) -> pd.Series:
 
 @cached
 def batch_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of the eager generations with several batch sizes, a line per batch size.
+    """Return a table of eager models that generate at several batch sizes, with a line per size.
 
     `user` and `total` are the tokens per second of one sequence and of all sequences.
     """

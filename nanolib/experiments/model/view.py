@@ -79,7 +79,7 @@ def model_loss(rows: pd.DataFrame) -> Drawing:
     Args:
         rows: Rows of measurements with their samples.
     """
-    curves, subtitle = [pd.DataFrame()], ["Before each step, on bytes of the corpus, one seed."]
+    curves, subtitle = [pd.DataFrame()], ["Loss before each step, on bytes of text, one seed."]
     for _, row in pick(rows_with_factor(rows, "model", "steps"), "loss").iterrows():
         name = f"{row['factor.name']} ({row['factor.attention_type']}, {row['factor.dtype']})"
         losses = pd.Series(row["samples"], range(1, 1 + len(row["samples"])))
@@ -154,7 +154,7 @@ def _cost(row: pd.Series) -> Finding:
 
 
 def _changes(table: pd.DataFrame) -> Iterator[Finding]:
-    """Compare each optimization and dtype with the eager model of the same rounds."""
+    """Compare each optimization and dtype with the eager model that was timed in the same rounds."""
     words = {
         Order.ABOVE: "faster",
         Order.BELOW: "slower",

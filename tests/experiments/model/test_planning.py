@@ -209,7 +209,7 @@ BAD = {
     "hf:Nope": "transformers has no model class 'Nope'",
     "mymodule:build": "needs the module 'mymodule'",
     "failing:fails": "model: 'failing:fails' cannot be planned, because AssertionError: never",
-    "nowhere.json": "model: 'nowhere.json' is not a config file of transformers (FileNotFound",
+    "nowhere.json": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
     f"{TINY} --memory 5parsec": "memory: '5parsec' is not valid",
     f"{TINY} --memory {'9' * 400}GiB": "is not valid; use an amount such as 80GiB",
     f"{TINY} --ranks 3 --batch-size 4": "ranks: must divide batch_size 4, got 3",
