@@ -1,4 +1,4 @@
-"""Measure latency, memory, FLOPs, energy and the machine. Meters do not import models."""
+"""Measure latency, memory, FLOPs and energy, and describe the machine, without any model code."""
 
 from nanolib.meters.time.latency import measure, measure_phases
 from nanolib.meters.time.sampler import Timing

@@ -15,7 +15,7 @@ from nanolib.meters.time.latency import measure
 
 _MATRIX = {"cpu": 1536, "cuda": 8192}
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # A copy must not fit into the last-level cache.
-# The products `tf32` and `fp8` are not dtypes, so each maps to the dtype of its operands.
+# The names `tf32` and `fp8` are not dtypes of torch, so nanolib maps them to operand dtypes.
 PRODUCTS = {"tf32": "float32", "fp8": "float8_e4m3fn"}
 _REL_CI = 0.02
 _SUSTAINED_CALLS = 4
@@ -28,13 +28,15 @@ def measure_ceiling(
 
     Args:
         device: Device to measure.
-        ceiling: Name of the peak rate: a dtype, `tf32` or `fp8` for a matrix product, or `copy`.
+        ceiling: Name of the peak rate: `copy` for a copy in memory, or a dtype, `tf32` or `fp8` for
+            a matrix product.
         budget_s: Time after which sampling stops, s.
-        sustained: Whether a product runs for the whole budget. Then, only the second half counts.
+        sustained: Whether a product runs for the whole budget and only the second half counts.
 
     Returns:
-        A row of `ceiling_flops` (FLOP/s, scope `DTYPE` or `DTYPE sustained`) for a product. A row
-        of `ceiling_bytes` (bytes read and written per second, scope `copy`) for the copy.
+        For a product, a row of `ceiling_flops` in FLOP/s. The scope is the name of the rate, or the
+        name and `sustained`. For a copy, a row of `ceiling_bytes`, which are the bytes read and
+        written per second.
     """
     if ceiling == "copy":
         size = _copy_bytes(device)
@@ -110,7 +112,7 @@ def _operands(device: str, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: str) -> Call:
     if dtype == "fp8":
         one = torch.ones((), device=a.device)
-        # The forward product of torchao uses fast accumulation, so this product uses it too.
+        # torchao's forward product uses fast accumulation, so the peak rate uses it too.
         return lambda: torch._scaled_mm(
             a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
         )
@@ -125,12 +127,12 @@ def _copy_bytes(device: str) -> int:
 def _size(device: str, dtype: str) -> int:
     kind = torch.device(device).type
     size = _MATRIX.get(kind, 4096)
-    # Many CPUs emulate 16-bit and 8-bit dtypes, and emulation is a hundred times slower.
+    # Many CPUs emulate 16-bit and 8-bit dtypes a hundred times slower, so the matrix is smaller.
     return size // 2 if kind == "cpu" and dtype not in ("float32", "float64") else size
 
 
 def rate(metric: str, amount: float, latency: Measurement, *, message: str = "") -> Measurement:
-    """Divide an amount by a latency and its interval, and keep the flags of the latency.
+    """Convert a latency to a rate with an interval, and keep the flags of the latency.
 
     Args:
         metric: Metric of the row, such as `flops_per_second`.

@@ -16,14 +16,16 @@ from nanolib.config import NanoConfig
 from nanolib.torch_internals import FakeTensor, TorchDispatchMode
 
 BACKWARD_FACTOR = 2.0  # A backward pass has two products for each product of the forward pass.
-# A backward kernel that recomputes the scores has five products. The forward pass has two products.
+# Fused attention recomputes the scores in the backward pass: five products instead of four.
 RECOMPUTING_BACKWARD_FACTOR = 2.5
-_MASKED = -1e4  # A bias of at most this value, which 16-bit dtypes can represent, masks a pair.
-_ROWS = 1024  # Number of queries for which nanolib evaluates a mask at a time.
+# A bias of -10,000 or less masks a pair. All 16-bit dtypes can represent this bias.
+_MASKED = -1e4
+# nanolib evaluates a mask for 1,024 queries at a time.
+_ROWS = 1024
 
 
 def _grouped(a: Tensor, b: Tensor, *rest: object, **named: object) -> int:
-    # Each row is multiplied by one group's matrix. Two stacks are multiplied pair by pair.
+    # Each row of `a` is multiplied by the matrix of one group. Two stacks are multiplied in pairs.
     stacks = len(a) if a.dim() == b.dim() == 3 else 1
     return 2 * stacks * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
@@ -43,7 +45,7 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 # Words in the names of operations that multiply matrices.
 _PRODUCTS = {"addmv", "vdot", "linear", "trilinear", "rnn", "lstm", "gru", "attention", "conv"}
 _PRODUCTS |= {"convolution", "cdist", "fft"}
-# In these namespaces, operations without such a word compute element by element or move data.
+# In these namespaces, the name of an operation shows whether the operation multiplies matrices.
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional")
 
 
@@ -57,9 +59,9 @@ class FlopCount:
             the scores.
         full: Count of `torch.utils.flop_counter`, with additional formulas. Attention counts all
             pairs, masked or not.
-        uncounted: Names of operations that count 0, because they have no formula.
-        unread_masks: Number of attention calls with a mask without data (a fake tensor). In these
-            calls, all pairs count.
+        uncounted: Names of operations that count as 0 FLOPs, because they have no formula.
+        unread_masks: Number of attention calls whose mask is a fake tensor, which has no data. In
+            these calls, all pairs count.
     """
 
     kept: int = 0
@@ -77,16 +79,16 @@ class FlopCount:
 def count_flops(fn: Callable[[], object]) -> FlopCount:
     """Count the FLOPs of one call, outside any timing.
 
-    Matrix products, convolutions and attention count, but element-wise operations do not. Attention
-    that is not fused (`math`, or products and a softmax of your own) counts all pairs. Kernels that
-    are not operations of torch, such as Triton kernels that you launch yourself, do not count.
+    Matrix products, convolutions and attention count, but element-wise operations do not. In
+    attention without a fused kernel, such as the backend `math`, all pairs count. Kernels that are
+    not operations of torch, such as Triton kernels that you launch yourself, do not count.
 
     Args:
         fn: Function to call.
     """
     count, has_fast_path = FlopCount(), torch.backends.mha.get_fastpath_enabled()
     stance = contextlib.nullcontext()
-    if "torch._dynamo" in sys.modules:  # Compiling fails under a counter.
+    if "torch._dynamo" in sys.modules:  # torch cannot compile while this counter runs.
         stance = torch.compiler.set_stance("force_eager")
     # The fast path of torch's transformer layers is one operation without a formula.
     torch.backends.mha.set_fastpath_enabled(False)
@@ -110,7 +112,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, or the operations that it consists of, and count FLOPs."""
         kwargs, name = kwargs or {}, func.name().partition(".")[0]
-        if not hasattr(func, "overloadpacket"):  # an operation on functions, as in FlexAttention
+        if not hasattr(func, "overloadpacket"):  # FlexAttention is a higher-order operation.
             out = func(*args, **kwargs)
             if name in ("flex_attention", "flex_attention_backward"):
                 self._add_flex_attention(name, args)
@@ -203,12 +205,12 @@ def model_flops(
     length: int,
     kept: float,
 ) -> dict[str, int]:
-    """Compute the FLOPs of a model's parts, for a sequence or for tokens after a cached prompt.
+    """Compute the FLOPs of a model's parts, for sequences or for tokens after a cached prompt.
 
     Args:
         config: Configuration of the model.
         batch: Number of sequences.
-        length: Number of tokens per sequence.
+        length: Number of tokens that the model computes per sequence.
         kept: Mean number of query-key pairs per head that attention computes (`Work.kept`).
 
     Returns:

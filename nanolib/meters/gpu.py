@@ -10,11 +10,11 @@ from typing import Any
 
 from nanolib.meters.machine import gpu_uuid
 
-# Bits of NVML's reasons why a clock is lower than requested.
+# NVML reports in these bits why a GPU's clock is lower than requested.
 _SLOWED_BY = {
     0x08: "hardware slowdown",
     0x20: "heat",
-    0x40: "heat, in hardware",
+    0x40: "heat (hardware limit)",
     0x80: "power brake",
 }
 _UNDER_LOAD = {0x04: "power cap", **_SLOWED_BY}
@@ -22,13 +22,13 @@ _BUSY_PERCENT = 10
 
 
 def _pynvml() -> Any:
-    import pynvml  # Machines without an NVIDIA GPU work without this package.
+    import pynvml  # Machines without an NVIDIA GPU do not need this package.
 
     return pynvml
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Return a reading of the driver, or None if the GPU does not support the reading."""
+    """Return a reading from the driver, or None if the GPU does not support the reading."""
     try:
         return getattr(nvml, f"nvmlDeviceGet{name}")(*arguments)
     except nvml.NVMLError:
@@ -75,7 +75,7 @@ class GpuState:
         self._seen = defaultdict(list)  # name of a sensor → its readings
 
     def read(self) -> None:
-        """Read each sensor once, except those that the driver does not support."""
+        """Read once each sensor that the driver supports."""
         gpu, nvml = self._gpu, self._nvml
         if gpu is None:
             return
@@ -112,7 +112,7 @@ class GpuState:
 
 
 def gpu_interference(uuid: str, nvml: Any = None) -> list[str]:
-    """Describe other processes on a GPU, its utilization, a power cap, and reasons for a low clock.
+    """Describe what disturbs a GPU: other processes, utilization, a power cap or a lowered clock.
 
     Args:
         uuid: UUID of the GPU, `GPU-…`.

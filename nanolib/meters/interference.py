@@ -21,22 +21,26 @@ from nanolib.meters.gpu import gpu_interference
 from nanolib.meters.machine import cpu_quota, gpu_uuid, throttled_periods, usable_cores, usable_cpus
 from nanolib.paths import LAUNCH_VARIABLE
 
-BUSY_SHARE = 0.10  # Share of the CPUs above which other processes disturb a timing.
+# Other processes disturb a timing if they use more than 10 % of the CPUs.
+BUSY_SHARE = 0.10
 # Arguments in the command lines of processes that nanolib starts.
 _STARTED = {"nanolib.run.process", "nanolib.run.torchrun", "--multiprocessing-fork"}
 _KERNEL = "ipykernel_launcher"  # An argument in the command line of a notebook's kernel.
-# The time of a guest system is part of `user`.
+# Linux includes the time of guest systems in `user`.
 _COUNTED = ("user", "system", "idle", "nice", "iowait", "irq", "softirq", "steal")
 _WATCHED_S = 0.3
-_STOLEN = 0.02  # Share of CPU time above which a hypervisor disturbs a timing.
-_LEAST_S = 0.5  # CPU time advances in steps of 10 ms, so a share of less CPU time is inaccurate.
+# A hypervisor disturbs a timing if it takes more than 2 % of the CPU time.
+_STOLEN = 0.02
+# CPU time advances in steps of 10 ms, so a share of less than half a second is inaccurate.
+_LEAST_S = 0.5
 
 
 class CpuTimes(NamedTuple):
-    """CPU time that was used until a moment.
+    """CPU time that processes used until a moment.
 
     Attributes:
-        everyone: Name such as `user` → CPU time, summed over the CPUs that this process may use, s.
+        everyone: Category of CPU time, such as `user` → time in this category, summed over the CPUs
+            that this process may use, s.
         ours: CPU time of the process that began this command and of its descendants, s.
         periods: Result of `throttled_periods` at the same moment.
     """
@@ -48,14 +52,14 @@ class CpuTimes(NamedTuple):
 
 @dataclass
 class CpuLoad:
-    """Load of the CPUs over a span of time.
+    """Load of the CPUs during a span of time.
 
     Attributes:
         others: Share of the CPUs that other processes used, or None if the share is not known.
         stolen: Share of the CPUs that a hypervisor took, or None if the share is not known.
-        throttled: Share of the quota's periods in which the quota stopped this process, or 0
+        throttled: Share of the quota's periods in which the kernel paused this process, or 0
             without a quota.
-        quota: Allowed CPU time, in cores.
+        quota: CPU quota of this process, in cores.
     """
 
     others: float | None = None
@@ -75,12 +79,12 @@ class CpuLoad:
 
     @property
     def limited_by(self) -> str:
-        """Name of the quota, if the quota stopped this process often enough to disturb a timing."""
+        """Description of the CPU quota if it often paused this process, or an empty string."""
         return f"a CPU quota of {self.quota:g} cores" if self.throttled > BUSY_SHARE else ""
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """Flags of a timing during the span of time."""
+        """Flags of a timing that nanolib took under this load."""
         busy = (Flag.BUSY_MACHINE,) if self.is_busy else ()
         return (*busy, Flag.THROTTLED) if self.limited_by else busy
 
@@ -92,7 +96,7 @@ class CpuLoad:
 
 @contextlib.contextmanager
 def watch_cpus() -> Iterator[CpuLoad]:
-    """Measure the load of the CPUs within the context, and complete the result at its end."""
+    """Measure the load of the CPUs within the context. The load is complete after the context."""
     load, before = CpuLoad(), cpu_times()
     try:
         yield load
@@ -101,12 +105,12 @@ def watch_cpus() -> Iterator[CpuLoad]:
 
 
 def cpu_times() -> CpuTimes:
-    """Read the CPU time that was used until now."""
+    """Read the CPU time that processes have used until now."""
     children = os.times()
     ours = time.process_time() + children.children_user + children.children_system
     ours += _seconds_of(process for process in _family() if process.pid != os.getpid())
     every, mine = psutil.cpu_times(percpu=True), usable_cpus()
-    # The list leaves out offline CPUs, so a CPU's index may differ from its number.
+    # psutil's list leaves out offline CPUs, so a CPU's index may differ from its number.
     chosen = [every[number] for number in mine] if mine and max(mine) < len(every) else every
     everyone = {name: sum(getattr(one, name, 0.0) for one in chosen) for name in _COUNTED}
     return CpuTimes(everyone, ours, throttled_periods())
@@ -148,10 +152,10 @@ def wait_for_compilers() -> None:
 
 
 def _seconds_of(processes: Iterable[psutil.Process]) -> float:
-    """Return the CPU seconds of processes and of their children that have ended."""
+    """Return the CPU time of processes and of their ended children, s."""
     seconds = 0.0
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # A parent's time includes ended processes.
+        with contextlib.suppress(psutil.Error):  # A parent's time includes that of ended children.
             times = process.cpu_times()
             seconds += times.user + times.system
             seconds += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)

@@ -18,7 +18,8 @@ from nanolib.meters.time.ranks import time_across_ranks
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _SET_FLAGS, _UP_RUNNING = 0x8914, 0x41
-PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)  # bytes per rank
+# Each payload is a number of bytes per rank.
+PAYLOADS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 
 
 def time_collectives(
@@ -29,7 +30,7 @@ def time_collectives(
     Returns:
         A mapping per collective and size. `collective` is the name, and `payload` is the number of
         bytes per rank. `messages` is the number of consecutive messages, and `sent` is the number
-        of bytes that each rank sends. `blocks` contains the time in each block, ms.
+        of bytes that each rank sends. `blocks` contains the time of one call in each block, ms.
     """
     world = dist.get_world_size()
     rows, calls = {}, {}
@@ -104,7 +105,7 @@ def enter_private_network() -> None:
     if sys.platform != "linux":
         raise OSError("this system has no network namespaces")
     libc = ctypes.CDLL(None, use_errno=True)
-    # Root does not need a user namespace, and would lose rights to files in a user namespace.
+    # Root needs no user namespace. In a user namespace, root would lose access to files.
     if libc.unshare(_NEW_NETWORK if os.geteuid() == 0 else _NEW_NETWORK | _NEW_USER):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket() as control:

@@ -1,7 +1,8 @@
-"""Describe the machine: its hardware, its dtypes, and the resources that this process may use.
+"""Describe the machine: hardware, supported dtypes, and resources that this process may use.
 
-A limit of a control group (cgroup v2, or v1's `cpu` and `memory`) applies to all groups inside it.
-Therefore, nanolib reads the limits of the process's own group and of all visible outer groups.
+nanolib supports control groups of cgroup v2 and v1. The limit of a group applies to all groups
+inside that group. Therefore, nanolib reads the limits of the process's own group and of all visible
+outer groups.
 """
 
 import contextlib
@@ -30,16 +31,18 @@ class Machine:
 
     Attributes:
         cpu: Model of the CPU.
-        cores: Number of cores that this process may use, by affinity and by its container's quota.
+        cores: Number of cores that the process may use, according to CPU affinity and CPU quota.
         ram_gib: Memory of the host, rounded to GiB.
-        gpus: Fields `name`, `memory_gib`, `compute_capability` and `fp8` (support) of each GPU.
+        gpus: A mapping for each GPU with `name`, `memory_gib`, `compute_capability`, and `fp8`,
+            which is true if the GPU supports FP8.
         system: Operating system and architecture.
         driver: Version of the GPU driver, or an empty string without a GPU.
         torch: Version of torch.
         threads: Number of threads that torch uses inside an operation.
         governor: Frequency governor, or an empty string if the system does not report a governor.
-        dtypes: Name of a dtype → unit of the first GPU, or of the CPU, that computes the dtype. The
-            units are `tensor_cores`, `amx`, `avx512`, `vector` and `emulated`.
+        dtypes: Name of a dtype → hardware unit that computes products of this dtype, in the first
+            GPU or, without a GPU, in the CPU. The units are `tensor_cores`, `amx`, `avx512`,
+            `vector` and `emulated`.
     """
 
     cpu: str
@@ -135,7 +138,7 @@ def _gpu(index: int) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    import pynvml  # Most machines have no NVIDIA driver.
+    import pynvml  # Machines without an NVIDIA GPU do not need this package.
 
     try:
         pynvml.nvmlInit()
@@ -168,7 +171,7 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that affect a measurement, for the run's row."""
+    """Return the versions that affect a measurement, to store with a run."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -178,8 +181,8 @@ def versions() -> dict[str, str]:
 
 _PROC = Path("/proc/self")
 _MOUNTED = Path("/sys/fs/cgroup")
-# The files of the memory limit and of the memory use, and the field of the inactive file cache, in
-# cgroup v2 and in v1. The kernel frees the inactive file cache when needed.
+# For cgroup v2 and for v1: the file with the memory limit, the file with the memory use, and the
+# field with the inactive file cache. The kernel frees this cache when programs need memory.
 _MEMORY = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -192,17 +195,17 @@ def usable_cores() -> int:
 
 
 def usable_cpus() -> set[int]:
-    """Return the numbers of the CPUs that this process may use, or an empty set if not known."""
+    """Return the numbers of the CPUs that this process may use, or an empty set if unknown."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def cpu_quota() -> float:
-    """Return the CPU time that control groups allow, in cores, or infinity without a quota."""
+    """Return the smallest CPU quota of the control groups in cores, or infinity without a quota."""
     return min((quota for _, quota in _quotas()), default=math.inf)
 
 
 def throttled_periods() -> dict[str, tuple[int, int]]:
-    """Count the periods, and the throttled periods, of each control group with a quota."""
+    """Return the numbers of periods and of throttled periods of each control group with a quota."""
     found = {}
     for group, _ in _quotas():
         counts = _fields(group / "cpu.stat")
@@ -218,7 +221,7 @@ def memory_limits() -> list[tuple[int, int]]:
     found = []
     for group in _groups("memory"):
         for limit, used, cached in _MEMORY:
-            # The files of the other version do not exist, and "max" is not a limit.
+            # The files of the other cgroup version do not exist, and "max" means no limit.
             with contextlib.suppress(OSError, ValueError):
                 most, taken = (int((group / name).read_text()) for name in (limit, used))
                 found.append((most, taken - _fields(group / "memory.stat").get(cached, 0)))
@@ -229,8 +232,8 @@ def memory_limits() -> list[tuple[int, int]]:
 def limit_threads() -> Iterator[None]:
     """Limit torch's threads to the usable cores within the context, unless OMP_NUM_THREADS is set.
 
-    torch respects affinity but not a quota. A quota of half a core would stop two threads most of
-    the time.
+    torch respects the CPU affinity but not a CPU quota. With a quota of half a core, the kernel
+    would pause two threads most of the time.
     """
     before = torch.get_num_threads()
     if before > usable_cores() and "OMP_NUM_THREADS" not in os.environ:
@@ -243,7 +246,8 @@ def limit_threads() -> Iterator[None]:
 
 def _quotas() -> Iterator[tuple[Path, float]]:
     for group in _groups("cpu"):
-        # Version 2 has one file, and version 1 has two. Without a quota, they have "max" or -1.
+        # cgroup v2 has one file for the quota, and v1 has two files. Without a quota, the first
+        # word is "max" or "-1".
         files = [group / "cpu.max", group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"]
         with contextlib.suppress(OSError):
             words = " ".join(file.read_text() for file in files if file.exists()).split()
@@ -255,10 +259,10 @@ def _groups(controller: str) -> list[Path]:
     """List the folders of the process's control group and of its parents, innermost first."""
     try:
         lines = [line.split(":", 2) for line in (_PROC / "cgroup").read_text().splitlines()]
-    except OSError:  # not Linux
+    except OSError:  # Only Linux has this file.
         return []
     paths = {name: path for _, names, path in lines for name in names.split(",")}
-    is_first = controller in paths  # Version 1 has a folder for each controller.
+    is_first = controller in paths  # cgroup v1 has a folder for each controller.
     top = _MOUNTED / controller if is_first else _MOUNTED
     own = top / paths.get(controller, paths.get("", "/")).lstrip("/")
     if ".." in own.parts or not own.is_dir():  # A container sees its own group as the root.
@@ -267,7 +271,7 @@ def _groups(controller: str) -> list[Path]:
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Return the numbers in a file of lines `name number`, or none if the file is unreadable."""
+    """Read a file of lines `name number`. The result is empty if the file is not readable."""
     with contextlib.suppress(OSError):
         lines = (line.split() for line in file.read_text().splitlines())
         return {words[0]: int(words[1]) for words in lines if len(words) == 2}

@@ -26,15 +26,15 @@ _PROC = Path("/proc/self")
 
 @dataclass
 class Peak:
-    """Peak memory of a section of code, in bytes. A figure that is not known is None.
+    """Peak memory of a section of code, in bytes. An unknown value is None.
 
     Attributes:
-        before: Live bytes at the start of the section.
-        existing: Bytes of the earlier tensors that count toward the peak.
+        before: Live bytes at the start of the section, or the resident set in `resident_peak`.
+        existing: Bytes of tensors from before the section that count toward the peak.
         reserved_before: Bytes that the CUDA allocator had reserved at the start of the section.
         live: Peak of live bytes, including `before`.
         reserved: Peak of the bytes that the CUDA allocator reserved.
-        resident: Rise of the resident set.
+        resident: Increase of the resident set of the process.
         resident_message: Reason why `resident` is not known.
         method: Method of the rows.
     """
@@ -72,7 +72,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
     if torch.device(device).type == "cuda":
         peak.method = "cuda_allocator"
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()  # The cache of earlier cases must not count.
+        torch.cuda.empty_cache()  # Cached memory of earlier cases must not count.
         torch.cuda.reset_peak_memory_stats(device)
         peak.before = torch.cuda.memory_allocated(device)
         peak.reserved_before = torch.cuda.memory_reserved(device)
@@ -94,7 +94,7 @@ def peak_memory(device: str | torch.device = "cpu", *existing: torch.Tensor) -> 
 def fake_tensors() -> FakeTensorMode:
     """Return a mode in which tensors have shape, dtype and device but no data.
 
-    Tensors of two modes cannot be mixed, so nested contexts use the same mode.
+    torch cannot mix tensors of two modes, so nested contexts use the same mode.
     """
     return detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -109,7 +109,7 @@ def why_not_planned(error: BaseException) -> str:
 
 
 def free_bytes(device: str | torch.device = "cpu") -> int | None:
-    """Return the free memory for new tensors in bytes, or None if the device does not report it.
+    """Return the free memory for new tensors in bytes, or None if unknown.
 
     On the host, the result is the smallest free memory of the system and of each control group.
     """
@@ -125,7 +125,7 @@ def free_bytes(device: str | torch.device = "cpu") -> int | None:
 
 @contextmanager
 def resident_peak() -> Iterator[Peak]:
-    """Record the rise of the resident set within the context, from Linux's counter `VmHWM`."""
+    """Record how much the resident set grows within the context, from Linux's counter `VmHWM`."""
     peak = Peak()
     try:
         (_PROC / "clear_refs").write_text("5")
@@ -165,8 +165,9 @@ def measure_memory(
         predicted_bytes: Predicted live peak, bytes.
 
     Returns:
-        Rows of `peak_memory` (`existing` and the call's tensors) and of `reserved_memory` (CUDA) or
-        `resident_memory` (CPU), MiB. The detail `before` is the live memory before the call.
+        Two rows in MiB. `peak_memory` includes `existing` and the tensors of the call. The second
+        row is `reserved_memory` with CUDA, and `resident_memory` otherwise. The detail `before` is
+        the memory use before the call.
     """
     predicted = None if predicted_bytes is None else predicted_bytes / MIB
     with peak_memory(device, *existing) as found:
@@ -175,13 +176,13 @@ def measure_memory(
     peak = exact("peak_memory", found.own / MIB, predicted=predicted, **rest)
     if found.reserved is None:
         return [peak, resident_row(fn, scope)]
-    # Earlier reservations, such as those of CUDA graphs, do not count.
+    # Memory reserved before the call, such as for CUDA graphs, does not count.
     reserved = found.reserved - found.reserved_before + found.existing
     return [peak, exact("reserved_memory", reserved / MIB, **rest)]
 
 
 def resident_row(fn: Callable[[], object], scope: str = "") -> Measurement:
-    """Measure the rise of the resident set in one call, MiB, as one reading without an interval."""
+    """Measure once how much the resident set grows during a call, MiB, without an interval."""
     with resident_peak() as resident:
         fn()
     if resident.resident is None:

@@ -23,14 +23,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class Part(NamedTuple):
-    """A group of tensors. nanolib adds up their bytes.
+    """A group of tensors whose bytes nanolib adds up.
 
     Attributes:
         kind: Kind of memory use, a `MemoryKind`.
         module: Name of the module that made the tensors, with `*` for the number of a block.
         operation: Operation that made the tensors, such as `aten::addmm`, or an empty string if
             the tensors existed before the call.
-        line: Module and line of the code that saved the tensors for the backward pass.
+        line: Python module and line of the code that saved the tensors for the backward pass.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryBreakdown:
-    """Memory use of a call at a peak.
+    """Memory use of a call at the moment of its peak.
 
     Attributes:
         parts: Bytes of each part, which add up to the peak.
@@ -56,14 +56,14 @@ class MemoryBreakdown:
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind that is not empty, in the order of `MemoryKind`."""
+        """Bytes of each kind of memory use above 0, in the order of `MemoryKind`."""
         found = Counter()
         for part, size in self.parts.items():
             found[part.kind] += size
         return {kind: found[kind] for kind in dict.fromkeys((*MemoryKind, *found)) if found[kind]}
 
     def largest(self, most: int) -> list[tuple[Part, int]]:
-        """Return the `most` largest parts with their bytes, in order of size."""
+        """Return at most `most` parts with their bytes, the largest parts first."""
         return Counter(self.parts).most_common(most)
 
     def extrapolate(self, higher: Self, blocks: int) -> Self:
@@ -83,7 +83,7 @@ class MemoryBreakdown:
 
 @dataclass(slots=True)
 class _Life:
-    """A storage's size in bytes, and the indices of the events that made and freed the storage."""
+    """Part and size in bytes of a storage, and the indices of the events that made and freed it."""
 
     part: Part
     size: int
@@ -102,16 +102,16 @@ class MemoryTracker(LiveBytes):
 
     Attributes:
         existing: Bytes that `track_existing` has counted.
-        section: Name of the current part of the work, from `begin`.
+        section: Name of the current section of the call, from `begin`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._model = model
-        self._lives = []  # lives of all storages, in the order in which torch made the storages
-        self._living = {}  # key of a live storage → its life
+        self._lives = []  # lifetimes of all storages, in the order in which torch made the storages
+        self._living = {}  # key of a live storage → its lifetime
         self._events = []  # section of each event
-        self._inside = [""]  # names of the running modules without numbers, outer ones first
+        self._inside = [""]  # names of the running modules without numbers, outermost first
         self.existing = 0
         self.section = None
 
@@ -126,13 +126,13 @@ class MemoryTracker(LiveBytes):
         tensors: Iterable[torch.Tensor],
         owners: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
-        """Count tensors that existed before the call, each weight in its module.
+        """Count tensors that existed before the call. Each weight counts in its module.
 
         Args:
             kind: Kind of memory use of the tensors, a `MemoryKind`.
             tensors: Existing tensors of the kind.
-            owners: `id` of an optimizer state → its weight. The state counts in the module of
-                this weight.
+            owners: `id` of a tensor of optimizer state → its weight. The state counts in the
+                module of this weight.
         """
         named = (*self._model.named_parameters(), *self._model.named_buffers())
         names = {id(tensor): name for name, tensor in named}
@@ -145,7 +145,7 @@ class MemoryTracker(LiveBytes):
         self._inside, self.existing = [""], self.current
 
     def mark_results(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Set the kind of tensors that the call made and that outlive the call, such as a cache."""
+        """Set the kind of memory use of new tensors that outlive the call, such as a cache."""
         for tensor in tensors:
             self._mark(tensor, kind)
 
@@ -185,7 +185,7 @@ class MemoryTracker(LiveBytes):
 
         def saved(tensor: torch.Tensor) -> torch.Tensor:
             self._mark(tensor, MemoryKind.SAVED)
-            # torch would never free an output that refers to itself.
+            # An output that saves itself would refer to itself, and torch would never free it.
             return tensor if tensor.is_leaf else tensor.detach()
 
         with contextlib.ExitStack() as hooks:
@@ -212,7 +212,7 @@ class MemoryTracker(LiveBytes):
         """Return the memory use at the peak of each section. The largest peak is the call's peak.
 
         Args:
-            sizes: Bytes of each storage in a call of another shape. By default `self.sizes`.
+            sizes: Bytes of each storage in a call of another shape. By default, `self.sizes`.
         """
         sizes = self.sizes if sizes is None else sizes
         changes = Counter()
@@ -236,17 +236,17 @@ class MemoryTracker(LiveBytes):
 
 
 def _module_of(tensor: str) -> str:
-    """Return the name of a tensor's module without numbers, from the name of the tensor."""
+    """Return the name of the module that contains a tensor, with `*` for each number."""
     return _without_numbers(tensor.rpartition(".")[0])
 
 
 def _without_numbers(module: str) -> str:
-    """Replace the number of a block with `*`."""
+    """Replace each number in the name of a module with `*`."""
     return _NUMBER.sub("*", module)
 
 
 def _line() -> str:
-    """Return the innermost module and line of code outside torch and this module."""
+    """Return the module and line number of the innermost caller outside torch and this module."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")

@@ -15,8 +15,9 @@ aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _LOOK_UPS = {aten.embedding, aten.index, aten.index_select, aten.gather}
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
-_ROWS, _COLUMNS = 128, 32  # Multiples to which FlashAttention rounds lengths and head sizes up.
-_WORKSPACE = -1  # A key that no storage has.
+# FlashAttention rounds lengths up to multiples of 128, and head sizes up to multiples of 32.
+_ROWS, _COLUMNS = 128, 32
+_WORKSPACE = -1  # No storage has this key.
 
 
 class LiveBytes(TorchDispatchMode):
@@ -40,7 +41,7 @@ class LiveBytes(TorchDispatchMode):
         self._operation = None  # the last operation that began
 
     def watch(self, *tensors: torch.Tensor) -> None:
-        """Count the storages of tensors, each once."""
+        """Count the storages of tensors. A storage that several tensors share counts once."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
@@ -50,26 +51,27 @@ class LiveBytes(TorchDispatchMode):
                 self._count(key, size)
 
     def _forget(self, key: int, size: int, _: Any) -> None:
-        """Count a storage no more, because torch has freed the storage."""
+        """Stop counting a storage that torch has freed."""
         del self._alive[key]
         self._count(key, -size)
 
     def _count(self, key: int, size: int) -> None:
-        """Count a new storage, or a freed storage if `size` is below zero."""
+        """Add the size of a new storage, or the negative size of a freed storage."""
         self.current += size
         self.peak = max(self.peak, self.current)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count the storages that it makes."""
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # Two thirds of a plan's operations request the device.
+            # Two thirds of a plan's operations only request the device, so this case must be fast.
+            return args[0].fake_device
         self._operation = func
         out = func(*args, **kwargs or {})
         new = [x for x in _tensors(out) if storage_key(x) not in self._alive]
-        if new:  # A view, and the result of an operation in place, has an argument's storage.
+        if new:  # A view or an in-place result uses the storage of an argument.
             given = {storage_key(x) for x in _tensors((args, kwargs))}
             self.watch(*(x for x in new if storage_key(x) not in given))
-        if workspace := workspace_bytes(func, args):  # An operation frees its workspace.
+        if workspace := workspace_bytes(func, args):  # An operation frees its own workspace.
             self._count(_WORKSPACE, workspace)
             self._count(_WORKSPACE, -workspace)
         return out
@@ -79,8 +81,8 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
     """Return the bytes that a GPU operation uses in addition to its inputs and results.
 
     FlashAttention's backward pass sums the queries' gradients in float32. If heads come before
-    positions in memory, torch copies the output and its gradient. With grouped heads, torch
-    computes the gradients of keys and values per query head and sums them.
+    positions in memory, torch copies the output and its gradient. In grouped-query attention,
+    torch computes the gradients of keys and values for each query head and sums these gradients.
 
     Args:
         operation: An operation, as `__torch_dispatch__` receives it.
@@ -101,14 +103,14 @@ def workspace_bytes(operation: Any, args: Sequence[Any]) -> int:
 
 
 class BytesRead(TorchDispatchMode):
-    """Count the bytes that operations read from some tensors, each element once.
+    """Count the bytes that operations read from given tensors. Each element counts once.
 
-    If operations read different parts of a tensor, the largest part counts. In a table, at most one
-    row per lookup counts. In a stack of experts, at most one expert per token counts. Elements that
-    the call has written do not count.
+    If operations read different parts of a tensor, the largest part counts. In a lookup table, at
+    most one row per lookup counts. In a stack of experts, at most one expert per token counts.
+    Elements that the call has written do not count.
 
     Args:
-        tensors: The existing tensors, such as weights and a cache.
+        tensors: Tensors that exist before the call, such as weights and a cache.
     """
 
     supports_higher_order_operators = True
@@ -159,7 +161,7 @@ def _taken(func: Any, args: tuple[Any, ...], x: torch.Tensor, out: Any) -> int:
 
 
 def _elements(x: torch.Tensor) -> int:
-    """Count the elements in memory. An expanded dimension counts as one element."""
+    """Count the elements of a tensor in memory. An expanded dimension has size 1 in memory."""
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
 
 

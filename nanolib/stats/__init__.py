@@ -1,1 +1,1 @@
-"""Compute intervals, verdicts and labels of arrays, without torch, devices or stored rows."""
+"""Analyze arrays of numbers: intervals, comparisons, changes of level and steady states."""

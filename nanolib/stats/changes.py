@@ -1,4 +1,4 @@
-"""Find where the level of a series of timings, or of a history of runs, changed."""
+"""Find changes of level in a series of timings or in a history of runs."""
 
 import itertools
 import math
@@ -7,19 +7,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-MIN_SEGMENT = 2  # Fewest values between two changes of a series of timings.
-LEAST_RUNS = 3  # Fewest runs on either side of a change, since fewer runs may be a spike.
-LEAST_HISTORY = 2 * LEAST_RUNS  # Fewest runs that can show a change.
-PENALTY = 8.0  # Factor of ln n in the penalty of a change, in squared deviations.
-# Number of runs on either side whose noise a change must exceed, because noise may grow.
+# In a series of timings, there are at least two values between two changes of level.
+MIN_SEGMENT = 2
+# A change of level needs three runs on each side, because one or two runs may be a spike.
+LEAST_RUNS = 3
+LEAST_HISTORY = 2 * LEAST_RUNS
+# In a history of n runs, each change must reduce the sum of squared deviations by 8 ln n.
+PENALTY = 8.0
+# nanolib compares a change with the noise of the eight runs on each side, because noise may grow.
 _NEAR = 8
-_RECENT = 10  # Number of latest runs whose noise counts as the present noise.
-_ALARMS = 0.01  # Share of histories at one level in which a run may be an outlier by chance.
-_FAR = 5.0  # Smallest distance of an outlier from the level, in standard errors of an estimate.
+# The noise of the ten latest runs counts as the present noise.
+_RECENT = 10
+# In at most 1 % of histories without a change, noise looks like an outlier.
+_ALARMS = 0.01
+# An outlier is at least five standard errors of an estimate away from the level.
+_FAR = 5.0
 
 
 def step_noise(series: ArrayLike) -> float:
-    """Estimate the standard deviation of a series from the steps between neighbors.
+    """Estimate the standard deviation of a series from the steps between neighboring values.
 
     A few changes of level hardly affect the estimate.
     """
@@ -28,19 +34,19 @@ def step_noise(series: ArrayLike) -> float:
 
 
 def change_points(series: ArrayLike, penalty: float, least: int = MIN_SEGMENT) -> list[int]:
-    """Find where the level of a series changes, by PELT with the L2 cost.
+    """Find the changes of level in a series, with the algorithm PELT and the L2 cost.
 
     Args:
-        series: Values in units of their noise, shape [n].
-        penalty: Squared deviation that each further change must save.
-        least: Fewest values between two changes.
+        series: Values divided by their noise, shape [n].
+        penalty: Amount by which each change must reduce the sum of squared deviations.
+        least: Smallest number of values between two changes.
 
     Returns:
         Index of the first value after each change.
 
     Source: Killick, Fearnhead & Eckley (2012), with the code of `ruptures`.
     """
-    import ruptures  # Importing `ruptures` is slow, so only a search imports it.
+    import ruptures  # The import is slow, so nanolib delays the import until the first search.
 
     x = np.asarray(series, dtype=float)
     # The linear kernel gives the L2 cost in compiled code. `ruptures.Pelt` is far slower.
@@ -53,15 +59,16 @@ def changes_of_level(
 ) -> list[tuple[int, float]]:
     """Find where the level of a history of estimates changed, and by which factor.
 
-    The search uses medians of five neighbors, so one or two outliers are not a change. The scale is
-    the larger of the noise between neighbors and the uncertainty of the estimates. With this scale,
-    neither a quiet period nor a wide interval looks like a change. A change must also exceed the
-    noise near the change, because noise may grow at a constant level.
+    The search reads medians of five neighboring values, so one or two outliers are not a change.
+    The unit of a change is the noise between neighbors or the uncertainty of the estimates,
+    whichever is larger. In this unit, neither a quiet period nor a wide interval looks like a
+    change. A change must also exceed the noise of the runs near the change, because noise may grow
+    while the level stays the same.
 
     Args:
-        values: Estimates in order of time, shape [n], above 0. With n < 6 there is no change.
+        values: Estimates in order of time, shape [n], above 0. With n < 6, there is no change.
         uncertainty: Half-width of each 95 % interval, as a share of the estimate, shape [n].
-        least: Smallest change that counts, as a share.
+        least: Smallest change that counts, as a share of the old level.
 
     Returns:
         Index of the first value after each change, and the ratio of the new level to the old level.
@@ -84,7 +91,7 @@ def changes_of_level(
 def _beyond_local_noise(
     bounds: list[int], smooth: np.ndarray, logs: np.ndarray, uncertainty: np.ndarray
 ) -> list[int]:
-    """Drop the weakest bounds until each change saves the penalty, in units of the local noise."""
+    """Drop the weakest changes of level until each remaining change exceeds the noise near it."""
     while len(bounds) > 2:
         levels = np.repeat(levels_between(logs, bounds), np.diff(bounds))
         gains = [
@@ -100,13 +107,13 @@ def _beyond_local_noise(
 
 
 def _gain(before: np.ndarray, after: np.ndarray) -> float:
-    """Return the squared deviation that two levels save over one level for both segments."""
+    """Return how much the sum of squared deviations falls if each segment has its own level."""
     share = len(before) * len(after) / (len(before) + len(after))
     return share * float(after.mean() - before.mean()) ** 2
 
 
 def _noise_near(at: int, residuals: np.ndarray, uncertainty: np.ndarray) -> float:
-    """Return the larger noise of the runs before and after a change.
+    """Return the noise of the runs before a change or after the change, whichever is larger.
 
     The function reads a window of eight runs on each side. If fewer runs follow or precede the
     change, the window extends across the change.
@@ -129,7 +136,7 @@ def levels_between(series: np.ndarray, bounds: list[int]) -> list[float]:
 def find_recent_outlier(
     values: ArrayLike, uncertainty: ArrayLike, least: float
 ) -> tuple[int, float] | None:
-    """Find whether the last one or two values are outliers compared with the values before.
+    """Find whether the last one or two values are outliers compared with earlier values.
 
     A value is an outlier if it is outside Student's prediction interval for the next value. The
     interval uses the values since the last change of level. If the latest ten values give a wider
@@ -138,10 +145,10 @@ def find_recent_outlier(
     Args:
         values: Estimates in order of time, shape [n], above 0.
         uncertainty: Half-width of each 95 % interval, as a share of the estimate, shape [n].
-        least: Smallest difference that counts, as a share.
+        least: Smallest difference that counts, as a share of the level.
 
     Returns:
-        Index of the first outlier, and the ratio of the new values to the level before. None if
+        Index of the first outlier and the ratio of the new values to the earlier level, or None if
         there is no outlier.
     """
     x, widths = np.asarray(values, dtype=float), np.asarray(uncertainty, dtype=float)
@@ -159,13 +166,13 @@ def find_recent_outlier(
 
 def _prediction_reach(level: np.ndarray) -> float:
     """Return how far the next value may be from the mean of a level by chance."""
-    # Two sides and two tests share the chance of a false alarm.
+    # Two tests with two sides each share the chance of a false alarm, so each side has a quarter.
     student = float(stdtrit(len(level) - 1, 1 - _ALARMS / 4))
     return student * float(level.std(ddof=1)) * math.sqrt(1 + 1 / len(level))
 
 
 def _history_noise(logs: np.ndarray, widths: np.ndarray) -> float:
-    """Return the noise of estimates, from neighbors or from intervals, whichever is larger."""
+    """Return the noise between neighboring estimates or their uncertainty, whichever is larger."""
     return max(step_noise(logs), float(np.median(widths)) / 1.96, 1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Compare two versions: the ratio of their times, its interval, and a verdict in one word."""
+"""Compare the times of two versions: the ratio with its interval, and a verdict in one word."""
 
 import enum
 import math
@@ -14,7 +14,8 @@ from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import attained_level, capped_centre, capped_p, hodges_lehmann
 
 THRESHOLD = 0.05  # Smallest change that counts as regressed or improved.
-MARGIN = 0.03  # Changes within this margin are equivalent, and larger ones may be suspect.
+# Two versions are equivalent if the 90 % interval of their ratio is between 0.97 and 1.03.
+MARGIN = 0.03
 _ALPHA = 0.05
 
 
@@ -33,7 +34,7 @@ class Spread:
     """Spread between runs of the same code.
 
     Attributes:
-        sd: Standard deviation of the logarithm of a timing from run to run.
+        sd: Standard deviation between runs, of the logarithm of a timing.
         freedom: Degrees of freedom of the standard deviation.
     """
 
@@ -43,16 +44,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of a comparison of B with A.
+    """Result of the comparison of version B with version A.
 
     Attributes:
         kind: Verdict in one word.
         ratio: Estimate of B / A.
         interval: The ratio with its 95 % interval.
-        p: Two-sided p-value of no difference, adjusted for the number of comparisons.
-        minimum_detectable_effect: Change that the test would find in 80 of 100 runs, as a share.
-        equivalence: The ratio with its 90 % interval, for two one-sided tests at 5 %.
-        raw_p: Two-sided p-value of no difference before any adjustment.
+        p: Two-sided p-value of the comparison, adjusted for the number of comparisons.
+        minimum_detectable_effect: Smallest change that the test finds in 80 % of runs, as a share.
+        equivalence: The ratio with its 90 % interval, for two one-sided equivalence tests at 5 %.
+        raw_p: Two-sided p-value of the comparison, before any adjustment.
         threshold: Smallest change that counts, as a share.
         direction: Whether lower or higher values are better.
     """
@@ -74,7 +75,7 @@ class Verdict:
 
     @property
     def open(self) -> str:
-        """Words that add the direction, the size or the minimum detectable change to a verdict."""
+        """Text that completes a verdict with the direction, the size or the detectable change."""
         way = "slower" if self.worse > 0 else "faster"
         by = f"{abs(self.ratio - 1):.1%} {way}"
         seen = not self.interval.low <= 1 <= self.interval.high
@@ -98,7 +99,7 @@ def compare_paired(
 ) -> Verdict:
     """Compare blocks of A and B that were measured in pairs, so that drift affects both equally.
 
-    The estimate is Hodges and Lehmann's, and p is from Wilcoxon's signed-rank test on ln(B/A).
+    The ratio is Hodges and Lehmann's estimate. The p-value is from Wilcoxon's test on ln(B/A).
 
     Args:
         base: Block medians of A, any unit, shape [n], above 0, n >= 6.
@@ -127,9 +128,9 @@ def compare_paired(
 
 
 def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[float, float]:
-    """Return times of A and B to show next to a ratio that was estimated from pairs.
+    """Return times of A and B that agree with a ratio that was estimated from pairs.
 
-    The ratio of the two medians differs from the estimate, because a slow pair moves both medians.
+    The ratio of the two medians may differ from the estimate, because slow pairs move both medians.
 
     Args:
         base: Block times of A, any unit, shape [n].
@@ -137,7 +138,8 @@ def paired_levels(base: ArrayLike, current: ArrayLike, ratio: float) -> tuple[fl
         ratio: Estimate of B / A from pairs.
 
     Returns:
-        Times of A and B that have this ratio, and the same geometric mean as the two medians.
+        Times of A and B. Their ratio is `ratio`, and their geometric mean is that of the two
+        medians.
     """
     middle, half = np.sqrt(np.median(base) * np.median(current)), np.sqrt(ratio)
     return float(middle / half), float(middle * half)
@@ -153,8 +155,8 @@ def compare(
 ) -> Verdict:
     """Compare blocks of A and B that were measured at different times, without control of drift.
 
-    The verdict is from Welch's test on logarithms. If you give `spread`, nanolib also makes a
-    t-test of the two runs. The larger p and the wider interval count.
+    The verdict is from Welch's test on logarithms. If you give `spread`, nanolib also compares the
+    two runs with a t-test. The larger p-value and the wider interval count.
 
     Args:
         base: Block medians of A, any unit, shape [n], above 0, n >= 6.
@@ -169,7 +171,7 @@ def compare(
     """
     a, b = _logs("base", base), _logs("current", current)
     difference = float(b.mean() - a.mean())
-    # Each test has a standard error of the difference, and degrees of freedom.
+    # Each item is the standard error of the difference and the degrees of freedom of one test.
     tests = []
     parts = [float(x.var(ddof=1)) / len(x) for x in (a, b)]
     if variance := sum(parts):
@@ -192,11 +194,11 @@ def compare(
 def compare_processes(
     ratios: ArrayLike, *, threshold: float = THRESHOLD, direction: Direction = Direction.LOWER
 ) -> Verdict:
-    """Compare two versions by one ratio per pair of processes, so that outliers have little effect.
+    """Compare two versions by their ratio in each pair of processes.
 
-    The place of a process in memory and on the cores changes its speed by chance, in most pairs by
-    1 to 3 %. Some processes are 10 to 40 % slower until they end. The center and its interval are
-    from signed ranks that are capped at n / 4, so outliers hardly move the estimate.
+    The memory layout and the cores of a process change its speed by chance, in most pairs by 1 to
+    3 %. Some processes are 10 to 40 % slower until they end. nanolib estimates the ratio from
+    signed ranks that are capped at n / 4, so such outliers hardly change the estimate.
 
     Args:
         ratios: B / A for each pair of processes, shape [n], above 0, n >= 6.
@@ -209,14 +211,14 @@ def compare_processes(
     """
     delta = _logs("ratios", ratios)
     intervals = [capped_centre(delta, confidence) for confidence in (0.95, 0.90)]
-    # Outliers widen a standard deviation, so the error is from the interval.
+    # Outliers increase a standard deviation, so nanolib derives the error from the interval.
     error = (intervals[0].high - intervals[0].low) / 2 / float(ndtri(0.975))
     effect = _detectable(error, len(delta) - 1)
     return _verdict(intervals, capped_p(delta), effect, threshold, direction)
 
 
 def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts with p adjusted for their number, to limit the chance of any false alarm.
+    """Adjust p-values for the number of comparisons, and return the verdicts with the new p-values.
 
     Args:
         verdicts: Verdicts of all cases.
@@ -241,7 +243,7 @@ def _logs(name: str, values: ArrayLike) -> np.ndarray:
 
 
 def _detectable(error: float, freedom: float, alpha: float = _ALPHA) -> float:
-    """Return the change that a two-sided t-test at `alpha` finds in 80 of 100 runs, as a share."""
+    """Return the smallest change that a two-sided t-test finds in 80 % of runs, as a share."""
     return math.expm1(float(nctdtrinc(freedom, 0.2, stdtrit(freedom, 1 - alpha / 2))) * error)
 
 
@@ -255,7 +257,7 @@ def _verdict(
 
 
 def _kind(verdict: Verdict, p: float) -> Kind:
-    """Return the kind of a verdict with the adjusted p-value `p`."""
+    """Return the verdict in one word, from the adjusted p-value `p`."""
     worse = verdict.worse
     better = 1 / (1 + worse) - 1
     if p < _ALPHA and worse > verdict.threshold:

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import bdtr, stdtrit  # Importing `scipy.stats` instead takes a second.
+from scipy.special import bdtr, stdtrit  # Importing `scipy.stats` would take a second.
 
 
 class Interval(NamedTuple):
-    """Estimate and the two ends of its interval, in one unit."""
+    """An estimate and the two ends of its interval, in the same unit."""
 
     low: float
     estimate: float
@@ -52,7 +52,7 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return Student's interval for the mean of nearly normal values, such as differences of seeds.
+    """Return Student's interval for the mean of nearly normal values.
 
     Args:
         samples: Values, shape [n], any unit, n >= 2.
@@ -72,10 +72,10 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def _coverage(n: int, depth: int) -> float:
-    """Return the chance that the median is between the `depth`-th smallest and largest values."""
+    """Return the chance that the `depth`-th smallest and largest values enclose the true median."""
     return float(1 - 2 * bdtr(depth - 1, n, 0.5))
 
 
 def range_confidence(n: int) -> float:
-    """Return the coverage of the range of n values as an interval for the median: 1 − 2^(1−n)."""
+    """Return the chance that the range of n values contains the true median: 1 − 2^(1−n)."""
     return _coverage(n, 1)

@@ -1,4 +1,4 @@
-"""Fit the time to send messages, as a time per message and a time per byte."""
+"""Fit a model of the time to send messages: a time per message and a time per byte."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class LinkCost(NamedTuple):
     residuals: tuple[float, ...]
 
     def seconds(self, messages: float, sent_bytes: float) -> float:
-        """Return the predicted time of consecutive messages with `sent_bytes` in total, in s."""
+        """Predict the time of consecutive messages with `sent_bytes` in total, in s."""
         return self.alpha * messages + self.beta * sent_bytes
 
 
@@ -48,7 +48,7 @@ def link_cost(messages: ArrayLike, sent_bytes: ArrayLike, seconds: ArrayLike) ->
         )
     from scipy.optimize import nnls
 
-    # nanolib scales bytes, because the solver is inaccurate if columns differ by powers of ten.
+    # The solver is inaccurate if the columns differ by powers of ten, so nanolib scales the bytes.
     most = float(b.max())
     design = np.stack([m, b / most], axis=1) / s[:, None]
     (alpha, beta), _ = nnls(design, np.ones_like(s))

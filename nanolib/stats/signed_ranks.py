@@ -10,7 +10,8 @@ from scipy.special import ndtri
 
 from nanolib.stats.intervals import Interval, TooFewSamples
 
-_EXACT = 60  # With more values, the distribution of Wilcoxon's statistic is nearly normal.
+# With more than 60 values, the distribution of Wilcoxon's statistic is nearly normal.
+_EXACT = 60
 
 
 def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
@@ -32,15 +33,15 @@ def hodges_lehmann(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
-    """Return a center and its interval, from signed ranks that are capped at n / 4.
+    """Estimate the center of a distribution, with its interval, from signed ranks capped at n / 4.
 
-    The cap limits the weight of outliers. If a third of the values are outliers on both sides, the
-    estimate hardly changes. For nearly normal values, the test needs 10 % more values than
+    The cap limits the weight of outliers. The estimate hardly changes even if a third of the values
+    are outliers, some on each side. For nearly normal values, the test needs 10 % more values than
     Wilcoxon's test. The interval contains each center that the test does not reject.
 
     Args:
         delta: Values from a symmetric distribution, shape [n], n >= 6 at 95 %.
-        confidence: Nominal coverage in (0, 1), which is exact for any symmetric distribution.
+        confidence: Smallest coverage of the interval for any symmetric distribution, in (0, 1).
 
     Raises:
         TooFewSamples: n is too small for the confidence.
@@ -59,7 +60,7 @@ def capped_centre(delta: ArrayLike, confidence: float = 0.95) -> Interval:
 
 
 def capped_p(delta: ArrayLike) -> float:
-    """Return the exact two-sided p-value of a center of 0, from signed ranks capped at n / 4.
+    """Return the exact two-sided p-value for a center of 0, from signed ranks capped at n / 4.
 
     Args:
         delta: Values from a symmetric distribution, shape [n]. The test leaves out values of 0.
@@ -88,7 +89,7 @@ def attained_level(n: int, alpha: float) -> float:
 
 
 def cap_sum(n: int, cap: int) -> int:
-    """Return the sum of the ranks from 1 to n, each of which counts at most `cap`."""
+    """Return the sum of the ranks from 1 to n, with `cap` in place of each larger rank."""
     return int(np.minimum(np.arange(1, n + 1), cap).sum())
 
 
@@ -111,8 +112,8 @@ def _of_side(x: np.ndarray, center: float, cap: int) -> int:
 
 
 def _first(x: np.ndarray, walsh: np.ndarray, cap: int, least: float) -> float:
-    """Return the first Walsh average above which the sum of capped ranks reaches `least`."""
-    # The rank sum never falls as the center rises (Bauer 1972), so bisection finds the place.
+    """Find the smallest mean of a pair above which the rank sum is at least `least`."""
+    # The rank sum never falls as the center rises (Bauer 1972), so bisection finds this mean.
     above = (walsh[1:] + walsh[:-1]) / 2
     first = bisect.bisect_left(range(len(above)), least, key=lambda i: _of_side(x, above[i], cap))
     return float(walsh[first])
@@ -128,7 +129,7 @@ def _depth(n: int, cap: int, confidence: float) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _quantile(n: int, cap: int, tail: float) -> int:
-    """Return a quantile of the rank sum. Use a normal distribution for many uncapped ranks."""
+    """Return a quantile of the rank sum, which is nearly normal for many uncapped ranks."""
     if cap == n > _EXACT:
         mean, sd = n * (n + 1) / 4, math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
         return max(0, math.floor(mean + float(ndtri(tail)) * sd + 0.5))

@@ -1,4 +1,4 @@
-"""Analyze a series of timings: the end of its warm-up, its outliers and its autocorrelation."""
+"""Find the warm-up, the outliers and the autocorrelation of a series of timings."""
 
 import itertools
 import math
@@ -17,10 +17,14 @@ from nanolib.stats.changes import (
     step_noise,
 )
 
-GROUP = 5  # Samples per median. The median hides an isolated spike.
-_PENALTY = 10.0  # Factor of ln n in the penalty of a change, in squared deviations.
-MOVED = 0.05  # Smallest slowdown of the first steps that counts, as a share of the later level.
-_CLEAR = 4.0  # Largest difference that noise explains, in standard deviations.
+# The median of five samples hides an isolated spike.
+GROUP = 5
+# In a series of n medians, each change must reduce the sum of squared deviations by 10 ln n.
+_PENALTY = 10.0
+# The first steps count as slow if they take at least 5 % longer than later steps.
+MOVED = 0.05
+# Noise explains a difference of up to four standard deviations.
+_CLEAR = 4.0
 # Distance from a quartile to the mild fence and to the severe fence, in interquartile ranges.
 MILD, SEVERE = 1.5, 3.0
 
@@ -30,10 +34,10 @@ class SteadyState:
     """Steady part of a series of timings.
 
     Attributes:
-        cut: Number of warm-up samples, so that `series[cut:]` is the steady part.
+        cut: Number of warm-up samples. The steady part is `series[cut:]`.
         changes: Index of the first sample after each change of level.
-        steady: Whether the series settled, so that a verdict may use its samples.
-        got_slower: Whether a segment after the warm-up is slower than the segment before.
+        steady: Whether the series reached a steady state.
+        got_slower: Whether a segment after the warm-up is slower than the previous segment.
     """
 
     cut: int = 0
@@ -43,17 +47,18 @@ class SteadyState:
 
 
 def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
-    """Find the warm-up of a series of timings by changes of its level.
+    """Find the warm-up of a series of timings from the changes of its level.
 
-    PELT with the L2 cost and a penalty of 10 ln n finds the changes in the medians of groups. The
-    noise between neighboring medians is the scale. The first segments are warm-up as long as each
-    next segment is faster. There is no steady state if the level changes in the last quarter, or if
-    the warm-up takes half of the series.
+    nanolib takes the median of each group of samples, and divides the medians by their noise. The
+    algorithm PELT, with the L2 cost and a penalty of 10 ln n, finds the changes of level. The
+    warm-up consists of the first segments that are each slower than the next segment. There is no
+    steady state if the level changes in the last quarter, or if the warm-up takes at least half of
+    the series.
 
     Args:
         series: Timings in the order taken, shape [n], any unit. With n < 4 · `group`, there is no
             warm-up.
-        group: Samples per median.
+        group: Number of samples per median.
 
     Source: Killick, Fearnhead & Eckley (2012) for PELT, and Barrett et al. (2017) for the rules.
     """
@@ -70,7 +75,7 @@ def steady_state(series: ArrayLike, group: int = GROUP) -> SteadyState:
     if noise == 0:
         if not steps.any():
             return SteadyState()
-        # On a coarse clock most steps are 0, so the smallest other step is the scale.
+        # On a coarse clock, most steps are 0, so the smallest other step counts as the noise.
         noise = float(np.abs(steps[steps != 0]).min())
     changes = change_points(medians / noise, _PENALTY * math.log(groups))
     bounds = [0, *changes, groups]
@@ -96,15 +101,15 @@ def _noise(series: np.ndarray) -> float:
 
     The mean square leaves out the four largest steps.
     """
-    # The mean square shows both modes of a machine with two modes. The median step shows only one.
+    # If a machine has two speeds, the mean square includes the steps between both speeds.
     steps = np.sort(np.abs(np.diff(series)))[:-4]
-    if len(steps) <= 4:  # A change of level would dominate the mean of so few steps.
+    if len(steps) <= 4:  # A change of level would dominate the mean of four steps.
         return step_noise(series)
     return max(step_noise(series), math.sqrt(float(np.mean(steps**2)) / 2))
 
 
 def leading_slow_samples(series: ArrayLike) -> int:
-    """Count the cold calls, which are the first samples above the severe fence of the second half.
+    """Count the cold calls at the start, which are above the severe fence of the second half.
 
     Args:
         series: Timings in the order taken, shape [n]. The second half of the series counts as warm.
@@ -118,10 +123,10 @@ def leading_slow_samples(series: ArrayLike) -> int:
 def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
     """Find how many warm-up steps a process needs.
 
-    The second half of the curve counts as warm. The warm-up ends when the median of five neighbors
-    first reaches the level of the second half, within the noise. Single cold calls and later
-    changes of level lengthen the warm-up. The result is unclear if the next step is still slower
-    and only a large noise could explain the difference.
+    The second half of the curve counts as warm. The warm-up ends when the median of five
+    neighboring steps first falls to the level of the second half, within the noise. Single cold
+    calls and later changes of level lengthen the warm-up. The number is unclear if the steps after
+    the warm-up are still slower, and the noise is as large as the difference.
 
     Args:
         curve: Times of consecutive steps from the start of a process, shape [n], any unit, n >= 20.
@@ -133,7 +138,7 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
     half = len(x) // 2
     smooth, level = median_of_neighbors(x), float(np.median(x[half:]))
     deviation = max(step_noise(x[half:]), 1.4826 * float(np.median(np.abs(x[half:] - level))))
-    # The median of 5 normal values has 0.54 times their deviation, and the level is uncertain too.
+    # The median of 5 normal values has 0.54 times their standard deviation. The level is noisy too.
     limit = max(level + _CLEAR * 0.6 * deviation, float(smooth[half:].max()), level * (1 + MOVED))
     slow = smooth[:half] > limit
     found = steady_state(x)
@@ -151,14 +156,14 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
 
 
 class OutlierCount(NamedTuple):
-    """Number of samples between the mild and severe fences, and beyond the severe fences."""
+    """Numbers of mild outliers, which are within the severe fences, and of severe outliers."""
 
     mild: int
     severe: int
 
 
 def fences(samples: ArrayLike, reach: float) -> tuple[float, float]:
-    """Return Tukey's lower and upper fence. Samples beyond a fence are outliers.
+    """Return Tukey's lower and upper fences. Samples beyond a fence are outliers.
 
     Args:
         samples: Samples, shape [n], any unit.
@@ -185,8 +190,8 @@ def count_outliers(samples: ArrayLike) -> OutlierCount:
 def remove_outliers(samples: ArrayLike) -> np.ndarray:
     """Drop the samples beyond the mild fences, to reproduce results of tools that drop outliers.
 
-    On a machine with two modes, only 2 % of the intervals contain the true mean, if you compute the
-    intervals from the remaining samples.
+    Intervals from the remaining samples are not valid. On a machine with two speeds, only 2 % of
+    these intervals contain the true mean.
     """
     x = np.asarray(samples, dtype=float)
     return x[~_are_beyond(x, MILD)]

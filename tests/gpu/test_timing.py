@@ -130,7 +130,7 @@ def test_a_first_call_that_compiles_sets_no_pace_and_takes_nothing_of_the_budget
 
 @pytest.mark.parametrize(
     ("reasons", "words"),
-    [(0x40, "heat, in hardware"), (0x04 | 0x80, "power cap, power brake"), (0x01, None)],
+    [(0x40, "heat (hardware limit)"), (0x04 | 0x80, "power cap, power brake"), (0x01, None)],
 )
 def test_a_throttled_clock_is_flagged_with_what_the_gpu_says(monkeypatch, measured, reasons, words):
     row = measured(Stream(monkeypatch, 0.01, 1.0).launch, reasons)

@@ -180,7 +180,7 @@ QUIET = {
 FOUND = {"HandleByUUID": None}
 # Ones own process is no disturbance.
 PROCESSES = [SimpleNamespace(pid=pid) for pid in (-1, os.getpid(), -2)]
-SLOWED = "hardware slowdown, heat, heat, in hardware, power brake"
+SLOWED = "hardware slowdown, heat, heat (hardware limit), power brake"
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,17 @@ from numpy.typing import ArrayLike
 from nanolib.measurement import BadInput
 from nanolib.stats.intervals import Interval
 
-_GAP = 2.5  # Shortest gap, in units of the median time between samples.
-MOST_W = 10_000.0  # No device draws more power.
+# A gap is longer than 2.5 times the median time between samples.
+_GAP = 2.5
+MOST_W = 10_000.0  # No device draws more than 10 kW.
 
 
 def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) -> Interval:
     """Compute the energy between two moments from samples of power.
 
-    nanolib interpolates linearly between samples. Two samples at one moment are a step. A NaN is a
-    gap, and an unusually long time between two samples is a gap too. In a gap, the bounds use the
-    smallest and the largest of all samples.
+    nanolib interpolates linearly between samples. Two samples at the same moment are a step of the
+    power. A failed reading is a gap, and an unusually long time between two samples is a gap too.
+    In a gap, the bounds use the smallest and the largest of all samples.
 
     Args:
         t_s: Moments of the samples in order, s, shape [n].
@@ -24,7 +25,8 @@ def integrate(t_s: ArrayLike, power_w: ArrayLike, start_s: float, end_s: float) 
         end_s: End of the window, s.
 
     Returns:
-        Energy, J. The bounds allow for the change of power between the samples around each edge.
+        Energy, J. The bounds include the change of power between the samples around each end of the
+        window.
 
     Example:
         >>> integrate([0.0, 1.0, 2.0], [10.0, 10.0, 10.0], 0.0, 2.0).estimate
@@ -82,15 +84,15 @@ def count(
         Energy, J. The counter's smallest step widens the bounds.
 
     Raises:
-        BadInput: The readings are not valid for `integrate`, end less than `lag_s` after the end of
-            the window, or jump around the window because the counter was reset.
+        BadInput: The readings are not valid for `integrate`, the last reading is less than `lag_s`
+            after the window, or the counter was reset.
     """
     t, counted = _checked(t_s, joules, start_s, end_s)
     read = ~np.isnan(counted)
     t, counted = t[read], counted[read]
     _check_reach(t, start_s, end_s + lag_s)
     before, last_inside = np.searchsorted(t, [start_s, end_s], side="right") - 1
-    # A reading is at most `lag_s` old, so a reading `lag_s` after an edge is newer than the edge.
+    # A value is at most `lag_s` old, so a reading `lag_s` after an edge shows a later value.
     first_inside, after = np.searchsorted(t, [start_s + lag_s, end_s + lag_s])
     steps = np.diff(counted)
     length = np.diff(t) + lag_s
@@ -98,8 +100,8 @@ def count(
     if jumps[before:after].any():
         at = before + jumps[before:after].argmax()
         raise BadInput(
-            f"joules: the counter jumped from {counted[at]:g} to {counted[at + 1]:g} J, which no "
-            "device can use; measure the window again"
+            f"joules: the counter jumped from {counted[at]:g} to {counted[at + 1]:g} J, so the "
+            "energy is not known; measure the window again"
         )
     unsure = min(steps[steps > 0], default=0.0)
     low = max(0.0, counted[last_inside] - counted[first_inside] - unsure)

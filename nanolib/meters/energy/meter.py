@@ -1,4 +1,4 @@
-"""Measure the energy of code. A thread samples the power sources, and windows mark sections.
+"""Measure the energy of code. A thread samples the power sources, and a window marks a section.
 
     with EnergyMeter() as meter:
         with meter.window("prefill") as window:
@@ -76,7 +76,7 @@ class Track:
         Raises:
             BadInput: There are too few readings around the window, or the readings are not valid.
         """
-        # Copy the readings, because the thread adds readings.
+        # nanolib copies the readings, because the sampling thread adds readings at any time.
         t, watts, joules, low, high = np.array([*self.readings]).T
         span = window.start_s, window.end_s
         inside = (window.start_s <= t) & (t <= window.end_s)
@@ -121,8 +121,8 @@ class Track:
         """Return the power over a window as at most 60 means, without gaps.
 
         Returns:
-            Times since the window's start (`course_s`, s) and power (`course_w`, W). A counter's
-            power is the mean from one change of the counter to the next.
+            Two lists: `course_s` has times since the start of the window, s, and `course_w` has the
+            power, W. A counter's power is the mean from one change of the counter to the next.
         """
         t, watts, joules, _, _ = np.array([*self.readings]).T
         inside = (window.start_s <= t) & (t <= window.end_s)
@@ -140,7 +140,7 @@ class Track:
         }
 
     def rows(self, window: Window, idle: Window | None, tokens: int) -> Iterator[Measurement]:
-        """Make the rows of one window for this source, as in `EnergyMeter.measurements`."""
+        """Yield the rows of one window for this source, as `EnergyMeter.measurements` describes."""
         source, seconds = self.source, window.seconds
         details = {"of": source.of, "seconds": seconds, "period_s": source.period_s}
         common = {"provenance": source.provenance, "method": source.name, "scope": window.name}
@@ -176,8 +176,8 @@ class EnergyMeter:
     """Sample power sources within a `with` statement.
 
     Args:
-        sources: Power sources, by default this machine's sensors, or the estimate if the machine
-            has no sensor.
+        sources: Power sources. By default, nanolib uses the sensors of this machine, or an estimate
+            if the machine has no sensor.
         sample_s: Time between samples, s.
         sink: Receiver of the rows of samples and windows, if any.
         device: Device that computes. A window starts and ends when the device's queue is empty.
@@ -243,7 +243,7 @@ class EnergyMeter:
                 start_us, ns = self._sink.at_us(window.start_s), round(1e9 * window.seconds)
                 self._sink.put("sections", [(self._sink.name(name), start_us, ns)])
             give_up = time.monotonic() + _SETTLE_S
-            # The computation of the energy needs a reading of each source after the window's end.
+            # To compute the energy, nanolib needs a reading of each source after the window.
             while any(track.known_until_s < window.end_s for track in self.tracks):
                 if time.monotonic() > give_up:
                     break
@@ -268,6 +268,6 @@ class EnergyMeter:
         Returns:
             Rows of `energy` (J), `power` (W), `energy_per_token` (J), `energy_delay` (J·s) and
             `net_energy` (J). Each row's scope is the window's name. If a window is too short for a
-            sensor, the result is a row with the status `unsupported` instead.
+            sensor, the source has a row with the status `unsupported` instead.
         """
         return [row for track in self.tracks for row in track.rows(window, idle, tokens)]

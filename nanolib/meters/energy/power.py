@@ -19,9 +19,11 @@ from nanolib.meters.gpu import instant_watts
 
 _RAPL_ROOT = Path("/sys/class/powercap")
 _RAPL_PERIOD_S = 0.001
-_KFD = Path("/dev/kfd")  # AMD's compute driver
-_AMPERE = 8  # Major compute capability from which `nvml_power` is a mean over a second.
-# Counters of the parts of a chip that do not overlap.
+# AMD's compute driver creates this file.
+_KFD = Path("/dev/kfd")
+# From major compute capability 8 on, `nvml_power` is a mean over a second.
+_AMPERE = 8
+# These counters of an Apple chip measure parts that do not overlap.
 _APPLE_PARTS = ("cpu_total_mj", "gpu_mj", "ane_mj", "dram_mj")
 
 
@@ -31,9 +33,9 @@ class Sensor:
 
     Attributes:
         of: Device that the sensor covers.
-        refusals: Types of exceptions that mean that the driver has no reading.
+        refusals: Types of the exceptions that the driver raises if it has no reading.
         name: Method of the rows.
-        unit: Field of a `Reading`, `joules` or `watts`.
+        unit: Field of `Reading` that the sensor sets, `joules` or `watts`.
         ask: Function that returns the counter in J, or the power in W.
         period_s: Time between changes of the reading, s.
         provenance: Provenance of the rows.
@@ -48,7 +50,7 @@ class Sensor:
     provenance: Provenance = Provenance.MEASURED
 
     def read(self) -> Reading:
-        """Read the sensor. The reading has no value if the driver refuses."""
+        """Read the sensor. If the driver refuses, the reading has no value."""
         now = time.monotonic()
         try:
             return Reading(now, **{self.unit: self.ask()})
@@ -72,13 +74,13 @@ def _first_working(*sensors: Sensor) -> Sensor:
 
 
 class _Missing(Exception):
-    """Sensors of one interface are missing, for the reason in the message."""
+    """The sensors of an interface are missing. The message has the reason."""
 
 
 def _imported(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # amdsmi raises a KeyError without its driver's library.
+    except Exception as error:  # Without its driver's library, amdsmi raises a KeyError.
         why = f"{name} cannot be imported ({type(error).__name__}: {error})"
         raise _Missing(f"{why}; run pip install -e '{package}' in the checkout") from None
 
@@ -166,7 +168,7 @@ def _first_number(found: Mapping[str, Any], *names: str) -> float:
 
 
 def _apple(apple: Any) -> Iterator[Sensor]:
-    """Yield a sensor that adds up the chip's counters (processor, GPU, neural engine, memory)."""
+    """Yield a sensor that adds up the counters of processor, GPU, neural engine and memory."""
     if apple is None:
         if (sys.platform, platform.machine()) != ("darwin", "arm64"):
             raise _Missing("this machine is not a Mac with Apple silicon")
@@ -196,7 +198,7 @@ class _Zone:
         self._t_s, self._read_j, self._joules = -math.inf, 0.0, 0.0
 
     def joules(self) -> float:
-        """Return the counted energy, J. The energy decreases only after a reset."""
+        """Return the counted energy, J. The energy decreases only if the counter is reset."""
         t_s, read_j = time.monotonic(), int(self._counter.read_text()) / 1e6
         step = (read_j - self._read_j) % self._range_j
         is_reset = step > MOST_W * (t_s - self._t_s + _RAPL_PERIOD_S)
@@ -206,9 +208,10 @@ class _Zone:
 
 
 def _rapl(root: Path) -> Iterator[Sensor]:
-    """Yield a sensor per package. The sensor adds the energy of the DRAM to that of the package.
+    """Yield a sensor per CPU package. The sensor adds the energy of the package's DRAM.
 
-    Cores are part of a package, and a package is part of psys, so nanolib skips cores and psys.
+    nanolib skips the counters of the cores, which are part of a package. nanolib also skips the
+    counter `psys`, which includes the packages.
     """
     folders = [path for path in sorted(root.glob("*-rapl:*")) if (path / "energy_uj").exists()]
     try:

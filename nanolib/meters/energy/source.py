@@ -1,7 +1,7 @@
 """Define sources of power readings, and an estimate for machines without a sensor.
 
 A source returns watts, or the joules of a counter that only grows. A failed reading is a gap, never
-zero. A reading of 0 W is a gap too, because each device that is on draws power.
+zero. A reading of 0 W is a gap too, because a running device always draws power.
 """
 
 import math
@@ -43,7 +43,7 @@ class Source(Protocol):
     """An object that measures power or counts energy.
 
     Attributes:
-        name: Method of the rows, such as `nvml_counter`, `rapl (package)` or `utilisation`.
+        name: Method of the rows, such as `nvml_counter` or `rapl (package)`.
         of: Device that the source covers, such as `gpu 0` or `package 0`.
         period_s: Time between changes of the reading, s.
         provenance: Provenance of the readings: `measured`, `replayed` or `estimated`.
@@ -69,7 +69,7 @@ class EstimateSource:
         psutil.cpu_percent()  # The next call returns the utilization since this call.
 
     def read(self) -> Reading:
-        """Interpolate between the power of idle and of busy cores, by the share of busy cores."""
+        """Interpolate between the power of idle and busy cores, by the share of busy cores."""
         busy = psutil.cpu_percent() / 100 * self._cores
         low, high = (
             base + idle * self._cores + extra * busy
@@ -112,7 +112,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
         BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a bad
             line. A bad line lacks a valid time or power, or is out of order.
     """
-    import pandas as pd  # An import of pandas is slow.
+    import pandas as pd  # Importing pandas is slow, and only this function needs pandas.
 
     name = shown(path.name)
     try:
@@ -136,7 +136,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
 
 
 class Sink(Protocol):
-    """A receiver of rows of the tables in `nanolib.store.schema.TRACE_TABLES`."""
+    """A receiver of rows for the tables that `nanolib.store.schema.TRACE_TABLES` lists."""
 
     def name(self, text: str) -> int:
         """Return the index by which rows refer to a name."""

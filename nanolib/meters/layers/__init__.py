@@ -1,4 +1,4 @@
-"""Profile a model: time of layers and operations, statistics of activations, profiling overhead."""
+"""Profile the layers, operations and activations of a model, and measure profiling overhead."""
 
 from nanolib.meters.layers.profiler import LayerProfiler, create_profiler
 from nanolib.meters.layers.recording import ProfilingConfig

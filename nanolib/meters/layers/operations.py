@@ -1,8 +1,8 @@
-"""Choose the timed modules, time their operations with torch's profiler, and sample attention.
+"""Choose modules to time, time operations with torch's profiler, and sample attention weights.
 
 Each timed module opens a range of torch's profiler. An operation that a module calls directly gets
 the name of the module's role, such as `q_proj`. If a container calls the operation, the name
-depends on the operation, such as `residual` for an addition, or is `other`.
+depends on the operation. For example, an addition is `residual`. An unknown operation is `other`.
 """
 
 import contextlib
@@ -25,7 +25,8 @@ Replacement = tuple[nn.Module, str, Forward]
 FUSED = "attention_fused"
 RANGE = "nanolib module "  # Start of the name of a range. The name ends with the module's name.
 _QUERIES = 64
-_MASKED = -1e4  # A bias of at most this value, which 16-bit dtypes can represent, masks a pair.
+# A bias of -10,000 or less masks a pair. All 16-bit dtypes can represent this bias.
+_MASKED = -1e4
 
 # A module has the first role whose pattern matches the end of its path.
 _ROLES = {
@@ -72,8 +73,8 @@ def choose_modules(
             chooses no modules inside blocks.
 
     Returns:
-        Two maps, name → module. The first map has the blocks and the leaves outside blocks. The
-        second map has the modules inside blocks.
+        Two maps, name → module. The first map has the blocks and the leaf modules outside blocks.
+        The second map has the modules inside each n-th block.
     """
     outer, inner = {}, {}
     inside = tuple(f"{block}." for block in blocks)
@@ -92,13 +93,13 @@ def choose_modules(
 def wrap_forwards(
     modules: Mapping[str, nn.Module], wrap: Callable[[str, Forward], Forward]
 ) -> list[Replacement]:
-    """Wrap the `forward` of modules, for `replace_methods`."""
+    """Return replacements that wrap the `forward` of modules."""
     return [(module, "forward", wrap(name, module.forward)) for name, module in modules.items()]
 
 
 @contextlib.contextmanager
 def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
-    """Replace methods within the `with` statement.
+    """Replace methods of modules within the `with` statement.
 
     `Module.__setattr__` is slow, so nanolib does not use it.
 
@@ -113,13 +114,13 @@ def replace_methods(functions: Sequence[Replacement]) -> Iterator[None]:
     finally:
         for (module, name, _), own in zip(functions, before, strict=True):
             if own is None:
-                del vars(module)[name]  # Deleting restores the method of the class.
+                del vars(module)[name]  # The module then uses the method of its class.
             else:
                 vars(module)[name] = own
 
 
 def role_of(name: str, module: nn.Module) -> str:
-    """Return a module's role, by one name in all models, or an empty string for a container."""
+    """Return the role of a module, such as `q_proj`, or an empty string for a container."""
     kind = type(module).__name__.lower()
     if "norm" in kind:
         return "norm"
@@ -140,11 +141,11 @@ def operations_of(
 
     Args:
         events: Events of `torch.profiler.profile`.
-        roles: Name of each module -> its role.
+        roles: Name of each module → its role.
         on_gpu: Whether to use the time of kernels on the GPU instead of CPU time.
 
     Yields:
-        Outermost module, operation, and time in nanoseconds.
+        Name of the outermost timed module, name of the operation, and its time in ns.
     """
     for event in events:
         caller = event.cpu_parent
@@ -163,7 +164,7 @@ def operations_of(
 
 
 class AttentionWatch(TorchFunctionMode):
-    """Call `look` with the arguments, by name, of each `scaled_dot_product_attention` call."""
+    """Call `look` with the named arguments of each call of `scaled_dot_product_attention`."""
 
     def __init__(self, look: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
@@ -211,11 +212,11 @@ def sampled_weights(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, torch.Tensor]:
-    """Compute the mean entropy (nats) and mean largest weight of queries, and the share near zero.
+    """Compute mean entropy in nats, mean largest weight, and the share of weights near zero.
 
     Args:
         inputs: Arguments of `scaled_dot_product_attention` by name.
-        near_zero: Upper limit of a weight near zero. Masked pairs do not count.
+        near_zero: Value below which a weight counts as near zero. Masked pairs do not count.
     """
     weights, kept = sampled_weights(inputs)
     return {
@@ -226,7 +227,7 @@ def attention_statistics(inputs: dict[str, Any], near_zero: float) -> dict[str, 
 
 
 _CALLS = 3
-_SILENT = "6"  # With a lower log level, the tracer prints each start and each end.
+_SILENT = "6"  # With a lower log level, the tracer prints a line at each start and each end.
 
 
 def torch_profiler(device: str | torch.device, **options: bool) -> profile:

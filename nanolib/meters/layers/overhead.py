@@ -19,12 +19,14 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS
 from nanolib.stats.signed_ranks import hodges_lehmann
 
 _BLOCK_S, _MAX_CALLS, _MAX_ROUNDS = 0.05, 16, 1000
-_LEAST_BLOCK_S = 0.01  # In practice, many calls share the time to read and queue their rows.
+# In a short block, too few calls share the time to read and queue rows, unlike in a real run.
+_LEAST_BLOCK_S = 0.01
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
 # Intended overhead of the detailed calls of each mode, as a share of a bare call's time.
 DETAIL_SHARES = {"standard": 0.02, "deep": 0.06}
-_RAREST = 128  # Largest number of calls from one detailed call to the next, if nanolib chooses it.
+# If nanolib chooses the detailed calls, at least every 128th call is a detailed call.
+_RAREST = 128
 
 
 def measure_overhead(
@@ -41,36 +43,39 @@ def measure_overhead(
 ) -> Iterator[Measurement]:
     """Measure the overhead of each mode compared with bare calls, which have no profiler.
 
-    nanolib times plain and detailed calls separately. The mean of a mode has k - 1 plain calls for
-    each detailed call. The time of a call includes the time to queue its rows.
+    nanolib times plain and detailed calls separately, because only each k-th call of a mode is
+    detailed. The overhead of a mode is a mean over k calls. The time of a call includes the time to
+    queue its rows.
 
     Args:
         model: Model to profile.
         call: Function that calls the model once.
         modes: Name of each mode → its settings.
-        shares: Name of a mode → intended overhead of its detailed calls, as a share. nanolib
-            chooses the number of calls k from one detailed call to the next for these modes, at
-            most 128. For other modes, k is the `every_kth_token` of their settings.
-        scope: Start of the scope of the rows.
+        shares: Name of a mode → intended overhead of its detailed calls, as a share. For these
+            modes, nanolib chooses k from 1 to 128. For other modes, k is the `every_kth_token` of
+            their settings.
+        scope: First words of the scope of each row. The name of the mode follows.
         sink: Receiver of the profilers' rows.
         budget_s: Time after which measuring stops, s, but not before six rounds.
-        rel_ci: Measuring stops when the half-width of each interval is at most this share.
+        rel_ci: Measuring stops when the half-width of each interval is at most this share of the
+            time of a bare call.
         seed: Seed of the order of modes.
 
     Yields:
         `overhead` of each mode as a share of the bare call's wall time. The first row, `again`,
         compares bare calls with bare calls. The detail `cpu` is the overhead in CPU time of the
-        thread. `threads` is the share of time in which another thread reads power. `plain_ms` is
-        the time of a bare call, `detailed_ms` is the time of a detailed call, and `detailed_every`
-        is k. Modes without details have no `detailed_ms` and no `detailed_every`.
+        calling thread, with its interval. `threads` is the share of time in which another thread
+        reads power, and is part of both overheads. `plain_ms` is the time of a bare call,
+        `detailed_ms` is the time of a detailed call, and `detailed_every` is k. Modes without
+        details have no `detailed_ms` and no `detailed_every`.
     """
     synchronize = synchronizer(next(model.parameters()).device)
     calls = 1
 
     def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
-        """Run a block of calls, and return wall time and CPU time of a call, s, shape [2]."""
-        call()  # Each block must follow a bare call.
-        # In deep mode, torch's profiler records every other detailed call.
+        """Run a block of calls, and return wall time and CPU time per call, s, shape [2]."""
+        call()  # A bare call precedes each block, with or without a profiler.
+        # torch's profiler records every other detailed call in deep mode, so the count is even.
         count = calls + calls % 2 if config and config.has_details else calls
         with LayerProfiler(model, config, sink=sink) if config else nullcontext() as profiler:
             synchronize()
@@ -89,17 +94,18 @@ def measure_overhead(
         if config.has_details
     }
     kinds = {_AGAIN: None, _WATCHED: ProfilingConfig.minimal()} | detailed
-    for config in kinds.values():  # The first block is slower, because it allocates memory.
+    # The first block of each kind allocates memory, so nanolib does not use its time.
+    for config in kinds.values():
         seconds(config)
     block_s = budget_s / (3 * len(kinds) * FLOOR_BLOCKS)
     block_s = min(_BLOCK_S, max(_LEAST_BLOCK_S, block_s))
     bare_s = seconds()[0]
     calls = min(_MAX_CALLS, max(1, round(block_s / bare_s)))
-    # Kind → rounds. A round is the times of a bare block, a block of the kind, and a bare block.
+    # Kind → rounds. A round has the times of a bare block, a block of the kind, and a bare block.
     times = {kind: [] for kind in kinds}
 
     def ratios(kind: str) -> np.ndarray:
-        """Return the ratio of each block to the mean of its two bare blocks, shape [rounds, 2]."""
+        """Return the ratio of each block to the bare blocks around it, shape [rounds, 2]."""
         before, own, after = np.moveaxis(times[kind], 1, 0)
         return 2 * own / (before + after)
 
@@ -108,7 +114,7 @@ def measure_overhead(
         return 1e3 * float(np.median(times[kind], axis=0)[1, 0])
 
     def extra(name: str) -> np.ndarray:
-        """Return the extra time of each detailed call, relative to a bare call, shape [rounds, 2]."""
+        """Return the extra time of a detailed call relative to a bare call, shape [rounds, 2]."""
         return ratios(name) - ratios(_WATCHED)
 
     def every(name: str) -> int:

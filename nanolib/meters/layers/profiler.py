@@ -1,7 +1,7 @@
 """Profile the blocks of a model in each call, and its modules and operations in each k-th call.
 
 Within the `with` statement, a profiler replaces `forward` of the timed modules. Hooks would take
-four times as long, because `Module.__call__` has a fast path without hooks. The output of the model
+four times as long, because `Module.__call__` is faster without hooks. The output of the model
 does not change.
 """
 
@@ -41,9 +41,12 @@ from nanolib.meters.layers.recording import (
     summarize,
 )
 
-_ENTRIES = ("forward", "prefill", "decode")  # Methods that count as calls of the model.
-_READ_S = 0.4  # If the process is killed, less than a second of rows is lost.
-_MOST_PASSES = 8  # Reading a recorded call takes ten times as long as recording the call.
+# A call of one of these methods counts as a call of the model.
+_ENTRIES = ("forward", "prefill", "decode")
+# If the process is killed, only the rows of the last second are lost.
+_READ_S = 0.4
+# To read a recorded call takes ten times as long as to record the call.
+_MOST_PASSES = 8
 _NOTHING = contextlib.nullcontext()
 
 
@@ -123,7 +126,7 @@ class LayerProfiler:
 
         @functools.wraps(entry)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if running:  # One method of the model calls another.
+            if running:  # A method of the model may call another method.
                 return entry(*args, **kwargs)
             call = self._call = Call(self._number)
             is_detailed = every and self._number % every == 0
@@ -163,7 +166,7 @@ class LayerProfiler:
             yield
 
     def _time(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for all calls. Calls without details have no other overhead."""
+        """Wrap the `forward` of a module for all calls. Plain calls have no other overhead."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -179,7 +182,7 @@ class LayerProfiler:
         return timed
 
     def _time_in_detail(self, name: str, forward: Forward) -> Forward:
-        """Wrap a module for detailed calls, with times that exclude computing statistics."""
+        """Wrap a module's `forward` for detailed calls. Times exclude computing statistics."""
         running, now = self._open, self._watch.now
 
         def timed(*args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,8 @@ _SAMPLE = 2048  # Largest number of elements in the sample of an output.
 # largest element. The sample of a small output is a copy. The tensors stay on the device.
 OutputSample = tuple[torch.Tensor, ...]
 
-# A mark is a module, its caller, its start, its end, and the numbers of pauses before both moments.
+# A mark has the names of a module and its caller, the start and the end of the call, and the number
+# of pauses before each of the two moments.
 Mark = tuple[str, str | None, Any, Any, int, int]
 
 
@@ -28,7 +29,7 @@ class DeepPass(NamedTuple):
 
     Attributes:
         ms: Time of the module, ms, with the overhead of the profiler.
-        operations: Operation -> total time of its calls, ms.
+        operations: Name of an operation → total time of its calls, ms.
     """
 
     ms: float
@@ -42,11 +43,11 @@ class ModuleTime:
     Attributes:
         name: Name in `named_modules`, which is empty for the model itself.
         kind: Label of the module: `model`, `block`, or the name of its class.
-        inside: Name of the timed module that first called this module, or "" if the model did. The
+        inside: Name of the timed module that first called this module, or "" for the model. The
             times of modules that the model calls directly do not overlap.
         calls_ms: Time of each call that torch's profiler did not record, ms.
         passes: Calls that torch's profiler recorded.
-        values: Name of a statistic -> a value per detailed call. Each output has `STATISTICS`. A
+        values: Name of a statistic → a value per detailed call. An output has all `STATISTICS`. A
             block also has `attention_entropy` (nats), `attention_max_weight`, `attention_sparsity`,
             `mlp_kill_ratio` and `norm_variance_ratio`.
     """
@@ -68,8 +69,8 @@ class Call:
         profile: torch's profiler, if it records this call.
         marks: Times of the modules.
         pauses: Start and end of each computation of statistics. No module's time includes a pause.
-        outputs: Name of a module -> a sample of its output.
-        values: Name of a module, name of a statistic, and value.
+        outputs: Name of a module → a sample of its output.
+        values: Statistics of the call, each as name of a module, name of the statistic, and value.
     """
 
     number: int
@@ -124,8 +125,8 @@ def summarize(
     """Compute the statistics of outputs. To save time, nanolib stacks samples of equal size.
 
     Args:
-        outputs: Key of an output -> result of `sample_of`.
-        near_zero: Upper limit of the magnitude of an element near zero.
+        outputs: Key of an output → result of `sample_of`.
+        near_zero: Magnitude below which an element counts as near zero.
 
     Yields:
         Key of the output, name in `STATISTICS`, and value.

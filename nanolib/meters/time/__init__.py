@@ -1,1 +1,1 @@
-"""Measure durations with `clock` (blocks), `latency` (calls) and `ranks` (calls on all ranks)."""
+"""Measure durations of calls, and of calls that all ranks make together."""

@@ -3,7 +3,8 @@
 The time of a call that only starts its work, or that returns a cached result, is meaningless. If
 torch stops compiling a function, nanolib must not time it as a compiled function.
 
-This module imports nothing from nanolib, since `nano ab` loads it into processes of other versions.
+`nano ab` loads this module into processes that run other versions of nanolib. Therefore, the module
+imports nothing from nanolib.
 """
 
 import contextlib
@@ -17,8 +18,9 @@ from typing import Any
 CACHED = (
     "later calls returned the first call's result; time a function that computes it in each call"
 )
-_CACHED_RATIO = 100  # A cold first call is slower by a smaller factor.
-# Methods of futures, collectives, processes and threads.
+# A cold first call takes less than 100 times as long as the second call.
+_CACHED_RATIO = 100
+# Futures, collectives, processes and threads have these methods.
 _WAITS = (("wait",), ("result", "done"), ("join", "is_alive"))
 
 
@@ -31,7 +33,7 @@ class CallCheck:
         error: Type of the error if a call only starts its work, or torch stops compiling the call.
 
     Attributes:
-        call: The function, for direct calls after the first two.
+        call: The function without the check, for calls after the first two.
         is_cached: Whether the second call took almost no time and returned the first result.
 
     Example:
@@ -65,7 +67,7 @@ class CallCheck:
         return result
 
     def _called(self) -> object:
-        dynamo = sys.modules.get("torch._dynamo")  # Compiling imports dynamo.
+        dynamo = sys.modules.get("torch._dynamo")  # torch imports `torch._dynamo` to compile.
         if dynamo is None:
             return self.call()
         try:
@@ -82,7 +84,7 @@ class CallCheck:
         found = result[0] if isinstance(result, list | tuple) and result else result
         if _is_unfinished(found):
             if inspect.iscoroutine(found):
-                found.close()  # Otherwise Python warns that the coroutine was never awaited.
+                found.close()  # Otherwise, Python warns that the coroutine was never awaited.
             why = f"a call only starts the work and returns a {type(found).__name__}"
             raise self._error(f"{self._what}: {why}; give a function that finishes the work")
 
@@ -94,7 +96,7 @@ def _is_unfinished(result: object) -> bool:
 
 
 def _kept(result: object) -> Callable[[], object]:
-    """Return a weak reference to the result if possible, otherwise a strong one."""
+    """Return a weak reference to the result if possible, or otherwise a strong reference."""
     try:
         return weakref.ref(result)
     except TypeError:
@@ -103,6 +105,6 @@ def _kept(result: object) -> Callable[[], object]:
 
 def _writes(result: object) -> int:
     """Count the writes to a tensor, because an in-place output is the same object in each call."""
-    with contextlib.suppress(RuntimeError):  # A tensor of inference mode has no version.
+    with contextlib.suppress(RuntimeError):  # A tensor of inference mode does not count writes.
         return getattr(result, "_version", 0)
     return 0

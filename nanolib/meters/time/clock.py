@@ -20,7 +20,7 @@ class HostClock:
     """Read `perf_counter_ns` around each phase, and synchronize the device before each reading.
 
     Args:
-        synchronize: Function that waits for the device, or None if calls never return early.
+        synchronize: Function that waits for the device, or None if no call returns early.
 
     Attributes:
         method: Method of the rows, `perf_counter`.
@@ -32,7 +32,7 @@ class HostClock:
         self.synchronize = synchronize
 
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
-        """Run the phases in order, `calls` times, each phase `inner` times in a row.
+        """Run the sequence of phases `calls` times, with each phase `inner` times in a row.
 
         Returns:
             Milliseconds per single call, shape [calls][phases].
@@ -54,7 +54,7 @@ class HostClock:
         return rows
 
     def warm_up(self, phases: Sequence[Call]) -> None:
-        """Do nothing, because nanolib finds the steady state in the samples."""
+        """Do nothing, because nanolib finds the end of the warm-up in the samples."""
 
     def resolution_ms(self) -> float:
         """Return the smallest step between successive readings, ms."""
@@ -69,15 +69,16 @@ def _perf_counter_step_ns() -> int:
 
 _UNKNOWN = 64 * 2**20  # If the size of a last-level cache is not known, nanolib assumes 64 MiB.
 _CPUS = Path("/sys/devices/system/cpu")
-_WARM_UP_S = 0.5  # The GPU clock ramps up in less time.
+_WARM_UP_S = 0.5  # A GPU's clock ramps up in less than half a second.
 _SLEEP_CYCLES, _DOUBLINGS, _LAUNCH_ROUNDS = 2**20, 10, 3
-_LONGEST_LAUNCH_MS = 100.0  # Three such rounds take as long as the longest sleep, 2**29 cycles.
+# Three launches of 100 ms take as long as the GPU's longest sleep, 2**29 cycles.
+_LONGEST_LAUNCH_MS = 100.0
 
 
 class CudaClock:
     """Record CUDA events around each phase, and synchronize only before and after each block.
 
-    The clock reads the GPU's sensors in each block, while the GPU computes.
+    In each block, the clock reads the GPU's sensors while the GPU computes.
 
     Args:
         device: GPU that computes.
@@ -101,7 +102,7 @@ class CudaClock:
                     for _ in range(inner):
                         phase()
                     mark.record()
-            self.state.read()  # The GPU still computes.
+            self.state.read()  # The GPU still computes, so the readings are under load.
             torch.cuda.synchronize()
             return [[ms / inner for ms in _between(marks)] for marks in rows]
 
@@ -117,7 +118,7 @@ class CudaClock:
     def host_and_device(self, phases: Sequence[Call]) -> list[dict[str, float]]:
         """Measure the host's time to launch each phase and the device's time to compute it, ms.
 
-        The device sleeps until all calls are queued, so that it never waits for the host.
+        The device sleeps until all calls are queued, so the device never waits for the host.
 
         Returns:
             `host_ms` and `device_ms` of each phase. Both are missing if a phase waits for the
@@ -143,7 +144,7 @@ class CudaClock:
         return [{} for _ in phases]
 
     def resolution_ms(self) -> float:
-        """Return half a microsecond, the resolution that CUDA documents, in ms."""
+        """Return the resolution that CUDA documents, half a microsecond, in ms."""
         return 0.5e-3
 
 
@@ -186,7 +187,7 @@ class ColdClock:
     def time_block(self, phases: Sequence[Call], calls: int, inner: int) -> list[list[float]]:
         """Time calls with a cold cache and return ms, shape [calls][phases].
 
-        The host launches a GPU's call while the GPU overwrites the cache.
+        On a GPU, the host launches a call while the GPU overwrites the cache.
         """
         between = [call for phase in phases for call in (self._overwrite, phase)]
         rows = np.asarray(self._clock.time_block(between, calls * inner, 1))[:, 1::2]
@@ -227,7 +228,7 @@ def clock_for(device: Device) -> Clock:
 
 
 def synchronizer(device: Device) -> Call:
-    """Return a function that waits for a device's queue, or that does nothing on a CPU."""
+    """Return a function that waits until a device's queue is empty. A CPU has no queue."""
     device = torch.device(device)
     if device.type in ("cuda", "xpu"):
         return functools.partial(getattr(torch, device.type).synchronize, device)

@@ -1,4 +1,4 @@
-"""Measure latency, the median of block medians with its interval, in the steady state."""
+"""Measure latency: the median of the block medians in the steady state, with its interval."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -44,8 +44,8 @@ def measure(
         fn: Function to call without arguments.
         rel_ci: Sampling stops when the half-width of the interval is at most this share of the
             estimate.
-        budget_s: Time after which sampling stops, s, but not before six blocks. The first call and
-            a GPU's warm-up do not count.
+        budget_s: Time after which sampling stops, s, but not before six blocks. This time does not
+            include the first call or a GPU's warm-up.
         device: Device on which `fn` computes. nanolib uses the clock of this device.
         scope: Scope of the row.
         predicted: Predicted latency, ms.
@@ -59,8 +59,8 @@ def measure(
         reason why sampling stopped.
 
     Raises:
-        BadInput: `rel_ci` or `budget_s` is not positive, torch stops compiling `fn`, or a call only
-            starts its work (for example, the call returns a future).
+        BadInput: An argument is not valid, torch stops compiling `fn`, or a call only starts its
+            work. For example, a call that returns a future only starts its work.
 
     Example:
         >>> a = torch.rand(64, 64)
@@ -79,8 +79,8 @@ def measure(
 def measure_phases(timing: Timing) -> dict[str, Measurement]:
     """Measure how long each phase of a repeated sequence takes.
 
-    An example is a training step: forward, backward, optimizer. The phases run in order, one after
-    the other. The stopping rule and the steady state are those of the whole sequence.
+    For example, the phases of a training step are forward, backward and optimizer. The phases run
+    in order. nanolib applies the stopping rule and finds the steady state for the whole sequence.
 
     Args:
         timing: Phases to time, and how to time them.
@@ -108,11 +108,12 @@ def measure_in_turns(
     Args:
         timings: Name → phases to time.
         seed: Seed of the random order.
-        within: Function from a name to the context of its calls. If the context suppresses an
-            error, the other calls continue.
+        within: Function that returns the context in which the calls of a name run. If the context
+            suppresses an error, nanolib continues with the other names.
 
     Returns:
-        Name → scope → row, without the names of failed calls, and the rounds for `speed_up_row`.
+        Two values: the rows as name → scope → row, and the rounds for `speed_up_row`. Failed calls
+        have no rows.
 
     Raises:
         BadInput: A field of a `Timing` is not valid, or a call cannot be timed.
@@ -148,7 +149,7 @@ def _check(timing: Timing) -> None:
 
 
 def _rows(timing: Timing, sampler: BlockSampler, load: CpuLoad) -> dict[str, Measurement]:
-    """Make the row of each phase, and the row of their sum if there are several."""
+    """Make a row for each phase. If there are several phases, also make a row for their sum."""
     blocks, shape = sampler.result()
     clock, per_block = sampler.clock, shape["calls_per_block"]
     series = blocks.reshape(-1, len(timing.phases))

@@ -31,7 +31,7 @@ class Timer:
     """Time named sections of code and print a table of their times.
 
     A section's time excludes inner sections, so all times add up to the elapsed time. With several
-    ranks, a section whose name starts with `comm_` has a barrier first. The barrier's time counts
+    ranks, a barrier precedes each section whose name starts with `comm_`. The barrier's time counts
     as `wait`, because waiting for a slow rank is not communication.
 
     Args:
@@ -58,7 +58,7 @@ class Timer:
 
     @contextmanager
     def time_block(self, name: str) -> Iterator[None]:
-        """Add the wall time of the context to `name`, without the time of inner sections."""
+        """Time the context as a run of the section `name`, without the time of inner sections."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
                 dist.barrier()
@@ -68,7 +68,7 @@ class Timer:
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         self._synchronize()
-        # Each open section has an entry with the seconds of its inner sections.
+        # The list has an entry for each open section: the time of its inner sections in s.
         within = self._open.__dict__.setdefault("within", [])
         within.append(0.0)
         start = time.perf_counter()
@@ -93,7 +93,7 @@ class Timer:
         return {kind: seconds for kind, seconds in found.items() if seconds or kind != "other"}
 
     def print_stats(self, write: Callable[[str], object] = print) -> None:
-        """Print calls, total, mean and standard deviation of each section, and the shares."""
+        """Print a table of the sections, and the share of each category in the total time."""
         width = max([len(name) for name in self.seconds] + [13])
         rank = f"rank {dist.get_rank()} of {_ranks()}" if _ranks() > 1 else "name"
         lines = [f"{rank:<{width}}  calls   total s   mean ms     sd ms"]
@@ -108,7 +108,7 @@ class Timer:
             share = seconds / total if total else 0.0
             lines.append(f"{kind:<{width}}         {seconds:8.3f}  {share:7.1%}")
         lines.append(f"{'total':<{width}}         {total:8.3f}")
-        write("\n".join(lines))  # One call keeps a rank's lines together.
+        write("\n".join(lines))  # One call of `write` keeps a rank's lines together.
 
 
 def _ranks() -> int:
@@ -116,11 +116,11 @@ def _ranks() -> int:
 
 
 class RankTimes(NamedTuple):
-    """Times of calls on one rank. The time of the whole call is the largest over all ranks.
+    """Times of calls on one rank. A call takes as long as it takes on the slowest rank.
 
     Attributes:
         ms: Name → time of a call in each round, ms.
-        is_busy: Whether other processes disturbed a round, for each round.
+        is_busy: Whether other processes disturbed each round, in the order of the rounds.
     """
 
     ms: dict[str, list[float]]
@@ -128,7 +128,7 @@ class RankTimes(NamedTuple):
 
 
 class _RankSampler(BlockSampler):
-    """Take blocks of one size that start at the same time on all ranks."""
+    """Take blocks of equal size, which start at the same time on all ranks."""
 
     def __init__(self, call: Call, device: Device) -> None:
         super().__init__(_BarrierClock(synchronizer(device)), Timing({"": call}))
@@ -161,7 +161,7 @@ def time_across_ranks(
 
     Args:
         calls: Name → call. All ranks must pass the same calls.
-        budget_s: Time after which measuring stops, s, with at least 6 and at most 100 rounds.
+        budget_s: Time after which measuring stops, s. There are 6 to 100 rounds.
         seed: Seed of the random order.
         device: Device on which this rank computes.
     """
@@ -183,12 +183,12 @@ def time_parts_across_ranks(
     """Measure how long each part of a call takes on this rank, with a barrier before communication.
 
     Args:
-        calls: Name → call, which takes a `Timer`.
-        budget_s: Time after which measuring stops, s, with at least 6 and at most 100 runs.
+        calls: Name → function that times its own parts with a `Timer`.
+        budget_s: Time after which measuring stops, s. There are 6 to 100 runs.
         device: Device on which this rank computes.
 
     Returns:
-        Name of a call → a mapping for each run: name of a part → its time, ms.
+        Name of a call → a list with a mapping for each run: name of a part → its time, ms.
     """
     found = {name: [] for name in calls}
     is_enough = _budget(budget_s, device)

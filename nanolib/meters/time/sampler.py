@@ -21,8 +21,8 @@ CONFIDENCE = 0.95
 BLOCK_MS = 5.0  # A block must be long compared with the clock's resolution.
 _BLOCK_RESOLUTIONS = 1000
 
-# A function of clock and phases that returns times in ms, shape [blocks, calls per block, phases],
-# and details.
+# A function that takes blocks with a clock. It returns times in ms, shape [blocks, calls per block,
+# phases], and details.
 Collect = Callable[[Clock, Mapping[str, Call]], tuple[np.ndarray, dict[str, Any]]]
 
 
@@ -36,7 +36,7 @@ class Timing:
             estimate.
         budget_s: Time after which sampling stops, s, but not before six blocks.
         device: Device on which the phases compute.
-        total: Scope of the row of the phases' sum, if there are several phases.
+        total: Scope of the row for the sum of the phases, if there are several phases.
         outliers: How to treat outliers, `keep` or `remove`.
         cold: Whether to overwrite the last-level cache before each call.
         collect: Function that takes all blocks, or None to use nanolib's stopping rule. `nano ab`
@@ -62,7 +62,7 @@ class Timing:
 class BlockSampler:
     """Take blocks of one sequence of phases until the stopping rule is met.
 
-    The budget does not include the time between blocks, so that several samplers can take turns.
+    The budget does not include the time between blocks, so several samplers can take turns.
 
     Args:
         clock: Clock that times a block.
@@ -70,7 +70,7 @@ class BlockSampler:
 
     Attributes:
         stop: Reason why sampling stopped: `precision`, `budget`, `max_blocks` or `collected`.
-            Before the end, the reason is an empty string.
+            While sampling continues, the reason is an empty string.
     """
 
     def __init__(self, clock: Clock, timing: Timing) -> None:
@@ -108,13 +108,13 @@ class BlockSampler:
         start = time.perf_counter()
         block = self.clock.time_block(self._calls, *self._shape)
         self._blocks.append(block)
-        gc.collect()  # A collection is fast, because older objects are frozen.
+        gc.collect()  # This collection is fast, because older objects are frozen.
         self._spent_s += time.perf_counter() - start
         self.stop = self._why_enough()
         return np.median(block, axis=0)
 
     def _size(self, call_ms: float) -> tuple[int, int]:
-        """Return the calls per block, and the calls per reading of the clock."""
+        """Return the number of readings per block, and the number of calls per reading."""
         several, readable = len(self._calls) > 1, _BLOCK_RESOLUTIONS * self.clock.resolution_ms()
         inner = 1 if several else math.ceil(readable / call_ms)
         return math.ceil(BLOCK_MS / (call_ms * inner)), inner
@@ -147,11 +147,11 @@ class BlockSampler:
 
 
 def _precise(totals: np.ndarray, rel_ci: float) -> bool:
-    """Return whether the steady state of `totals`, [blocks, calls], has a narrow interval."""
+    """Return whether the interval of the steady state is narrow enough to stop sampling."""
     medians = np.median(totals, axis=1)
     low, estimate, high = median_interval(medians)
     if high - low > 3 * rel_ci * estimate:
-        return False  # The search for a steady state is slow, and is not needed.
+        return False  # This test avoids the slow search for a steady state.
     steady = find_steady_state(totals.reshape(-1), totals.shape[1])
     medians = medians[math.ceil(steady.cut / totals.shape[1]) :] if steady.steady else medians
     low, estimate, high, _ = interval_of(medians)
@@ -159,7 +159,7 @@ def _precise(totals: np.ndarray, rel_ci: float) -> bool:
 
 
 def find_steady_state(series: np.ndarray, calls_per_block: int) -> SteadyState:
-    """Find the steady state from change points, and from cold calls that medians of 5 hide."""
+    """Find the steady state. Cold calls that medians of groups hide belong to the warm-up."""
     found = steady_state(series, group=max(GROUP, calls_per_block))
     cold = leading_slow_samples(series) if len(series) >= 8 else 0
     if cold <= found.cut or cold >= len(series) / 2:
@@ -185,8 +185,8 @@ def pause_collector() -> Iterator[None]:
     """Switch the garbage collector off and freeze all objects, so that `gc.collect()` is fast.
 
     At the end, nanolib restores the collector's state. Objects that other code froze stay frozen.
-    Within `settled_heap`, nanolib freezes newer objects only if there are many of these objects,
-    for example after compilation.
+    Within `settled_heap`, nanolib freezes newer objects only if a collection is slow, for example
+    after compilation.
     """
     was_enabled, within, start = gc.isenabled(), _frozen_here, time.perf_counter()
     with _freezing() as freezes:
@@ -199,7 +199,7 @@ def pause_collector() -> Iterator[None]:
             yield
         finally:
             if is_slow:
-                gc.unfreeze()  # Later collections must find the case's objects.
+                gc.unfreeze()  # Later collections must free the case's objects.
             if was_enabled:
                 gc.enable()
 
@@ -208,8 +208,8 @@ def pause_collector() -> Iterator[None]:
 def settled_heap() -> Iterator[Callable[[], None]]:
     """Freeze all objects between cases, so that a collection within a case is short.
 
-    A collection of all objects of torch and a notebook takes 0.1 s. A sweep has a hundred
-    collections.
+    If torch and a notebook are loaded, a collection of all objects takes 0.1 s. A sweep has a
+    hundred collections.
 
     Yields:
         A function to call between cases. The function does nothing if other code froze objects.
@@ -236,7 +236,7 @@ _SLOW_S = 0.01  # A collection that takes as long as two blocks is slow.
 def _freezing() -> Iterator[bool]:
     """Yield whether the caller may freeze objects. If so, unfreeze all objects at the end."""
     global _frozen_here
-    # Counting torch's 500,000 objects takes 20 ms, so a variable remembers nanolib's own freeze.
+    # Counting torch's 500,000 frozen objects takes 20 ms, so a variable records nanolib's freeze.
     if _frozen_here or gc.get_freeze_count() > _AT_START:
         yield False
         return

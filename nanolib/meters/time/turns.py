@@ -1,4 +1,4 @@
-"""Time several calls in turns, one block of each per round, so that noise affects all of them."""
+"""Time several calls in turns, one block of each call per round, so noise affects all calls."""
 
 import random
 import time
@@ -14,17 +14,20 @@ from nanolib.meters.time.sampler import FLOOR_BLOCKS, MIN_BLOCKS, BlockSampler
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import hodges_lehmann
 
-ROUNDS = "rounds"  # Method of a `speed_up` row.
-_LABEL_S = 0.3  # Reading the load takes milliseconds, so several rounds share a reading.
-_FEW_BUSY = 0.25  # Largest share of rounds that nanolib leaves out, if fewer than 20 are clean.
+# This is the method of each `speed_up` row.
+ROUNDS = "rounds"
+# A reading of the CPU load takes milliseconds, so several rounds share a reading.
+_LABEL_S = 0.3
+# With fewer than 20 clean rounds, nanolib leaves out at most a quarter of the rounds.
+_FEW_BUSY = 0.25
 
 
 @dataclass
 class Round:
-    """One block of each sampler that has not stopped.
+    """A round of measurements, with one block from each sampler that has not stopped.
 
     Attributes:
-        ms: Name → median time of each phase in the block, ms.
+        ms: Name of a sampler → median time of each phase in its block, ms.
         is_busy: Whether other processes disturbed the round.
     """
 
@@ -42,11 +45,11 @@ def take_turns(
     """Take blocks in rounds, in random order, until every sampler stops.
 
     Args:
-        samplers: Name → sampler that has begun. If `within` suppresses the error of a block, the
-            function deletes the sampler of that block.
+        samplers: Name → sampler after a call of `begin`. If `within` suppresses an error, the
+            function removes the sampler that failed from this mapping.
         seed: Seed of the random order.
-        within: Function from a name to the context of its block.
-        enough: Function from the number of rounds to whether all samplers stop.
+        within: Function that returns the context in which a block of a name runs.
+        enough: Function that takes the number of rounds and returns whether all samplers stop.
 
     Returns:
         The rounds, in order. `is_busy` marks the busy rounds.
@@ -71,7 +74,7 @@ def take_turns(
 
 
 class _BusyLabels:
-    """Label rounds by the load of the CPUs, from one reading for several rounds."""
+    """Label rounds as busy or not busy, from readings of the CPU load."""
 
     def __init__(self) -> None:
         self._labeled, self._before, self._since = 0, cpu_times(), time.monotonic()
@@ -113,11 +116,11 @@ def speed_up(baseline_ms: Sequence[float], own_ms: Sequence[float]) -> Interval:
 def speed_up_row(
     rounds: Sequence[Round], name: str, baseline: str, *, phase: int | None = None, scope: str = ""
 ) -> Measurement | None:
-    """Make the `speed_up` row of one call over another, from the rounds that have both.
+    """Make the `speed_up` row of one call over another, from the rounds that contain both calls.
 
     nanolib leaves out busy rounds if at least 20 rounds are clean. Six or more clean rounds are
     enough if they are at least three quarters of all rounds. Otherwise, all rounds count, and the
-    row has a flag.
+    row has the flag `busy_machine`.
 
     Args:
         rounds: Rounds from `take_turns`.
