@@ -32,11 +32,11 @@ class Line:
     Attributes:
         experiment: Name of the experiment.
         case: Readable name of the case.
-        metric: Metric and its scope, or empty if the finding is about the whole case.
+        metric: Metric and scope, or empty if the finding is about the whole case.
         finding: One of `Kind`, or `changed`, `missing`, `failed` or `new`.
         base: Estimate of the base, in the unit of the metric.
         current: Estimate of the current run, in the unit of the metric. If there is a verdict,
-            `current / base` is its ratio.
+            `current / base` is the ratio of the verdict.
         verdict: Result of the statistical comparison of a timing, or None without such a
             comparison.
         message: Reason for the finding, or details about the finding.
@@ -55,7 +55,7 @@ class Line:
 
     @property
     def name(self) -> str:
-        """Name of the finding: its experiment, case and metric."""
+        """Name of the finding, with the experiment, the case and the metric."""
         return " ".join(filter(None, (self.experiment, self.case, self.metric)))
 
     @property
@@ -120,7 +120,7 @@ class Comparison:
 
     @property
     def regressed(self) -> bool:
-        """Whether a gate fails, because a metric regressed on the same machine."""
+        """Whether a metric regressed on the same machine, which makes a gate fail."""
         return self.same_machine and Kind.REGRESSED in self.counts
 
     @property
@@ -167,7 +167,7 @@ _SIZES = ("seq_len", "batch_size", "dtype", "world_size", "process", "steps")
 
 
 def case_name(factors: Mapping[str, Any]) -> str:
-    """Return the name of a case, from the factors that define it."""
+    """Return the readable name of a case with these factors."""
     named = [str(factors[name]) for name in _NAMING if name in factors]
     if {"m", "k", "n"} <= factors.keys():
         named.append(f"{factors['m']}x{factors['k']}x{factors['n']}")

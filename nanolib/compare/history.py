@@ -30,11 +30,11 @@ class Change:
 
     Attributes:
         at: Index of the first run after the change.
-        ratio: New level over old level.
+        ratio: New level divided by old level.
         worse: Whether the new level is worse.
         before: Revision of the last run before the change.
         after: Revision of the first run after the change.
-        runs: Number of runs after the change if they are too few to confirm it, otherwise None.
+        runs: Number of runs after the change, or None if these runs confirm the change.
     """
 
     at: int
@@ -45,7 +45,7 @@ class Change:
     runs: int | None = None
 
     def __str__(self) -> str:
-        """Return the size of the change, and the revisions or other places to examine."""
+        """Return the size of the change, and the revisions between which the metric changed."""
         where = f"between {self.before or '?'} and {self.after or '?'}"
         if not (self.before or self.after):
             where = "between runs without a revision; check the code, the machine and its packages"
@@ -66,9 +66,9 @@ class History:
         case_id: ID of the case.
         metric: Key of `METRICS`.
         scope: Scope of the metric.
-        points: Table with a line per run, the oldest first, and the columns `run_id`, `started`,
+        points: Table with a row per run, the oldest first, and the columns `run_id`, `started`,
             `git_revision`, `estimate`, `low`, `high` and `confidence`.
-        changes: Changes of the level.
+        changes: Confirmed changes of the metric's level.
         newest: Change in the last one or two runs, or None. The change may be a spike.
     """
 
@@ -159,9 +159,9 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], C
 
 
 def noise_of(store: Store, run_ids: Iterable[str]) -> dict[str, list[str]]:
-    """Return the interference at the start of each run, for runs with interference.
+    """Map the ID of each run that began on a busy machine to lines about the interference.
 
-    Interference during a case is excluded, because the affected rows have a flag.
+    nanolib excludes interference during a case, because the affected rows have a flag.
     """
     found = {
         run["run_id"]: [line for line in run["interference"] if not line.startswith(DURING)]
@@ -178,8 +178,8 @@ def what_changed(store: Store, runs: pd.DataFrame) -> tuple[Comparison | None, l
         runs: Runs to report, the oldest first.
 
     Returns:
-        Comparison of the newest run of each experiment, suite and machine with the run before, and
-        the history of each latency. The comparison is None without an earlier run.
+        Comparison of the newest run of each experiment, suite and machine with the previous run,
+        and the history of each latency. The comparison is None if there is no earlier run.
     """
     newest = runs.drop_duplicates(["experiment", "machine_id", "suite"], keep="last")
     found = histories(store, machine_ids=sorted(set(runs["machine_id"])), last=RECENT_RUNS)

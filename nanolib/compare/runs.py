@@ -1,8 +1,8 @@
 """Compare two sets of stored runs case by case.
 
-The runs were measured at different times, so drift between them is not controlled. A timing fails a
-gate only if its change exceeds the spread between runs of one revision. Deterministic metrics must
-be equal. A comparison of two machines never fails a gate.
+The machine may have changed between the two sets of runs. A timing fails a gate only if its change
+exceeds the spread between runs of one revision. nanolib reports every difference of a deterministic
+metric as `changed`. A comparison of two machines never fails a gate.
 """
 
 import math
@@ -115,7 +115,7 @@ def _newest_cases(
 ) -> dict[tuple[str, str, str], _Case]:
     """Return the newest run of each case by machine, experiment and case ID.
 
-    The newest run counts even if the run failed. nanolib excludes `modelled` times.
+    The newest run counts even if the run failed. nanolib excludes times that are only modelled.
 
     Args:
         rows: Measurements of a set of runs.
@@ -198,7 +198,7 @@ def exact_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]
 
 
 def block_medians(row: Row) -> np.ndarray:
-    """Return the block medians of a latency without its warm-up, in ms, shape [blocks]."""
+    """Return the median latency of each block after the warm-up, in ms, shape [blocks]."""
     details = row["details"]
     samples, per_block = np.asarray(row["samples"], dtype=float), details.get("calls_per_block", 1)
     whole = samples[details.get("warmup_cut", 0) : len(samples) // per_block * per_block]
@@ -212,7 +212,7 @@ def _timing_line(
     noise: Mapping[str, Sequence[str]],
     repeats: Repeats | None,
 ) -> Line:
-    """Compare the blocks of a latency, without adjusting p. `repeats` is None for two machines."""
+    """Compare a latency by block medians. `repeats` is None if the machines differ."""
     if then["run_id"] == now["run_id"]:
         return _line(then, now, Kind.EQUIVALENT, message="the same run")
     spread = None if repeats is None else spread_between_runs(repeats, now)
@@ -240,7 +240,7 @@ def _timing_line(
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
-    """Adjust p over all timings that can fail a gate, and separately over all other timings."""
+    """Adjust the p-values of timings that can fail a gate, and separately those of all others."""
     yield from (line for line in lines if line.verdict is None)
     timings = [line for line in lines if line.verdict is not None]
     for capped in (False, True):
@@ -269,8 +269,8 @@ def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFr
         current: Measurements of the other machine, with their samples.
 
     Returns:
-        The base with scaled latencies, and the number of excluded latencies, which have no
-        prediction.
+        The base with scaled latencies, and the number of latencies that were excluded because they
+        have no prediction.
     """
     _, *key = KEY  # The machines differ, so the key excludes their IDs.
     timed = current[current["metric"] == "latency"]

@@ -18,7 +18,7 @@ Repeats = Mapping[tuple[str, ...], pd.DataFrame]
 
 
 def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFrame]:
-    """Return the runs of committed revisions for each timing.
+    """Group the runs of committed revisions by timing.
 
     Args:
         figures: A table from `Store.figures` per database. A run in several tables counts once.

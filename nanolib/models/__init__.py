@@ -46,7 +46,7 @@ def generate_random_batch(
     device: str | torch.device = "cpu",
     seed: int | None = None,
 ) -> Tensor:
-    """Draw uniform random token ids.
+    """Draw random token ids from a uniform distribution.
 
     Args:
         batch_size: Number of sequences.

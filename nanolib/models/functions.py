@@ -1,4 +1,4 @@
-"""Import a user's model, attention or mask by its name, `package.module:function`."""
+"""Import a user's function by its name, `package.module:function`."""
 
 import importlib
 import sys
@@ -30,7 +30,7 @@ def check_function(field: str, name: str, other: str = "") -> None:
 
 
 def imported(field: str, name: str) -> Callable[..., Any]:
-    """Import the function that a parameter names, from the working directory or the environment.
+    """Import the function that a parameter names, from the working directory or a package.
 
     The import runs the code of the function's module.
 

@@ -55,8 +55,9 @@ class Generation:
     def all_tokens(self) -> None:
         """Read the prompt, and choose all tokens after the prompt.
 
-        A library may prepare a kernel for each new length of the cache. On an H200, the first token
-        at a new length took 83 ms, and the GPU was at idle power during this time.
+        A call also warms up the model, because a library may prepare a kernel for each new length
+        of the cache. On an H200, the first token at a new length took 83 ms, and the GPU was at
+        idle power during this time.
         """
         self.prefill()
         for _ in range(self.new_tokens):

@@ -116,7 +116,7 @@ def with_own_code(function: types.FunctionType) -> types.FunctionType:
 
 def _replay(model: nn.Module, forward: Forward, ids: Tensor) -> Forward:
     if model.training:
-        # Capture uses its own stream, so torch would warn at each step that accumulates gradients.
+        # A capture has its own stream, so torch would warn at each step that accumulates gradients.
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         return torch.cuda.make_graphed_callables(_Module(model, forward), (ids,))
     with torch.no_grad():

@@ -12,7 +12,7 @@ from nanolib.models.training import next_token_loss
 
 
 class KVCache:
-    """Keys and values of the tokens read so far, in buffers of fixed size.
+    """Keys and values of the tokens that the model has read, in buffers of fixed size.
 
     Attributes:
         keys: Keys of each layer, shape [batch, kv_heads, max_len, head_dim].
@@ -39,7 +39,7 @@ class KVCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All buffers."""
+        """All buffers of keys, values and scores."""
         return [*self.keys, *self.values, *self.scores]
 
     @property
@@ -89,7 +89,7 @@ Cache = KVCache | StaticCache
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotate elements (i, i + head_dim / 2) by the angle position · 10,000^(−2i/head_dim).
+    """Rotate each pair (i, i + head_dim / 2) by the angle position · 10,000^(−2i/head_dim).
 
     Source: Su et al. (2021), arXiv 2104.09864.
     """
@@ -114,7 +114,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Project, rotate, compute the configured attention, and project back."""
+    """Project the input to queries, keys and values, compute attention, and project the output."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Attention(nn.Module):
             scores = None
             if self.token_score is not None:
                 scores = self.token_score(x)[..., 0]
-                # A choice has no gradient, so a factor of 1 on v passes a gradient to the score.
+                # The choice of tokens has no gradient. A factor of 1 on v gives scores a gradient.
                 v = v * (1 + (scores - scores.detach()))[:, None, :, None]
                 scores = scores.detach()
                 if cache:
@@ -160,7 +160,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Compute SwiGLU, down(silu(gate(x)) · up(x)), or GELU, down(gelu(up(x)))."""
+    """Compute down(silu(gate(x)) · up(x)) for SwiGLU, or down(gelu(up(x))) for GELU."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Transformer(nn.Module):
 
         Args:
             ids: Token ids, int64, shape [batch, length].
-            cache: Cache with the tokens before `ids`. The model writes `ids` to this cache too.
+            cache: Cache of the tokens before `ids`. The model adds the keys and values of `ids`.
 
         Returns:
             Logits, shape [batch, length, vocab_size].
@@ -276,7 +276,7 @@ class Transformer(nn.Module):
         )
 
     def prefill(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Read a prompt into `cache`. Return the last logits, shape [batch, vocab_size]."""
+        """Read a prompt into `cache`. Return the next token's logits, shape [batch, vocab_size]."""
         return self.head(self.hidden(ids, cache)[:, -1])
 
     def decode(self, ids: Tensor, cache: Cache) -> Tensor:

@@ -47,7 +47,7 @@ def resolve(name: str) -> Callable[..., nn.Module]:
 
     Args:
         name: Name of the model. `package.module:build` names a function in the working directory or
-            the environment. `hf:` with the name of a class selects a model of the package
+            a package. `hf:` with the name of a class selects a model of the package
             `transformers`.
 
     Returns:
@@ -106,7 +106,7 @@ def build_model(
 def fresh_weights(
     device: str | torch.device, dtype: torch.dtype, seed: int | None
 ) -> Iterator[None]:
-    """Set the default device and dtype of new tensors, and the seed unless it is None."""
+    """Set the default device and dtype of new tensors within the context, and any given seed."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -141,7 +141,7 @@ def _hugging_face_class(name: str) -> Any:
             config_class = getattr(found, "config_class", None)
     except (ImportError, RuntimeError) as error:  # A dependency of the class is not installed.
         raise BadInput(
-            f"model: {shown(name)} cannot be imported ({error}); install what it needs"
+            f"model: {shown(name)} cannot be imported ({error}); install the packages that the class needs"
         ) from None
     if config_class is None:
         raise BadInput(
@@ -162,8 +162,8 @@ def _build_hugging_face(model_class: Any, **options: Any) -> nn.Module:
 def _attend_to_one_sequence(model: Any) -> None:
     """Make a model without data use the same masks as a run.
 
-    Without data, transformers assumes that a row packs several sequences, and makes an n × n mask.
-    No run has this mask.
+    Without data, `transformers` assumes that each row contains several sequences, and creates a
+    mask of all query-key pairs. A run has no such mask.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -172,7 +172,7 @@ def _attend_to_one_sequence(model: Any) -> None:
     def mask(
         *args: Any, allow_is_causal_skip: bool = True, use_vmap: bool = False, **more: Any
     ) -> Any:
-        # `use_vmap` is set by a model's own mask function, but not for guessed packed sequences.
+        # A model's own mask function sets `use_vmap`, but an assumption about the rows does not.
         skip = allow_is_causal_skip or not use_vmap
         return sdpa_mask(*args, allow_is_causal_skip=skip, use_vmap=use_vmap, **more)
 
@@ -210,7 +210,7 @@ def hugging_face_config(name: str, options: Mapping[str, Any]) -> Any:
             raise BadInput(
                 f"model_options: {shown(option)} is not a field of {config_class.__name__}; {hint}"
             )
-        # A name with a slash starts a download, and flex_attention crashes without data.
+        # A name with a slash starts a download. flex_attention crashes on tensors without data.
         refused = "/" in str(value) or value == "flex_attention"
         if option == "attn_implementation" and refused:
             raise BadInput(

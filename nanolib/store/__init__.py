@@ -1,8 +1,14 @@
-"""Store runs and their rows in one SQLite file, without torch, models or meters.
+"""Store runs and their rows in one SQLite file.
 
-`schema` defines the tables, and `connection` opens and merges files. `store` writes and deletes,
-`query` reads, and `traces` writes the rows of a trace in a thread. `export` writes files without
-private names, and `identity` finds out whether the process of a run has ended.
+The modules of this package never import torch, models or meters.
+
+- `schema` defines the tables.
+- `connection` opens and merges database files.
+- `store` writes and deletes runs.
+- `query` reads runs, measurements and traces.
+- `traces` writes the rows of traces in a thread.
+- `export` writes files without private names.
+- `identity` finds out whether the process of a run has ended.
 """
 
 from nanolib.store.connection import check_mergeable

@@ -17,7 +17,8 @@ from nanolib.store.schema import (
 )
 
 WAIT_S = 30.0  # Longest wait of a write while another program locks the file, s.
-# A merge keeps the copy of a run with the greater rank, by status, finished cases, and rows.
+# If two databases contain the same run, a merge keeps the copy with the greater rank. Copies are
+# ranked first by status, then by finished cases, and then by rows.
 _RANK = (
     "({run}.status = 'done',"
     " (SELECT count(*) FROM {schema}.measurements m WHERE m.run_id = {run}.run_id"
@@ -59,7 +60,7 @@ class Connection:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write all changes within the context, or no change.
+        """Commit all changes within the context together. After an error, undo all of them.
 
         A transaction within another transaction is part of the outer transaction.
 
@@ -82,10 +83,10 @@ class Connection:
             raise
 
     def merge(self, path: str | Path) -> int:
-        """Import the runs of another database. A second import of the same file changes nothing.
+        """Import the runs of another database. A repeated import of the same file has no effect.
 
-        If both databases contain a run, the copy that is done stays. If neither or both are done,
-        the copy with more finished cases stays.
+        If both databases contain a run, nanolib keeps the copy with the status `done`. If both
+        copies or no copies are `done`, nanolib keeps the copy with more finished cases.
 
         Args:
             path: Path of the other database.
@@ -208,7 +209,7 @@ def _merge_attached(db: sqlite3.Connection) -> int:
         f" WHERE r.run_id IS NULL OR {theirs} > {ours} ORDER BY o.rowid"
     )
     taken = db.execute(better).fetchall()
-    # Each database numbers its own rows, so nanolib does not copy the ids.
+    # Each database numbers its own rows, so nanolib does not copy the row IDs.
     columns = ", ".join(name for name in columns_of(db, "measurements") if name != "id")
     db.execute("INSERT OR IGNORE INTO main.machines SELECT * FROM other.machines")
     for run in taken:

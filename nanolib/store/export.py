@@ -149,7 +149,7 @@ def public_rows(table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[dict[
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Path]:
-    """Yield a temporary path. The file becomes the target if the context ends without an error.
+    """Yield a temporary path. If the context ends without an error, move the file to `target`.
 
     Raises:
         BadInput: The target exists or cannot be written.

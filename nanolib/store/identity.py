@@ -1,4 +1,4 @@
-"""Identify the process that writes a run, even if a later process gets the same number."""
+"""Identify the process that writes a run, even if a later process gets the same process ID."""
 
 import functools
 import hashlib
@@ -9,7 +9,7 @@ import psutil
 
 
 def process_name(pid: int | None = None) -> str:
-    """Return `HOST:PID:BEGAN` of a process, by default of this process."""
+    """Return the name `HOST:PID:BEGAN` of a process, by default of this process."""
     pid = pid or os.getpid()
     return f"{host()}:{pid}:{_began(pid):.2f}"
 
@@ -43,7 +43,7 @@ def gone(process: str) -> bool:
 def _began(pid: int) -> float:
     """Return the time from the boot to the start of a process, in s.
 
-    A change of the clock moves both times, so their difference stays the same.
+    A change of the system clock moves both times, so the difference stays the same.
     """
     boot = psutil.boot_time()
     return psutil.Process(pid).create_time() - boot

@@ -83,7 +83,7 @@ class Reader(Connection):
         return self.runs(f"run_id IN {LISTED}", [listed(run_ids)])
 
     def newest_runs(self) -> list[str]:
-        """Return the ID of each experiment's newest run, with preference for runs that are done."""
+        """Return the ID of each experiment's newest run. Runs that are done have precedence."""
         query = (
             "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
             " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place"
@@ -102,7 +102,7 @@ class Reader(Connection):
         samples: bool = False,
         newest: int | None = None,
     ) -> pd.DataFrame:
-        """Read the measurements, in the order in which nanolib wrote the measurements.
+        """Read the measurements, in the order in which nanolib wrote them.
 
         Each factor has a column `factor.NAME`. The column `factors` contains all factors.
 
@@ -179,9 +179,10 @@ class Reader(Connection):
         return self._read(query, [listed(machine_ids), 2**60 if last is None else last, metric])
 
     def runs_before(self, run_ids: Iterable[str], but: str = "") -> list[str]:
-        """Return the ID of the run before each run, with the same experiment, suite and machine.
+        """Return the IDs of the runs that precede the given runs.
 
-        Only earlier runs with the status `done` count.
+        A run is preceded by the last earlier run with the status `done` and the same experiment,
+        suite and machine.
 
         Args:
             run_ids: IDs of the runs.
@@ -267,7 +268,7 @@ class Reader(Connection):
         return {case_id for (case_id,) in self.connection.execute(query, (run_id, Status.STARTED))}
 
     def case_endings(self, run_id: str) -> list[tuple[str, int, float]]:
-        """Return each status of a run's cases, with the number of cases and their total time, s."""
+        """Return each status of a run's cases, with the number of cases and the total time in s."""
         query = (
             "SELECT status, count(*), total(estimate) FROM measurements"
             " WHERE run_id = ? AND metric = 'case_duration' GROUP BY status"
@@ -290,7 +291,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _among(run_ids: Iterable[str] | None) -> tuple[str, list[str]]:
-    """Return an SQL condition that chooses runs, and its values."""
+    """Return an SQL condition that chooses runs, and the values of the condition."""
     if run_ids is None:
         return "1", []
     return f"run_id IN {LISTED}", [listed(run_ids)]

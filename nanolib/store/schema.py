@@ -90,13 +90,13 @@ SCHEMA = (
     ) STRICT""",
     "CREATE INDEX measurements_by_case ON measurements (case_id, metric)",
     "CREATE INDEX runs_by_fingerprint ON runs (fingerprint)",
-    # The view adds columns of the run, so that no row of a measurement repeats them.
+    # The view adds the columns of runs, so the table of measurements does not repeat these columns.
     """CREATE VIEW results AS SELECT
         id, run_id, experiment, suite, label, machine_id, case_id, factors, metric, scope, unit,
         estimate, low, high, confidence, n, samples, predicted, provenance, method,
         m.status AS status, m.message AS message, flags, details
     FROM measurements m JOIN runs USING (run_id)""",
-    # IDs are random, so that a merge renumbers nothing. The rowid keeps the order.
+    # Trace IDs are random, so a merge keeps them. The rowid stores the order of the traces.
     f"""CREATE TABLE traces (
         trace_id INTEGER NOT NULL UNIQUE,
         run_id TEXT NOT NULL REFERENCES runs (run_id) ON DELETE CASCADE, case_id TEXT NOT NULL,
@@ -133,7 +133,8 @@ class Run:
         launch: Token of the command that started the run, and the title of the job.
         interference: Lines about interference at the start of the run and during its cases. Lines
             about cases begin with `DURING`.
-        rows: Case id → (factors, measurements), if you add the run together with all of its rows.
+        rows: Factors and measurements of each case, by case ID. Give them only to add a run that
+            is already complete.
         run_id: UUID of the run.
 
     Example:
@@ -166,7 +167,7 @@ def encode(column: str, value: Any) -> Any:
 def insert(
     db: sqlite3.Connection, table: str, row: Mapping[str, Any], on_conflict: str = ""
 ) -> None:
-    """Insert a row, given as column → value."""
+    """Insert a row, a mapping from columns to values."""
     values = [encode(name, value) for name, value in row.items()]
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks}){on_conflict}", values)
@@ -180,6 +181,6 @@ def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "item"):  # Only numpy's scalars have `item`.
+    if hasattr(value, "item"):  # Scalars of numpy and torch have `item`.
         return value.item()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -151,7 +151,7 @@ class Store(Reader):
             )
 
     def mark_dead_runs(self) -> None:
-        """If the process of a running run has ended, mark the run as `interrupted`."""
+        """Mark each run in progress as `interrupted` if the process of the run has ended."""
         query = "SELECT run_id, process FROM runs WHERE status = 'running'"
         for run_id, process in self.connection.execute(query).fetchall():
             if gone(process):
@@ -171,7 +171,7 @@ class Store(Reader):
         Args:
             max_age_days: Largest age of a run in days, or None for no limit.
             max_runs: Number of newest runs to keep, or None for no limit.
-            run_ids: IDs of more runs to delete.
+            run_ids: IDs of runs to delete regardless of the limits.
             dry_run: Whether to return the IDs without deleting the runs.
 
         Returns:
@@ -189,7 +189,7 @@ class Store(Reader):
         for run_id in runs.loc[in_flight & is_chosen, "run_id"]:
             raise BadInput(f"run: {run_id[:8]} is still running; stop it first")
         if max_age_days is not None:
-            # SQLite computes the date, and gives NULL for a date before its calendar.
+            # SQLite computes the date. A date before SQLite's calendar is NULL.
             format_, ago = "%Y-%m-%dT%H:%M:%f", f"-{max_age_days} days"
             limit = self.connection.execute("SELECT strftime(?, 'now', ?)", (format_, ago))
             is_chosen |= runs["started"] < (value_of(limit) or "")

@@ -40,7 +40,7 @@ class TraceWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        # The caller gets an error only if the connection is opened here, and not in the thread.
+        # An error in the thread would not reach the caller, so this method opens the connection.
         self._db = sqlite3.connect(
             path, timeout=WAIT_S, isolation_level=None, check_same_thread=False
         )
@@ -89,7 +89,7 @@ class TraceWriter:
             return
         try:
             self._write(*found)
-        except Exception as error:  # `flush` reports the error, and the thread writes later rows.
+        except Exception as error:  # `flush` reports the error, and the thread continues.
             self._failure = f"{type(error).__name__}: {error}"
 
     def _write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -130,7 +130,7 @@ class Trace:
         self.start_s = time.monotonic()
 
     def name(self, text: str) -> int:
-        """Return the index that stands for a name in the rows of this trace."""
+        """Return the index of a name. The rows of this trace contain the index, not the name."""
         if text not in self._names:
             self._names[text] = len(self._names)
             names = json.dumps(list(self._names))
@@ -144,11 +144,11 @@ class Trace:
         return round(1e6 * (t_s - self.start_s))
 
     def put(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Queue rows of a table, without their first two columns.
+        """Queue rows of a table. This method adds the ID of the trace and the row number.
 
         Args:
             table: Name of the table, a key of `TRACE_TABLES`.
-            rows: Rows of the table. If you give a generator, the thread of the writer consumes it.
+            rows: Rows with the other columns. The writer's thread may consume a generator later.
         """
         number, trace_id = self._numbers[table], self._trace_id
         self._writer.put(_INSERT[table], ((trace_id, next(number), *row) for row in rows))
@@ -164,7 +164,7 @@ _INSERT = {
 }
 
 
-# The function opens a trace at the first call of `current`, because most cases have no trace.
+# Most cases have no trace, so the first call of `current` opens the trace.
 _OPEN: contextvars.ContextVar[Callable[[], Trace]] = contextvars.ContextVar(
     "open_trace", default=lambda: Trace(_Nowhere(), 0)
 )

@@ -1,4 +1,4 @@
-"""Compute any attention that nanolib knows through one function, `attend`.
+"""Compute every attention of nanolib through one function, `attend`.
 
 The module of each attention defines:
 
@@ -9,8 +9,8 @@ The module of each attention defines:
 Each key of `nanolib.config.ATTENTION_KINDS` names an attention and its module. Each pattern of the
 attention `sparse` is a function in `patterns` or `dynamic`.
 
-Causality is aligned at the end of the keys. Query i of q_len has position kv_len - q_len + i, as in
-decoding with a cache.
+The last query has the position of the last key. Query i of q_len queries has the position
+kv_len - q_len + i, as in decoding with a cache.
 """
 
 import importlib
@@ -80,7 +80,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
     """Select the options of one attention from a mapping that may have options of other attentions.
 
     Raises:
-        BadInput: No attention has an option of this name, or a value is not valid.
+        BadInput: A name is not an option of any attention, or a value is not valid.
 
     Example:
         >>> shared_options("sparse", {"pattern": "window", "window": 32}).window
@@ -96,7 +96,7 @@ def shared_options(kind: str, bag: Mapping[str, Any]) -> Any:
 
 
 def chooses_by_score(options: Any) -> bool:
-    """Return whether an attention chooses its keys by a learned score per token.
+    """Return whether an attention uses a learned score of each token to choose keys.
 
     Example:
         >>> chooses_by_score(parse_options("sparse", {"pattern": "dca"}))
@@ -124,8 +124,8 @@ def attend(
         k: Keys, shape [batch, kv_heads, kv_len, head_dim]. kv_heads must divide heads.
         v: Values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
-        scale: Factor on the scores, or None for head_dim ** -0.5.
-        options: Options of the attention, parsed or as a mapping.
+        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
+        options: Options of the attention, as a mapping or from `parse_options`.
         scores: Learned score per token, shape [batch, kv_len], for the pattern `dca`.
 
     Returns:
@@ -160,8 +160,8 @@ def work(
         q_len: Number of queries.
         kv_len: Number of keys.
         causal: Whether a query sees only keys at or before its own position.
-        options: Options of the attention, parsed or as a mapping.
-        heads: Number of query heads. With `per_head: true`, each head has its own mask.
+        options: Options of the attention, as a mapping or from `parse_options`.
+        heads: Number of query heads. With `per_head: true`, each head can have its own mask.
 
     Returns:
         Counts per head on average, or None if the counts are unknown or depend on the input.
@@ -205,7 +205,7 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise BadInput(
-            f"k: {k.shape[1]} heads do not divide q's {q.shape[1]} heads; choose a divisor of that number"
+            f"k: {k.shape[1]} heads do not divide q's {q.shape[1]} heads; give k a divisor of q's number of heads"
         )
 
 

@@ -18,8 +18,8 @@ class Block(NamedTuple):
         keys: Number of keys that the block attends to.
         start: Index of the first key if the keys are one range, otherwise −1.
         unit: Number of keys in each piece. The keys of the block consist of such pieces.
-        pieces: Indices of the pieces, int64, head after head for all heads of a product. Gathering
-            along the first dimension is fastest, so the heads share this dimension.
+        pieces: Indices of the pieces of all heads in one matrix product, int64. The indices of each
+            head follow those of the previous head, because one dimension is fastest to gather.
         hidden_from: Index of the first key that at least one query of the block does not see.
         hidden: Whether a query does not see a key, bool [queries, keys from `hidden_from` on].
         blind: Whether at least one query sees no key.
@@ -41,10 +41,10 @@ class Schedule(NamedTuple):
 
     Attributes:
         blocks: All blocks that see at least one key.
-        heads: Number of heads in one product.
+        heads: Number of heads in one matrix product.
         scores: Buffer for the scores of a block. A new allocation for each block would be slower.
         keys: Buffer for gathered keys.
-        scale: Factor on the scores.
+        scale: Factor that multiplies the scores.
     """
 
     blocks: List[Block]
@@ -139,7 +139,7 @@ def softmax(queries: Tensor, keys: Tensor, block: Block, schedule: Schedule) -> 
 
 
 def get_keys(x: Tensor, block: Block, buffer: Tensor) -> Tensor:
-    """Return a block's keys, shape [heads, keys, head_dim], as a copy if they have gaps."""
+    """Return a block's keys, shape [heads, keys, head_dim], copied only if the keys have gaps."""
     if block.start >= 0:
         return x[:, block.start : block.start + block.keys]
     width = block.unit * x.size(2)
@@ -160,5 +160,5 @@ def add_keys(into: Tensor, x: Tensor, block: Block) -> None:
 
 
 def pieces_of(heads: int, block: Block) -> Tensor:
-    """Return the pieces of the first heads. The last product of a loop may have fewer heads."""
+    """Return a block's pieces for `heads` heads. A loop's last product may have fewer heads."""
     return block.pieces[: heads * (block.keys // block.unit)]

@@ -1,6 +1,7 @@
 """Find the keys that each block of queries attends to, and count the kept pairs.
 
-Masks consist of numpy arrays, so a memory plan has the same blocks as a run.
+A mask consists of numpy arrays, which have data in a memory plan too. A memory plan therefore has
+the same blocks as a run.
 """
 
 import bisect
@@ -118,7 +119,7 @@ Plan = tuple[QueryBlock, ...]
 
 @dataclass(frozen=True, eq=False)
 class BlockMask:
-    """A mask, as the keys that each block of queries attends to.
+    """Mask that lists the keys that each block of queries attends to.
 
     Attributes:
         plans: Blocks of the mask: one tuple for all heads, one tuple per head, or one tuple per
@@ -155,7 +156,7 @@ class BlockMask:
         return Work(kept, allowed_pairs(self.q_len, self.kv_len, self.causal), tiles, grid)
 
     def elements(self, head: int = 0, rows: Sequence[int] | None = None) -> Tensor:
-        """Return the mask as one tensor, bool [rows, kv_len], by default for all queries."""
+        """Return a head's mask of the queries `rows`, by default all, as bool [rows, kv_len]."""
         wanted = range(self.q_len) if rows is None else rows
         mask = np.zeros((len(wanted), self.kv_len), dtype=bool)
         for at, row in enumerate(wanted):
@@ -176,7 +177,7 @@ def work(q_len: int, kv_len: int, *, causal: bool, options: Options, heads: int 
 def static_mask(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, size: int | None = None
 ) -> BlockMask:
-    """Create the mask of a pattern that depends only on the shape.
+    """Create the mask of a pattern that ignores the values of q and k.
 
     All layers and calls with the same arguments share the cached mask.
 
@@ -212,7 +213,7 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
     """
     if q_len > kv_len and options.pattern in TABLED:
         raise BadInput(
-            "q: has more queries than keys; for a pattern of tiles or documents, give fewer queries, or use pattern window"
+            "q: has more queries than keys, and the pattern looks up key positions; give fewer queries, or use pattern window"
         )
     if options.sparsity is None or options.pattern not in WINDOWED:
         return options
@@ -222,16 +223,16 @@ def with_window(options: Options, q_len: int, kv_len: int, causal: bool) -> Opti
         mask = static_mask.__wrapped__(tried, q_len, kv_len, causal, 1)  # Trials are not cached.
         return -mask.work.sparsity
 
-    # A larger window removes fewer connections.
+    # A larger window removes fewer pairs.
     found = bisect.bisect_right(range(1, kv_len + 1), -options.sparsity, key=minus_sparsity)
     return options.model_copy(update={"window": max(1, found)})
 
 
 def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[int, int, bool, int]:
-    """Return the lengths, the causality and the number of masks, for `static_mask`.
+    """Return q_len, kv_len, causal and the number of masks, as arguments for `static_mask`.
 
     Raises:
-        BadInput: Your own `mask_mod` uses an index of heads or sequences that share a mask.
+        BadInput: Heads or sequences share your own `mask_mod`, which uses their index.
     """
     if options.pattern == "own":
         check_shared(options, *q.shape[:2])
@@ -240,7 +241,7 @@ def mask_shape(options: Options, q: Tensor, k: Tensor, causal: bool) -> tuple[in
 
 @functools.lru_cache(maxsize=64)
 def check_shared(options: Options, batch: int, heads: int) -> None:
-    """Check that your own mask uses no index of heads or sequences that share the mask."""
+    """Raise `BadInput` if heads or sequences share your own mask, and the mask uses their index."""
     name = f"attention_options.mask_mod: {options.mask_mod}"
     mask_mod = PATTERNS["own"](PatternInputs(options, 1, heads, torch.device("cpu")))
     if batch > 1 and own.uses_index(mask_mod, 0):

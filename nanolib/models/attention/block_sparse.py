@@ -25,8 +25,9 @@ from nanolib.models.attention.partial import wide_type
 from nanolib.models.attention.patterns import placed
 from nanolib.torch_internals import FakeTensor, detect_fake_mode, dispatch_modes
 
-_SCORES = 2**18  # Number of scores of a product. In float32, they take 1 MiB of a core's cache.
-_Heads = list[tuple[int, int]]  # Each key head is a pair of batch and kv_head.
+# Number of scores in one matrix product. In float32, the scores use 1 MiB of a core's cache.
+_SCORES = 2**18
+_Heads = list[tuple[int, int]]  # Each pair is the index of a sequence and of a key head.
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None = None) -> Tensor:
@@ -37,7 +38,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scale: float | None
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
         mask: Block mask for the lengths of `q` and `k`.
-        scale: Factor on the scores, or None for head_dim ** -0.5.
+        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
 
     Returns:
         Output with the shape and dtype of `q`. The output of a query without any key is zero.
@@ -62,14 +63,14 @@ class _BlockSparse(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out = ctx.saved_tensors
         dtype = wide_type(q)
-        # Every block adds to these sums, and bfloat16 would lose what later blocks add.
+        # Every block adds to these sums. In bfloat16, a large sum would lose small additions.
         dq, dk, dv = (torch.zeros(x.shape, dtype=dtype) for x in (q, k, v))
         queries, keys, values, results, d_results = (
             x.to(dtype).contiguous() for x in (q, k, v, out, d_out)
         )
         by_query, by_key = (queries, results, d_results, dq), (keys, values, dk, dv)
         _over_heads("backward", by_query, by_key, ctx.mask, ctx.scale)
-        # The copies of the sums can use the memory of the inputs.
+        # Deleting the inputs frees memory for the converted gradients.
         del queries, keys, values, results, d_results, by_query, by_key
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
@@ -169,7 +170,7 @@ def _over_heads(
     heads = _key_heads(k)
     threads = min(torch.get_num_threads(), len(heads))
     if threads < 2 or modes:
-        with torch.autocast("cpu", enabled=False):  # As in other threads, which never autocast.
+        with torch.autocast("cpu", enabled=False):  # Other threads never autocast either.
             run(heads)
         return
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
@@ -182,7 +183,7 @@ def _over_heads(
     try:
         list(_pool(threads).map(share, range(threads)))
     finally:
-        # The calls in the threads have also changed the default for new threads.
+        # `set_num_threads` in other threads has also changed the default for new threads.
         torch.set_num_threads(before)
 
 
@@ -209,12 +210,12 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="nanolib-heads")
 
 
-_COMPILING = threading.Lock()  # Python 3.11 cannot parse in two threads at once.
+_COMPILING = threading.Lock()  # Python 3.11 cannot parse code in two threads at once.
 
 
 @functools.cache
 def compiled_loop(name: str) -> Callable[..., None]:
-    """Compile a loop of `block_loops` if torch can, so that no thread waits for Python's lock."""
+    """Compile a loop of `block_loops` if torch can, because compiled loops run without the GIL."""
     loop = getattr(block_loops, name)
     with _COMPILING, warnings.catch_warnings():
         # torch deprecates TorchScript. The plain function computes the same result.

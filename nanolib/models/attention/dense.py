@@ -99,8 +99,8 @@ def attend(
 
 def _call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> Tensor:
     q_len, kv_len = q.shape[2], k.shape[2]
-    # torch aligns causality at the start, and nanolib at the end. Both agree if q_len equals
-    # kv_len. A single query sees every key.
+    # torch aligns the first query with the first key, and nanolib the last query with the last
+    # key. Both masks are the same if q_len equals kv_len. A single query sees every key.
     square = q_len == kv_len
     mask = causal_mask(q_len, kv_len, q.device) if causal and not square and q_len > 1 else None
     return scaled_dot_product_attention(

@@ -20,7 +20,7 @@ from nanolib.torch_internals import detect_fake_mode
 
 
 class Sizes(NamedTuple):
-    """The sizes that define the cells of a choice.
+    """Sizes of the cells into which a chooser divides the attention matrix.
 
     Attributes:
         q_len: Number of queries.
@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
         causal: Whether a query sees only keys at or before its own position.
         block_size: Queries per cell.
         key_size: Keys per cell.
-        window: Reach in tokens of a window to keep in addition to the chosen cells, or 0.
+        window: Reach in tokens of the local window that is kept too, or 0 without a window.
     """
 
     q_len: int
@@ -41,13 +41,14 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The cells of a choice, each with a block of queries and a tile of keys or a single key.
+    """Cells of the attention matrix.
 
-    Each table is bool, shape [query blocks, key cells], and depends only on `sizes`.
+    A cell has a block of queries, and either a tile of keys or a single key. All attributes except
+    `sizes` are tables, bool, shape [query blocks, key cells], that depend only on `sizes`.
 
     Attributes:
         sizes: Sizes that define the cells.
-        own: Whether at least one query of a cell has the position of a key of the cell.
+        own: Whether at least one query of a cell has the same position as a key of the cell.
         allowed: Whether causality allows at least one pair of a cell.
         complete: Whether a cell ends within the sequence, and causality allows all pairs.
         near: Whether the window keeps at least one pair of a cell, or None without a window.
@@ -64,7 +65,7 @@ class Cells:
 
 @functools.lru_cache(maxsize=4)  # Tables of single keys are large: a byte per block and key.
 def cells_of(sizes: Sizes, device: torch.device, planning: object) -> Cells:
-    """Return the cells of these sizes. `planning` is the current mode of fake tensors, or None."""
+    """Return the cells of these sizes. `planning`, the fake-tensor mode, is a key of the cache."""
     q_len, kv_len, causal, size, key_size, window = sizes
     first = torch.arange(kv_len - q_len, kv_len, size, device=device)[:, None]
     start = torch.arange(0, kv_len, key_size, device=device)
@@ -179,7 +180,7 @@ def top_k(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor |
 def threshold(
     q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None
 ) -> Choice:
-    """Keep the tiles on the diagonal, and the fewest tiles whose attention sums to `mass`.
+    """Keep the tiles on the diagonal, and the fewest tiles per row whose attention sums to `mass`.
 
     nanolib estimates the attention of each tile. If causal, nanolib estimates the attention of
     earlier tiles only, because the mean key of a tile on the diagonal depends on later tokens.
@@ -205,14 +206,14 @@ def _tile_scores(q: Tensor, k: Tensor, cells: Cells) -> Tensor:
     on later tokens.
 
     Returns:
-        Estimated scores, shape [batch, heads, query tiles, key tiles], −inf if causality forbids
-        the tile.
+        Estimated scores, shape [batch, heads, query tiles, key tiles]. The score of a tile that
+        causality forbids is −inf.
 
     Source: the pooled estimate of MInference (Jiang et al., 2024, arXiv 2407.02490).
     """
     size, q, k = cells.sizes.block_size, q.detach(), k.detach()
     q_means = q[:, :, ::size].float() if cells.sizes.causal else _tile_means(q, size)
-    # Query heads that share their keys follow each other.
+    # Query heads that share a key head are adjacent.
     grouped = q_means.reshape(*k.shape[:2], -1, q.shape[-1])
     scores = (grouped @ _tile_means(k, size).mT).view(*q_means.shape[:3], -1) * q.shape[-1] ** -0.5
     return scores.masked_fill(~cells.allowed, float("-inf"))
@@ -226,10 +227,11 @@ def _tile_means(x: Tensor, size: int) -> Tensor:
 def dca(q: Tensor, k: Tensor, causal: bool, options: Options, scores: Tensor | None) -> Choice:
     """Keep a window, the tokens with the highest scores, and random keys.
 
-    Dynamic Context Allocation chooses the global tokens: tokens whose score is more than one
-    standard deviation above the mean, at least one and at most `global_tokens`. nanolib draws
-    random keys for each block of queries. If causal, nanolib chooses only among the tokens before
-    the block. Decoding with a cache then chooses the same tokens as a pass over the whole sequence.
+    Dynamic Context Allocation chooses as global tokens the tokens whose score is more than one
+    standard deviation above the mean. The number of global tokens is at least 1 and at most
+    `global_tokens`. nanolib draws random keys for each block of queries. If causal, nanolib chooses
+    only among the tokens before the block. Decoding with a cache then chooses the same tokens as a
+    pass over the whole sequence.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].

@@ -101,12 +101,12 @@ def call(
 ) -> Tensor:
     """Call one version of flash-attn on q, k and v of shape [batch, heads, length, head_dim].
 
-    Since version 2.1, flash-attn aligns causality at the end, as nanolib does.
+    Since version 2.1, flash-attn aligns the last query with the last key, as nanolib does.
     """
     function, inputs = _imported(version)[0], (x.transpose(1, 2) for x in (q, k, v))
     try:
         out = function(*inputs, softmax_scale=scale, causal=causal)
-    except AssertionError as error:  # Version 4 reports a missing kernel this way.
+    except AssertionError as error:  # Version 4 raises this error for a missing kernel.
         raise Unsupported(
             f"flash_attn {version} refuses the input ({error or 'without a reason'}); use dense"
         ) from error

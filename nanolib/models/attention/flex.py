@@ -39,7 +39,8 @@ class Options(SparseOptions):
     """Options of `flex`: the options of `sparse`, and a backend.
 
     Attributes:
-        backend: Kernel of FlexAttention. `auto` lets torch choose, and `flash` is flash-attn 4.
+        backend: Kernel of FlexAttention: `triton`, `flash` (flash-attn 4), or `auto` to let torch
+            choose.
     """
 
     backend: Literal["auto", "triton", "flash"] = "auto"
@@ -56,15 +57,15 @@ def computes_sparse(
 ) -> bool:
     """Return whether nanolib computes the attention `sparse` with FlexAttention.
 
-    On CUDA, a loop over blocks would launch thousands of kernels. Decoding has a single block of
-    queries, and FlexAttention would compile again for each new number of keys.
+    On CUDA, a loop over blocks would launch thousands of kernels, so nanolib uses FlexAttention.
+    nanolib does not decode with FlexAttention, which would compile again for each number of keys.
     """
     has_kernel = dtype != torch.float64 and head_dim >= _LEAST_HEAD_DIM
     return torch.device(device).type == "cuda" and q_len > block_size and has_kernel
 
 
 def unsupported(device: str, backward: bool, backend: str = "auto") -> str:
-    """Return why FlexAttention cannot run on a device, or an empty string, without compiling."""
+    """Return why FlexAttention cannot run on a device, or an empty string."""
     on_cpu = torch.device(device).type == "cpu"
     if backend != "auto" and on_cpu:
         return f"FlexAttention has no backend {backend} on CPU; use backend: auto"
@@ -153,7 +154,7 @@ def drawn_mask(
     device: torch.device,
     planning: object,
 ) -> FlexMask:
-    """Create the mask of a pattern that depends only on the shape, from the kept tiles.
+    """Create the mask of a pattern that ignores the values of q and k.
 
     Args:
         options: Options of the pattern.
@@ -183,7 +184,7 @@ def drawn_mask(
 
 
 def chosen_mask(choice: Choice) -> FlexMask:
-    """Create the mask of a pattern that depends on the input, on the device of the choice."""
+    """Create the mask of a `Choice`, on the device of the choice."""
     q_len, kv_len, _, size, *_ = choice.cells.sizes
     tile = kernel_tile(choice.chosen.device.type, size)
     return _list_tiles(*choice.tiles(tile), tile, choice.mask_mod(choice.chosen), (q_len, kv_len))

@@ -39,10 +39,10 @@ class Options(StrictModel):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None, options: Options
 ) -> Tensor:
-    """Call your function. See `nanolib.models.attention.attend`.
+    """Compute attention by your own function. See `nanolib.models.attention.attend`.
 
     Raises:
-        BadInput: The function does not exist, or returns a shape other than that of `q`.
+        BadInput: The function does not exist, or does not return a tensor with the shape of `q`.
     """
     out = _function(options.call)(scale_queries(q, scale), k, v, causal)
     if not isinstance(out, Tensor) or out.shape != q.shape:
@@ -66,7 +66,8 @@ def work(q_len: int, kv_len: int, *, causal: bool, options: Options) -> None:
 def on_arrays(mask_mod: Callable[..., Tensor]) -> Callable[..., np.ndarray]:
     """Convert a `mask_mod` of tensors to a `mask_mod` of numpy arrays.
 
-    nanolib evaluates the mask on the CPU, even when it plans memory on tensors without data.
+    The new function evaluates the mask on the CPU, even in a memory plan, whose tensors have no
+    data.
     """
 
     def keeps(*at: Any) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Compute attention over some of the keys, and merge such results by their log-sum-exp.
+"""Compute attention over subsets of the keys, and merge the results by their log-sum-exp.
 
-Queries that share a key head become rows of one product, so that nanolib does not repeat the keys.
-Only a causal mask requires repeated keys.
+Without causality, queries that share a key head become rows of one matrix product. With causality,
+nanolib repeats the keys instead.
 """
 
 import math
@@ -24,7 +24,7 @@ def partial_attention(
         k: Keys, shape [batch, kv_heads, kv_len, head_dim]. kv_heads must divide heads, and kv_len
             may be 0.
         v: Values, with the shape of `k`.
-        causal: Whether query i sees only keys up to i. q_len must then equal kv_len.
+        causal: Whether query i sees only the keys 0 to i. If true, q_len must equal kv_len.
         mask: Whether a query sees a key, bool [q_len, kv_len]. Use `mask` or `causal`, not both.
 
     Returns:
@@ -43,20 +43,21 @@ def partial_attention(
 
 
 def wide_type(x: Tensor) -> torch.dtype:
-    """Return the dtype in which parts are merged: float64 for float64, otherwise float32."""
+    """Return the dtype to merge partial results of `x`: float64 for float64, otherwise float32."""
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
 def scale_queries(q: Tensor, scale: float | None) -> Tensor:
-    """Scale queries so that a kernel's factor head_dim ** -0.5 on the scores becomes `scale`."""
+    """Multiply queries by a factor, for a kernel that always scales scores by head_dim ** -0.5."""
     return q if scale is None else q * (scale * q.shape[-1] ** 0.5)
 
 
 def fold_groups(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Give queries and keys the same number of heads.
 
-    Queries that share a key head become rows of one head. Reshape the results to the shape of `q`.
-    A causal mask needs separate heads, so the function repeats the keys if causal.
+    If `causal` is true, the function repeats the keys, because a causal mask needs separate heads.
+    Otherwise, queries that share a key head become rows of one head. The caller must reshape the
+    results to the shape of `q`.
     """
     batch, heads, q_len, head_dim = q.shape
     kv_heads, group = k.shape[1], heads // k.shape[1]
@@ -71,7 +72,7 @@ def _kernel(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Compute output and log-sum-exp for equal numbers of query and key heads."""
-    if q.device.type == "cpu":  # The kernel for bfloat16 would round the weights to 3 digits.
+    if q.device.type == "cpu":  # The bfloat16 kernel would round attention weights to 3 digits.
         q, k, v = (x.to(wide_type(x)) for x in (q, k, v))
         bias = None
         if mask is not None:
@@ -86,7 +87,7 @@ def _kernel(
     out, lse = out.to(wide_type(q)), lse.to(wide_type(q))
     if mask is None:
         return out, lse
-    # For rows without a key, kernels return NaN, 0 or the mean of v, with lse +inf or −inf.
+    # For a query that sees no key, kernels return NaN, 0 or the mean of v, and an infinite lse.
     seen = mask.any(dim=-1)
     return torch.where(seen[:, None], out, 0.0), torch.where(seen, lse, _LOWEST)
 
@@ -94,8 +95,8 @@ def _kernel(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute output and log-sum-exp by two products, for devices without a kernel."""
-    k, v = (x.to(wide_type(q)) for x in (k, v))  # Convert once for all parts.
+    """Compute output and log-sum-exp by two matrix products, if no fused kernel applies."""
+    k, v = (x.to(wide_type(q)) for x in (k, v))
     parts = []
     for rows in few_rows(q, k):
         scores = masked_scores(q, k, causal, mask, rows)
@@ -128,12 +129,12 @@ def masked_scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, rows:
 
 
 def finite(lse: Tensor) -> Tensor:
-    """Replace −inf by zero, so that differences are not NaN."""
+    """Replace −inf by zero, because −inf minus −inf is NaN."""
     return torch.where(lse == _LOWEST, 0.0, lse)
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge the second result of `partial_attention` into the first, in place."""
+    """Merge `other` and `other_lse` into `out` and `lse`, in place."""
     top = finite(torch.maximum(lse, other_lse))
     weight = torch.exp(other_lse - top)
     total = torch.exp(lse - top) + weight
@@ -143,5 +144,5 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
 
 
 def nonzero(total: Tensor) -> Tensor:
-    """Replace a zero sum of weights by one, because the weighted values are zero too."""
+    """Replace a zero sum of weights by one, to avoid a division of 0 by 0."""
     return torch.where(total == 0, 1.0, total)

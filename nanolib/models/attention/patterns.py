@@ -2,13 +2,13 @@
 
 A pattern is a function of `PatternInputs` that returns a `mask_mod` of positions. `PATTERNS` lists
 the patterns by name. nanolib calls the `mask_mod` with arrays to find the kept tiles, and
-FlexAttention calls the `mask_mod` with tensors. nanolib adds causality to the pattern. Patterns
-that depend on the input are in `dynamic`.
+FlexAttention calls the `mask_mod` with tensors. nanolib adds the causal mask. Patterns that depend
+on the values of queries and keys are in `dynamic`.
 
 By default, nanolib evaluates a pattern for all query-key pairs to find the kept tiles. This is slow
 for long sequences, so nanolib evaluates patterns in `BY_CORNERS` only at the edges of tiles and on
-the diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, the pattern must be
-constant, a band around the diagonal, a part of a document, or leading rows or columns.
+the diagonal. A pattern in `BY_CORNERS` must keep the diagonal. In each tile, the pattern must keep
+all pairs, no pairs, a band around the diagonal, one document, or leading rows or columns.
 """
 
 import itertools
@@ -44,22 +44,22 @@ _Tokens = Annotated[int, pydantic.Field(gt=0, le=_MOST)]
 class Options(StrictModel):
     """Options of the attentions `sparse` and `flex`.
 
-    The docstring of each pattern names the options that the pattern reads.
+    Each pattern reads only some of these options.
 
     Attributes:
         pattern: Name of a pattern, a key of `PATTERNS` or one of `DYNAMIC`.
         window: Reach of the local window, in tokens.
         global_tokens: Number of positions that every query sees. `dca` chooses at most
             `global_tokens` positions by score, and other patterns take the first positions.
-        random_tokens: Number of random keys. `bigbird` and `random` round up to whole tiles.
-        sparsity: Share of connections to remove, in [0, 1). `sparsity` overrides `window`.
+        random_tokens: Number of random keys for each block of queries. `bigbird` and `random` round
+            this number up to whole tiles.
+        sparsity: Share of query-key pairs to remove, in [0, 1). `sparsity` overrides `window`.
         mass: Share of the estimated attention that `threshold` keeps.
         block_size: Side of a tile, in tokens. The kernel computes or skips a whole tile.
         seed: Seed of the random tiles and keys.
         per_head: Whether each head has its own mask in the patterns `random`, `bigbird` and `own`.
-        document_lengths: Lengths in tokens of the documents that `document` packs. The lengths
-            repeat until the sequence is full.
-        document_starts: First positions of the second and later documents, instead of lengths.
+        document_lengths: Lengths of the documents in a sequence, in tokens, repeated as needed.
+        document_starts: Position of the first token of each document after the first document.
         mask_mod: Mask for the pattern `own`, as `package.module:function`. A mask that uses the
             index of the head needs `per_head: true`. All sequences of a batch must share one mask.
     """
@@ -109,7 +109,7 @@ class Options(StrictModel):
         return heads if self.per_head and self.pattern in (*_DRAWN, "own") else 1
 
     def hides_future(self, causal: bool) -> bool:
-        """Return whether nanolib adds causality. The pattern `prefix_lm` contains causality."""
+        """Return whether nanolib adds the causal mask. `prefix_lm` has its own causal mask."""
         return causal and self.pattern != "prefix_lm"
 
 
@@ -140,12 +140,12 @@ def placed(x: np.ndarray, device: Device) -> Any:
 
 def is_near(i: Any, j: Any, reach: int) -> Any:
     """Return whether |i − j| < reach."""
-    # A difference would take eight bytes for each pair, and a comparison takes one byte.
+    # The difference i − j would need eight bytes per pair, and a comparison needs one byte.
     return (j > i - reach) & (j < i + reach)
 
 
 def window(inputs: PatternInputs) -> MaskMod:
-    """Keep the keys around a query: all pairs with |i − j| < `window`.
+    """Keep the pairs of a query i and a key j with |i − j| < `window`.
 
     Source: the sliding window of Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
@@ -154,7 +154,7 @@ def window(inputs: PatternInputs) -> MaskMod:
 
 
 def local_global(inputs: PatternInputs) -> MaskMod:
-    """Keep the window, and all pairs with one of the first `global_tokens` queries or keys.
+    """Keep the pairs of `window`, and all pairs with one of the first `global_tokens` positions.
 
     Source: Beltagy, Peters & Cohan (2020), Longformer, arXiv 2004.05150.
     """
@@ -165,9 +165,9 @@ def local_global(inputs: PatternInputs) -> MaskMod:
 
 
 def strided(inputs: PatternInputs) -> MaskMod:
-    """Keep the tile of a query, and every stride-th tile before and after that tile.
+    """Keep the tile on the diagonal, and every stride-th tile to the left and right.
 
-    The stride is 1 / (1 − `sparsity`). Without `sparsity`, the stride is `window` in tiles.
+    The stride is 1 / (1 − `sparsity`), or `window` / `block_size` if you do not set `sparsity`.
 
     Source: Child, Gray, Radford & Sutskever (2019), Sparse Transformer, arXiv 1904.10509. Here
     the stride counts tiles, because a kernel skips only whole tiles.
@@ -179,7 +179,7 @@ def strided(inputs: PatternInputs) -> MaskMod:
 
 
 def block(inputs: PatternInputs) -> MaskMod:
-    """Keep the keys in the chunk of a query.
+    """Divide the sequence into chunks, and keep the pairs within each chunk.
 
     A chunk has (1 − `sparsity`) · kv_len tokens, rounded to whole tiles. Without `sparsity`, a
     chunk has `window` tokens.
@@ -193,11 +193,11 @@ def block(inputs: PatternInputs) -> MaskMod:
 
 
 def random(inputs: PatternInputs) -> MaskMod:
-    """Keep the tile of a query, and random tiles.
+    """Keep the tile on the diagonal, and random tiles in each row of tiles.
 
-    The kept share is 1 − `sparsity`. Without `sparsity`, random tiles have `random_tokens` tokens.
+    The share of kept tiles is 1 − `sparsity`. By default, a row has `random_tokens` random tokens.
 
-    Source: the random part of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
+    Source: the random attention of Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
     options, kv_len, heads, device = inputs
     size = options.block_size
@@ -210,7 +210,7 @@ def random(inputs: PatternInputs) -> MaskMod:
 
 
 def bigbird(inputs: PatternInputs) -> MaskMod:
-    """Keep the pairs of `local_global`, and random tiles of `random_tokens` tokens.
+    """Keep the pairs of `local_global`, and random tiles with `random_tokens` tokens in each row.
 
     Source: Zaheer et al. (2020), Big Bird, arXiv 2007.14062.
     """
@@ -222,7 +222,7 @@ def bigbird(inputs: PatternInputs) -> MaskMod:
 
 
 def document(inputs: PatternInputs) -> MaskMod:
-    """Keep the keys of the query's own document, if a sequence packs several documents.
+    """Keep the pairs within each document of a sequence that contains several documents.
 
     Source: Krell et al. (2021), Efficient Sequence Packing, arXiv 2107.02027.
     """
@@ -246,8 +246,8 @@ def prefix_lm(inputs: PatternInputs) -> MaskMod:
 def own_mask(inputs: PatternInputs) -> MaskMod:
     """Import your own `mask_mod(b, h, q_idx, kv_idx)`.
 
-    nanolib refuses a mask that uses `h` without `per_head: true`, and a mask that uses `b` if there
-    are several sequences. To find the kept tiles, nanolib evaluates the mask on the CPU.
+    nanolib refuses a mask that uses `b` if there are several sequences. A mask that uses `h` needs
+    `per_head: true`. To find the kept tiles, nanolib evaluates the mask on the CPU.
     """
     with own.on_cpu():  # The module of the mask must not create tensors without data.
         mask_mod = imported("attention_options.mask_mod", inputs.options.mask_mod)
@@ -284,7 +284,7 @@ PATTERNS: dict[str, Callable[[PatternInputs], MaskMod]] = {
 def static_mask_mod(
     options: Options, q_len: int, kv_len: int, causal: bool, heads: int, device: Device
 ) -> MaskMod:
-    """Return the `mask_mod` of a pattern with causality. Options must come from `with_window`."""
+    """Return the `mask_mod` of a pattern with the causal mask. `options` is from `with_window`."""
     mask_mod = PATTERNS[options.pattern](PatternInputs(options, kv_len, heads, device))
     return at_end(mask_mod, kv_len - q_len, options.hides_future(causal))
 

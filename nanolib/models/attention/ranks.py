@@ -35,7 +35,7 @@ class Sharding:
 
     @classmethod
     def contiguous(cls, total: int, world: int) -> Self:
-        """Give each rank one piece, in order. Lengths differ by at most one."""
+        """Give each rank one piece, in order. The lengths of the pieces differ by at most one."""
         return cls(tuple((piece,) for piece in _split(total, world)))
 
     @classmethod
@@ -76,12 +76,12 @@ def _split(total: int, parts: int) -> list[Piece]:
 
 
 class Ranks:
-    """The ranks of a process group. Without a process group, there is one rank.
+    """The ranks of a process group. Before `init_process_group`, there is one rank.
 
     Args:
         group: Process group, or None for all ranks.
-        timer: Object with a method `time_block(name)` that returns a context for one timed part, or
-            None. Names begin with `comp_` for computation and with `comm_` for communication.
+        timer: Object whose method `time_block(name)` returns a context that times one part, or None
+            for no timer. Names begin with `comp_` for computation and `comm_` for communication.
 
     Attributes:
         rank: Rank of this process.
@@ -99,10 +99,10 @@ class Ranks:
         return contextlib.nullcontext() if self._timer is None else self._timer.time_block(name)
 
     def layout(self, layout: Sharding | None, length: int, device: torch.device) -> Sharding:
-        """Check a layout against this rank's length, or gather the lengths for a contiguous layout.
+        """Check that a layout fits this rank. Without a layout, gather the lengths of all ranks.
 
         Raises:
-            BadInput: The layout has another number of ranks, or another length on this rank.
+            BadInput: The layout has a wrong number of ranks, or a wrong length on this rank.
         """
         if layout is None:
             return Sharding.from_lengths(
@@ -178,9 +178,9 @@ class Traffic:
     """The communication of one call.
 
     Attributes:
-        rounds: Number of collectives and exchanges, one after another.
-        hops: Number of messages, one after another. In a ring of W ranks, an all-reduce has
-            2(W − 1) messages and an all-gather has W − 1 messages.
+        rounds: Number of collectives and exchanges that run one after another.
+        hops: Number of messages that each rank sends one after another. In a ring of W ranks, an
+            all-reduce has 2(W − 1) messages and an all-gather has W − 1 messages.
         sent: Bytes that each rank sends, by rank.
     """
 
@@ -203,8 +203,8 @@ def traffic_of(
     """Compute the traffic of a forward pass across ranks.
 
     Args:
-        algorithm: Name of the algorithm, in `tree.ALGORITHMS` to decode, or `ring`, `zigzag` or
-            `ulysses` for a whole sequence.
+        algorithm: Name of the algorithm: one of `tree.ALGORITHMS` for decoding, or `ring`, `zigzag`
+            or `ulysses` for a whole sequence.
         layout: Positions of the keys on each rank.
         batch: Number of sequences.
         heads: Number of query heads.
@@ -220,13 +220,13 @@ def traffic_of(
         return _ring_traffic(layout, 2 * batch * kv_heads * head_dim * itemsize)
     if algorithm == "ulysses":
         row = batch * (2 * heads + 2 * max(kv_heads, world)) * head_dim * itemsize
-        # A rank sends outputs for the other ranks, whose lengths differ from its own by at most one.
+        # The formula gives all shards this rank's length. Lengths differ by at most one.
         sent = ((world - 1) / world * layout.length(rank) * row for rank in range(world))
         return Traffic(4, 4 * (world - 1), tuple(sent))
     if algorithm == "gather":
         return Traffic(1, world - 1, ((world - 1) * 4 * rows * (head_dim + 1),) * world)
     if algorithm == "pass_q":
-        # Each rank sends a share of the queries with its sums. Padding gives all outputs one size.
+        # Each rank sends queries with their partial results. Padding gives all outputs one size.
         shares, group = Sharding.contiguous(batch * kv_heads, world), heads // kv_heads * q_len
         hops = _ring_traffic(shares, 4 * group * (2 * head_dim + 1))
         largest = max(map(shares.length, range(world)))

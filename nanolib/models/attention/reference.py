@@ -10,14 +10,14 @@ from torch import Tensor
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None = None
 ) -> Tensor:
-    """Compute attention under a mask in float64. Return zero for a query that sees no key.
+    """Compute attention in float64 under a mask. Return zero for a query that sees no key.
 
     Args:
         q: Queries, shape [batch, heads, q_len, head_dim].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
         mask: Whether a query sees a key, bool, shape [..., q_len, kv_len].
-        scale: Factor on the scores, or None for head_dim ** -0.5.
+        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
 
     Returns:
         Output in float64, with the shape of `q`.
@@ -51,7 +51,7 @@ BLOCK_SIZE = 128  # Default side of a tile, in tokens.
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one attention call, counted from its mask.
+    """Query-key pairs and tiles of one attention call, counted from the mask.
 
     Attributes:
         kept: Query-key pairs that the mask keeps, per head on average.
@@ -91,21 +91,21 @@ class Work:
 
 
 def allowed_pairs(q_len: int, kv_len: int, causal: bool) -> int:
-    """Count the query-key pairs of dense attention, with causality aligned at the end."""
+    """Count the query-key pairs of dense attention. The last query sees all keys."""
     if not causal:
         return q_len * kv_len
     return q_len * (kv_len - q_len) + q_len * (q_len + 1) // 2
 
 
 def tile_count(length: int, size: int) -> int:
-    """Count the tiles that cover a length. The last tile may be shorter."""
+    """Count the tiles of `size` tokens that cover `length` tokens."""
     return -(-length // size)
 
 
 def dense_work(q_len: int, kv_len: int, causal: bool, options: Any = None) -> Work:
-    """Count the pairs and the tiles of dense attention, in tiles of `BLOCK_SIZE`.
+    """Count the query-key pairs and the tiles of dense attention.
 
-    The options of dense attention do not change the counts.
+    Each tile has the side `BLOCK_SIZE`. The options of dense attention do not change the counts.
     """
     kept = allowed_pairs(q_len, kv_len, causal)
     rows, columns = tile_count(q_len, BLOCK_SIZE), tile_count(kv_len, BLOCK_SIZE)

@@ -52,7 +52,7 @@ def ring_attention(
         causal: Whether a query sees only keys at or before its own position.
         layout: Positions of the tokens on each rank, or None for one piece per rank, in rank order.
         group: Process group, or None for all ranks.
-        scale: Factor on the scores, or None for head_dim ** -0.5.
+        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
         overlap: Whether a hop runs while the rank computes a block. Without overlap, a timer times
             hops and blocks separately.
         timer: Timer of the parts `comp_blocks` and `comm_hop`, as in `Ranks`.
@@ -131,7 +131,7 @@ class _Ring(torch.autograd.Function):
 def rotate(
     k: Tensor, v: Tensor, layout: Sharding, ranks: Ranks, overlap: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Pass keys and values around the ring. In each step, yield them and the rank that owns them."""
+    """Pass keys and values around the ring. In each step, yield an owner, its keys and values."""
     current, hop = [k, v], None
     for step in range(ranks.world):
         owner = (ranks.rank - step) % ranks.world
@@ -166,7 +166,7 @@ def _local_slices(pieces: tuple[Piece, ...]) -> Iterator[tuple[slice, Piece]]:
 def block_gradients(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what a block of keys contributes to the gradients.
+    """Compute the part of the gradients that comes from a block of keys.
 
     Args:
         grad_out: Gradient of the output, with the shape of `q`.
@@ -175,7 +175,7 @@ def block_gradients(
         lse: Log-sum-exp over all keys, float32, shape [batch, heads, q_len].
         k: Keys, shape [batch, kv_heads, kv_len, head_dim].
         v: Values, with the shape of `k`.
-        causal: Whether query i sees only keys up to i.
+        causal: Whether query i sees only the keys 0 to i.
 
     Returns:
         Gradients of q, k and v, float32.
@@ -198,7 +198,7 @@ def block_gradients(
 def plain_gradients(
     grad_out: Tensor, q: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute `block_gradients` by matrix products, for as many key heads as query heads."""
+    """Compute `block_gradients` by matrix products, for equal numbers of query and key heads."""
     wide, scale = wide_type(q), q.shape[-1] ** -0.5
     k, v = k.to(wide), v.to(wide)  # Convert keys and values once for all parts.
     grad_q, grad_k, grad_v = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))

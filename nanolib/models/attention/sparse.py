@@ -27,7 +27,7 @@ _WATCHED: list[list[Work]] = []
 
 @contextlib.contextmanager
 def watched_work() -> Iterator[list[Work]]:
-    """Collect the work of each sparse call within the context. The work may depend on the input."""
+    """Yield a list that collects the `Work` of each call of `attend` within the context."""
     found = []
     _WATCHED.append(found)
     try:
@@ -61,7 +61,7 @@ def attend(
 
 
 def _is_counted() -> bool:
-    """Return whether a dispatch mode counts operations that FlexAttention would hide."""
+    """Return whether an active dispatch mode may count operations, which FlexAttention hides."""
     return detect_fake_mode() is None and any(
         not isinstance(mode, FakeTensorMode) for mode in dispatch_modes()
     )
@@ -80,7 +80,7 @@ def choose_mask(
         scores: Learned score per token, shape [batch, kv_len], for `dca`.
 
     Returns:
-        Block mask. nanolib caches a mask that depends only on the shape.
+        Block mask. nanolib caches the mask if the pattern ignores the values of q and k.
     """
     if options.pattern in CHOOSERS:
         return CHOOSERS[options.pattern](q, k, causal, options, scores).blocks()
@@ -88,7 +88,7 @@ def choose_mask(
 
 
 def forget_masks() -> None:
-    """Clear the caches of masks, so that the next call makes its mask again."""
+    """Delete all cached masks."""
     with_window.cache_clear()
     static_mask.cache_clear()
     check_shared.cache_clear()

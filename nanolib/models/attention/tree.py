@@ -1,8 +1,9 @@
 """Decode with keys that are sharded across ranks, and combine the results of the ranks.
 
 Rank r computes the output o_r and the log-sum-exp lse_r over its own keys. The output over all keys
-is Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), where m is the largest lse_r. Three algorithms
-compute these sums across ranks in different ways. The algorithms `ring` and `pass_q` are baselines.
+is Σ_r e^(lse_r − m) o_r / Σ_r e^(lse_r − m), where m is the largest lse_r. The algorithms
+`three_allreduce`, `fused` and `gather` compute these sums in different ways. The algorithms `ring`
+and `pass_q` are baselines.
 
 Source: Shyam et al., Tree Attention (arXiv 2408.04093), and Yang et al. (arXiv 2411.01783) for
 `pass_q`.
@@ -51,13 +52,13 @@ def tree_attention_decode(
         v: This rank's values, with the shape of `k`.
         group: Process group, or None for all ranks.
         algorithm: Name in `ALGORITHMS`. `three_allreduce` finds the largest lse_r, and then sums
-            the denominator and the numerator in separate messages. `fused` sums both in one
-            message. `gather` gathers o_r and lse_r from all ranks. `ring` passes keys and values
-            around the ranks, and `pass_q` passes queries.
+            the denominator and the numerator in separate messages. `fused` sums the denominator
+            and the numerator in one message. `gather` gathers o_r and lse_r from all ranks. `ring`
+            passes keys and values around the ranks, and `pass_q` passes queries.
         layout: Positions of the keys on each rank. Each rank must have one piece, and the pieces
-            must be in rank order. Without a layout, `ring` and calls with several queries gather
-            the lengths, and the host waits for the lengths.
-        scale: Factor on the scores, or None for head_dim ** -0.5.
+            must be in rank order. If the layout is None, the algorithm `ring` and calls with
+            several queries gather the number of keys from each rank.
+        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
         timer: Timer of the parts, as in `Ranks`.
 
     Returns:
@@ -197,7 +198,7 @@ def _pass_q(call: _Decode) -> Tensor:
     q, ranks, world = call.q, call.ranks, call.ranks.world
     batch, kv_heads, kv_len, head_dim = call.k.shape
     rows = q.shape[1] // kv_heads * q.shape[2]
-    # Queries of one key head stay together, so that the head's keys are read once.
+    # Queries of one key head stay together, so a rank reads the keys of each head only once.
     shares = [slice(*piece) for (piece,) in Sharding.contiguous(batch * kv_heads, world).pieces]
     keys, values = (x.reshape(1, batch * kv_heads, kv_len, head_dim) for x in (call.k, call.v))
     mask = call.visible(ranks.rank)
@@ -219,7 +220,7 @@ def _pass_q(call: _Decode) -> Tensor:
         with ranks.time("comp_num_den"):
             merge(state[..., head_dim:-1], state[..., -1], *found)
     with ranks.time("comm_gather"):
-        # At the end, rank r has share r + 1. Padding gives all shares the same size.
+        # At the end, rank r has the share of rank r + 1. Padding gives all shares the same size.
         sizes = [share.stop - share.start for share in shares]
         padded = state.new_zeros(1, max(sizes), rows, head_dim)
         padded[:, : state.shape[1]] = state[..., head_dim:-1]

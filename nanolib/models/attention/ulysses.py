@@ -1,6 +1,7 @@
 """Compute Ulysses attention across ranks.
 
-An all-to-all exchanges shards of the sequence for shards of the heads, and back.
+Each rank exchanges its shard of the sequence for a shard of the heads, computes attention, and
+reverses the exchange. Each exchange is an all-to-all.
 
 Source: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509).
 """
@@ -36,10 +37,10 @@ def ulysses_attention(
             ranks must divide kv_heads, or kv_heads must divide the number of ranks.
         v: This rank's values, with the shape of `k`.
         causal: Whether a query sees only keys at or before its own position.
-        layout: Positions of the tokens on each rank, one piece per rank, or None for pieces in rank
-            order.
+        layout: Positions of the tokens on each rank, with one piece per rank. If None, the pieces
+            are in rank order.
         group: Process group, or None for all ranks.
-        scale: Factor on the scores, or None for head_dim ** -0.5.
+        scale: Factor that multiplies the scores, or None for head_dim ** -0.5.
         timer: Timer of the parts `comm_all_to_all` and `comp_attention`, as in `Ranks`.
 
     Returns:

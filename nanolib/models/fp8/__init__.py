@@ -86,7 +86,7 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
     ]
     if not chosen:
         raise BadInput(
-            f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer"
+            f"excluded_modules: {shown(list(excluded_modules))} leaves no linear layer to convert; exclude fewer layers"
         )
     for name in chosen:
         out, into = layers[name].weight.shape
@@ -122,7 +122,7 @@ def convert(
 
     Args:
         model: Model to convert. The weights keep their dtype.
-        recipe: Name of a recipe in `RECIPES` or `CONTROLS`. nanolib only emulates `CONTROLS`.
+        recipe: Name in `RECIPES` or `CONTROLS`. The recipes in `CONTROLS` need emulation.
         excluded_modules: Patterns of layers, as in `chosen_layers`. Controls in `EVERYWHERE`
             convert the excluded layers too.
         emulate: Whether to emulate the products. By default, nanolib emulates the products on devices

@@ -1,6 +1,6 @@
 """Define formats, scales and recipes of 8-bit casts, and emulate products of cast operands.
 
-A cast scales a tensor so that its largest magnitude becomes the format's largest value, clamps the
+A cast scales the largest magnitude of a tensor to the largest value of the format, clamps the
 tensor, and rounds to nearest even. Without FP8 tensor cores, nanolib emulates a product as
 (a / scale_a) @ (b / scale_b) in float32. The result equals torchao's own emulation bit for bit.
 """
@@ -27,8 +27,8 @@ class Cast:
         format: Format of the cast: `e4m3` for values up to 448, `e5m2` for values up to 57,344,
             `bf16` without a scale, or empty for no cast.
         granularity: Values that share one scale: `tensor` for all values, or `row` for each row.
-        power_of_2: Whether to round scales down to a power of two, so that scaling does not
-            round.
+        power_of_2: Whether to round scales down to a power of two, because multiplication by a
+            power of two is exact.
         scaled: Whether to scale the operand.
         off_by: Factor of a deliberate error in the scale, for controls.
     """
@@ -127,7 +127,7 @@ def scale_of(x: Tensor, cast: Cast, dim: int) -> Tensor:
     Args:
         x: Tensor to cast.
         cast: Cast of the tensor.
-        dim: Dimension that the product sums over. A scale per row is computed along `dim`.
+        dim: Dimension that the product sums over. The values along `dim` form a row.
     """
     if not cast.scaled:
         return torch.full((), cast.off_by, device=x.device)
@@ -184,7 +184,7 @@ def _cast_twice(x: Tensor, first: Cast, second: Cast) -> tuple[Tensor, Tensor]:
 
 
 class EmulatedProduct(torch.autograd.Function):
-    """Compute x · weightᵀ of operands in eight bits, forward and backward.
+    """Compute x · weightᵀ with operands in eight bits, forward and backward.
 
     `apply` takes x (shape [..., in]), the weight (shape [out, in]), the recipe, and `rounded` as in
     `EmulatedLinear`. The result has shape [..., out] and the dtype of x.
@@ -221,7 +221,7 @@ class EmulatedProduct(torch.autograd.Function):
 
 
 class EmulatedLinear(nn.Linear):
-    """A linear layer whose products are emulated.
+    """Linear layer that emulates matrix products in eight bits.
 
     Under autocast, the layer casts its input as other linear layers do.
 
