@@ -1,4 +1,4 @@
 """Show results to people: tables, charts, findings and the report page.
 
-The sections read only tables of measurements, as from `Store.measurements`.
+Each section reads only a table of measurements, such as the result of `Store.measurements`.
 """

@@ -31,7 +31,7 @@ class Axis:
     fmt: str
 
     def encode(self, column: str, end: str = "") -> dict[str, Any]:
-        """Return the encoding of a column, or of the ranges from the column to the column `end`."""
+        """Return the encoding of the column `column`, or of ranges that end at the column `end`."""
         ticks = {"values": log_ticks(*self.domain)} if self.log else {"tickCount": 5}
         channel = alt.Y if self.channel == "y" else alt.X
         along = channel(
@@ -45,7 +45,7 @@ class Axis:
 
 
 def _numbers(data: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return the columns with values, ends of intervals and predictions."""
+    """Return the columns that have values, ends of intervals or predictions."""
     return data[[name for name in (value, "low", "high", "pred") if name in data]].astype(float)
 
 
@@ -59,7 +59,7 @@ def drop_unloggable(data: pd.DataFrame, value: str) -> tuple[pd.DataFrame, str]:
     drawn = numbers.where(numbers.gt(0) & np.isfinite(numbers))
     lost = data.loc[drawn[value].isna() & numbers[value].notna(), "series"].unique()
     if "low" in data:
-        # An interval that reaches zero begins at the lower end of the axis.
+        # If an interval reaches zero, its line begins at the lower end of the logarithmic axis.
         drawn["low"] = drawn["low"].where(~numbers["low"].le(0), drawn.min().min() / 1.5)
     return data.assign(**drawn), ", ".join(lost[:_MOST_NAMED])
 

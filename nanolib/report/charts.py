@@ -19,7 +19,7 @@ from nanolib.report.theme import Chart, Drawing, empty_chart, hues
 KEY = "Points: measured, with 95 % intervals. Hollow: not settled. Dashed: predicted."
 COUNTED_KEY = "Points: counted exactly. Dashed: predicted."
 ROOFLINE_KEY = "The prediction is the roofline of the peak rates measured in the same run."
-PLAN_KEY = "The prediction counts the same bytes on tensors that have shapes and no data."
+PLAN_KEY = "The prediction counts the bytes of tensors that have shapes but no data."
 
 
 def scaling_chart(
@@ -38,7 +38,7 @@ def scaling_chart(
         title: Title of the chart.
         subtitle: Lines below the title.
         scopes: Maps each scope of the metric to the title of its panel.
-        others: Factors that distinguish series of one name.
+        others: Factors that distinguish series with the same name.
     """
 
     def chart(rows: pd.DataFrame) -> Drawing:
@@ -78,7 +78,7 @@ def scaling_chart(
 
 
 def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFrame, str]:
-    """Name rows by their optimization if all rows are of one model with several optimizations.
+    """Name rows by optimization if all rows describe one model with several optimizations.
 
     Args:
         rows: Measurements, or lines of a table.
@@ -99,7 +99,7 @@ def short_names(rows: pd.DataFrame, prefix: str = "factor.") -> tuple[pd.DataFra
 
 
 def _series(rows: pd.DataFrame, others: Sequence[str]) -> tuple[pd.Series, str]:
-    """Return a label per row from the factors that vary, and the name that all rows share."""
+    """Return a label for each row from the factors that vary, and the name if it does not vary."""
     names = [*others, "name"]
     varying = [name for name in names if rows[f"factor.{name}"].astype(str).nunique() > 1]
     parts = []
@@ -122,7 +122,7 @@ _BANDWIDTH = IntervalColumn("bandwidth", "", "ceiling_bytes")
 
 
 def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Return a line for each timing with known FLOPs, known bytes and measured peak rates.
+    """Return a table with a line for each timing that has FLOPs, bytes and measured peak rates.
 
     Returns:
         A table with the columns `case`, `name`, `dtype` and `scope`, and these columns:
@@ -132,7 +132,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
         peak, bandwidth: Peak rates of the same run, in FLOP/s and B/s.
         ridge: Intensity at which the roofline bends, in FLOP per byte.
         attainable: Rate of the roofline at this intensity, with its interval, in FLOP/s.
-        share: Achieved over attainable rate, with the widest interval that both allow.
+        share: Achieved over attainable rate, with the widest interval that both intervals allow.
         bound: Limit at this intensity, `compute` or `memory`.
     """
     rows = of_experiment(rows, experiment)
@@ -143,11 +143,11 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
     factors = [f"factor.{name}" for name in _CASE if f"factor.{name}" in achieved]
     table = achieved[[*key, *factors]].rename(columns=lambda name: name.removeprefix("factor."))
     table = add_metric_columns(table, rows, _TIMED, key)
-    # The scope of a peak rate in FLOP/s is its dtype.
+    # The scope of each peak rate in FLOP/s is the name of its dtype.
     by_dtype = rows.assign(dtype=rows["scope"])
     table = add_metric_columns(table, by_dtype, [_PEAK], ["run_id", "dtype"])
     table = add_metric_columns(table, rows, [_BANDWIDTH], ["run_id"])
-    # A timing without work has no share of a peak rate.
+    # The roofline needs FLOPs, bytes and peak rates that are greater than 0.
     known = table[["flops", "moved", "peak", "bandwidth"]].astype(float)
     table = table[(np.isfinite(known) & (known > 0)).all(axis=1)].reset_index(drop=True)
     table["case"] = table["name"] + " seq_len=" + table["seq_len"].astype(int).astype(str)
@@ -165,7 +165,7 @@ def roofline_table(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 
 
 def roofline_chart(experiment: str) -> Chart:
-    """Return a function that draws measured rates over the intensity, with dashed peak rates."""
+    """Return a function that draws measured rates over the intensity, and the roofline."""
 
     def chart(rows: pd.DataFrame) -> Drawing:
         table = roofline_table(rows, experiment)
@@ -204,7 +204,7 @@ def roofline_chart(experiment: str) -> Chart:
 
 
 def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Return the points of the roofline of each run and dtype, the same in every panel."""
+    """Return the points of the roofline of each run and dtype. All panels show all rooflines."""
     lines = table[["dtype", "peak", "bandwidth", "ridge", "run_id"]].drop_duplicates()
     lines = lines.merge(points["panel"].drop_duplicates(), how="cross")
     left, right = points["x"].min() / 2, max(points["x"].max(), table["ridge"].max()) * 2
@@ -222,7 +222,7 @@ def _peaks(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
-    """Report for each scope how many cases are compute-bound, and the best share of the roofline."""
+    """Return a finding per scope with the limits of the cases and the best roofline share."""
     table = roofline_table(rows, experiment)
     if table.empty:
         return []

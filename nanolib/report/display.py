@@ -16,7 +16,7 @@ __all__ = ["Lines", "Table", "Tables", "show"]
 
 
 class Table:
-    """Table whose cells do not wrap. A table that is too wide scrolls.
+    """Table whose cells do not wrap. Readers can scroll a table that is too wide.
 
     Args:
         frame: Table of text, for example from `tables.readable`.
@@ -54,7 +54,7 @@ class Table:
 
 
 def _row(tag: str, sides: Iterable[str], line: Iterable[object], about: str = "") -> str:
-    # Without this style, JupyterLab wraps each cell, and a widget leaves no space between cells.
+    # Without this style, JupyterLab wraps cells, and widgets show cells without space between them.
     cells = (
         f'<{tag} style="text-align: {side}; white-space: nowrap; padding: 2px 8px">{escape(str(value))}</{tag}>'
         for side, value in zip(sides, line, strict=True)
@@ -66,7 +66,7 @@ _NUMBER = re.compile(r"[-+−]?[\d—]")
 
 
 def _side(cells: Iterable[str]) -> str:
-    """Return `right` as the alignment of a column if all cells are numbers, else `left`."""
+    """Return `right` as the alignment of a column if all cells are numbers, otherwise `left`."""
     return "right" if all(_NUMBER.match(cell) for cell in cells if cell) else "left"
 
 
@@ -105,7 +105,7 @@ class Lines:
 
 
 class Tables:
-    """The tables of a section: the main table, expanded, and the other non-empty tables, collapsed.
+    """Tables of a section. Only the main table is expanded, and other empty tables are left out.
 
     Args:
         section: Section of the report.
@@ -150,7 +150,7 @@ def _finding_html(finding: Finding) -> str:
 
 
 class CommandLine(anywidget.AnyWidget):
-    """Command with a button that copies the command, or selects it if the browser forbids copying.
+    """Command with a button that copies the command. If copying fails, the text is selected.
 
     Attributes:
         text: Text of the command.

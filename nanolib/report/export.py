@@ -1,4 +1,4 @@
-"""Export results as a database, JSON, CSV or Markdown, without user, host and path names."""
+"""Export results as a database, JSON, CSV or Markdown, without names of users, hosts and paths."""
 
 import html
 import json
@@ -70,7 +70,7 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _markdown(table: pd.DataFrame) -> str:
-    """Return the table in Markdown, without details and without IDs that all rows share."""
+    """Return the table in Markdown, without details and without IDs that never vary."""
     single = [name for name in ("run_id", "machine_id") if table[name].nunique() < 2]
     table = table.drop(columns=["details", *single])
     table["flags"] = table["flags"].map(", ".join)
@@ -84,7 +84,7 @@ def _public_records(name: str, rows: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def csv_text(table: pd.DataFrame) -> str:
-    """Return a table as CSV in which a spreadsheet finds no formula."""
+    """Return a table as CSV. Spreadsheets run none of the cells as a formula."""
     return table.map(safe_cell).rename(columns=safe_cell).to_csv(index=False)
 
 
@@ -94,7 +94,7 @@ def safe_cell(value: Any) -> Any:
         value = ", ".join(map(str, value))
     if not isinstance(value, str):
         return value
-    # Some spreadsheets read a full-width = as the start of a formula.
+    # In some spreadsheets, the full-width form of = starts a formula too.
     begins = unicodedata.normalize("NFKC", value.lstrip())[:1]
     acts = begins in ("=", "+", "-", "@") or value[:1] in ("\t", "\r", "\n")
     return ("'" if acts and begins else "") + printable(value)

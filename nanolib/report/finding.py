@@ -1,4 +1,4 @@
-"""State findings: a conclusion, its evidence with intervals, and the next step."""
+"""Define findings. A finding has a conclusion, evidence with intervals, and a next step."""
 
 import enum
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,8 @@ from nanolib.numbers import format_with_interval
 
 OVERLAP = "(the intervals overlap)"
 _MOST_ESTIMATES = 4
-MOST_FINDINGS = 5  # Readers skip longer lists, and the tables show all other results.
+# Readers skip longer lists of findings, and the tables show all other results.
+MOST_FINDINGS = 5
 
 
 class Order(enum.StrEnum):
@@ -43,7 +44,7 @@ class Estimate:
 
     @classmethod
     def of(cls, line: Mapping[str, Any], column: str, metric: str = "", name: str = "") -> Self:
-        """Read a column of a line, with its columns for the interval and for interference."""
+        """Read a column of a line, and the columns with the interval and the interference."""
         ends = (float(line[f"{column}{end}"]) for end in ("_low", "", "_high"))
         return cls(*ends, metric, name, bool(line.get(f"{column}_busy") == 1))
 
@@ -89,7 +90,7 @@ class Finding:
     figures: tuple[Estimate, ...] = ()
 
     def without_busy_order(self) -> Self:
-        """Return the finding, or only its estimates if it ranks timings of a busy machine."""
+        """Return the finding. If it ranks timings of a busy machine, return only the estimates."""
         pairs = [pair for pair in self.compared if any(one.busy for one in pair[::2])]
         if not pairs:
             return self
@@ -123,12 +124,12 @@ def unclear(what: str, evidence: str) -> tuple[str, str]:
 
 
 def comparing(first: Estimate, *others: Estimate) -> Pairs:
-    """Pair an estimate with each of the others, and with the order of the two."""
+    """Compare an estimate with each of the others, and return the estimates and their order."""
     return tuple((first, first.compare_to(other), other) for other in others)
 
 
 def grouped(findings: Iterable[Finding]) -> list[tuple[str, list[Finding]]]:
-    """Group findings by their heading, in the order of each heading's first finding."""
+    """Group findings by heading. The headings keep the order in which they first occur."""
     groups = {}
     for finding in findings:
         groups.setdefault(finding.about, []).append(finding)

@@ -18,14 +18,14 @@ _Made = TypeVar("_Made", pd.DataFrame, list[Finding])
 def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
     """Cache the last table or list of findings that a function made, and give each caller a copy.
 
-    The list has at most five findings, and ranks no timings of a busy machine. The cache compares
-    rows by identity, so rows that changed in place count as the same rows.
+    A list of findings has at most five findings, and ranks no timings of a busy machine. The cache
+    compares `rows` by identity, so it does not notice changes within the same object.
     """
     last = [(lambda: None, None)]
 
     @functools.wraps(make)
     def made(rows: pd.DataFrame) -> _Made:
-        # Several threads draw charts, so one step reads both values.
+        # Several threads draw charts, so nanolib reads both values in one step.
         known, found = last[0]
         if known() is not rows:
             found = make(rows)
@@ -40,7 +40,7 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
 def table_of(experiment: str, factor: str) -> Callable[..., Any]:
     """Return a decorator that caches a table of the cases that have a factor.
 
-    The decorated function receives the rows of these cases. Without rows, the table is empty.
+    The decorated function receives the rows of these cases. If there are none, the table is empty.
 
     Args:
         experiment: Name of the experiment.
@@ -60,7 +60,7 @@ def table_of(experiment: str, factor: str) -> Callable[..., Any]:
 
 
 def _drop_busy_orders(findings: list[Finding]) -> list[Finding]:
-    """Return the first findings, with at most one per heading about a busy machine."""
+    """Return the first five findings. A heading has at most one finding about a busy machine."""
     kept = {}
     for finding in findings:
         sound = finding.without_busy_order()
@@ -114,7 +114,7 @@ def drop_missing(table: pd.DataFrame, column: str) -> pd.DataFrame:
 def pick(
     rows: pd.DataFrame, metric: str, scope: str | None = None, method: str | None = None
 ) -> pd.DataFrame:
-    """Return the rows that have a number for a metric, and the scope and method if given."""
+    """Return the rows with a number for a metric. Filter by scope and method if they are given."""
     mask = (rows["metric"] == metric) & rows["estimate"].notna()
     if scope is not None:
         mask &= rows["scope"] == scope
@@ -179,7 +179,7 @@ def _failed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def flag_lines(rows: pd.DataFrame) -> list[Finding]:
-    """Return a finding per flag: how many timings have the flag, and what the flag means."""
+    """Return a finding per flag with the number of timings and the meaning of the flag."""
     timed = pick(rows, "latency")
     counts = timed["flags"].explode().value_counts()
     return [
@@ -189,7 +189,7 @@ def flag_lines(rows: pd.DataFrame) -> list[Finding]:
 
 
 def why_empty(rows: pd.DataFrame, experiment: str) -> str:
-    """Return why an experiment has no data: no run, or only failed cases."""
+    """Return why an experiment has no data, such as no run or only failed cases."""
     rows = of_experiment(rows, experiment)
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
@@ -230,7 +230,7 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
         }
         own = rows[rows["machine_id"] == machine["machine_id"]]
         for metric, unit in _PEAKS.items():
-            # Rows are in order of time, so the newest peak rate replaces the older ones.
+            # Rows are in order of time, so the newest peak rate replaces older peak rates.
             for row in pick(own, metric).to_dict("records"):
                 value = format_number(row["estimate"], row["low"], row["high"])
                 line[f"{row['scope']} ({unit})"] = value

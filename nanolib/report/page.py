@@ -54,15 +54,15 @@ def build(
     """
     (rows, runs), machines = store.shown(run_ids), store.machines()
     make_folder(folder)
-    # nanolib moves all files to the folder at the end, so a failure leaves the old report complete.
+    # nanolib moves all files to the folder at the end, so a failure does not damage an old report.
     with (
         TemporaryDirectory(prefix=".nanolib-", dir=folder) as temporary,
-        schemapi.debug_mode(False),  # The tests check every chart, and the check is slow.
+        schemapi.debug_mode(False),  # Altair's check of each chart is slow.
         ThreadPoolExecutor(1, thread_name_prefix="nanolib-charts") as drawing,
     ):
         made = Path(temporary)
         parts, specs, pending = [], {}, []
-        # The pictures of one part are drawn in a thread while the next part is made.
+        # A thread draws the pictures of one part while nanolib builds the next part.
         for part in _parts(store, sections, rows, runs, machines):
             parts.append(part)
             for name, chart in {**part.charts, **part.files}.items():
@@ -90,7 +90,7 @@ def _parts(
     runs: pd.DataFrame,
     machines: pd.DataFrame,
 ) -> Iterator[Part]:
-    """Yield a part for each section and machine, newest machine first, and then the summaries."""
+    """Yield a part per section and machine, newest results first, and then the summaries."""
     newest = runs.sort_values("started", kind="stable")[::-1]
     for section in sections:
         machine_ids = newest.loc[newest["experiment"] == section.experiment, "machine_id"].unique()
@@ -108,7 +108,7 @@ def _parts(
 
 
 def _whole_table(title: str, table: pd.DataFrame) -> dict[str, tuple[pd.DataFrame, pd.DataFrame]]:
-    """Return a table that shows all columns, or nothing if the table has no line."""
+    """Return a table that shows all columns to people, or no table if it has no line."""
     return {title: (table, table)} if len(table) else {}
 
 
@@ -169,7 +169,7 @@ def _markdown(parts: list[Part]) -> str:
 
 
 def _table(whole: pd.DataFrame, readable: pd.DataFrame) -> Table:
-    """Return a table for people, without empty columns. The page filters the table by length."""
+    """Return a table for people, without empty columns, with the sequence length of each line."""
     filled = ~readable.isin(["", "—"]).all()
     lengths = whole.get("seq_len", pd.Series(float("nan"), index=whole.index))
     return Table(readable.loc[:, filled], lengths.map("{:g}".format).replace("nan", ""))

@@ -1,6 +1,6 @@
 """Draw every chart of nanolib with one function, so that all charts have the same look.
 
-A chart needs a table with a line per mark. `line` charts need the columns `series`, `x` and `y`.
+The table of a chart has one line per mark. `line` charts need the columns `series`, `x` and `y`.
 `rows` and `bars` charts need `series` and `x`. All other columns are optional:
 
 low, high: Ends of the interval.
@@ -53,23 +53,24 @@ def plot(
     width: int = 680,
     empty: str = "nothing was measured",
 ) -> Drawing:
-    """Draw a chart, or one chart per `panel` next to each other.
+    """Draw a chart with one panel for each value of the column `panel`.
 
     Args:
         data: Table with the columns that this module describes. A line chart with a single `x`
             becomes a `rows` chart.
         title: Title of the chart.
-        kind: Layout: `line` over an ordered quantity, `rows` per series, or `bars` with parts.
+        kind: Layout of the chart. A `line` chart has an ordered horizontal axis, a `rows` chart has
+            one row per series, and a `bars` chart has bars with parts.
         subtitle: Lines below the title.
         unit: Title of the value axis.
         xunit: Title of the horizontal axis of a line chart.
         log: Logarithmic axes, given as `x`, `y`, `xy` or an empty text.
         ref: Value of the reference line.
         ref_text: Label of the reference line.
-        band: Lowest and highest value that count as no change.
+        band: Lowest and highest value that count as no change. The chart shades this range.
         fmt: Number format of the value axis, in the syntax of d3.
         join: Whether a line joins the points of a series.
-        width: Width of all panels together, in pixels.
+        width: Width in pixels. The panels of a line chart share this width.
         empty: Reason to show if there is no data.
     """
     if data is None or data.empty:
@@ -120,7 +121,7 @@ def plot(
 def _layer(
     mark: str, encoding: _Encoding, *filters: str, data: Any = alt.Undefined, **look: Any
 ) -> alt.Chart:
-    # Each method of `alt.Chart` copies the chart, so one call makes the layer.
+    # Each method of `alt.Chart` copies the chart, so nanolib passes everything to the constructor.
     return alt.Chart(
         data,
         mark=alt.MarkDef(type=mark, **look),
@@ -164,7 +165,7 @@ def _tooltip(data: pd.DataFrame, axis: Axis, xunit: str = "") -> list[alt.Toolti
 def _draw_marks(
     base: _Encoding, data: pd.DataFrame, axis: Axis, size: int, xunit: str = ""
 ) -> _Layers:
-    """Return the layer of intervals, if there are any, and the layer of filled or hollow points."""
+    """Return a layer of points and, if there are intervals, a layer of intervals."""
     layers = []
     if "low" in data:
         along = base | axis.encode("low", "high") | {"color": _COLOR}
@@ -208,17 +209,17 @@ def _draw_lines(
         look = {"strokeWidth": 2, "clip": True}
         layers.append(_layer("line", lines | axis.encode("y"), "isValid(datum.y)", **look))
     layers += _draw_marks(base, data, axis, 14 if len(data) > 200 else 46, xunit)
-    # The gray of further series is too pale for text.
+    # The gray of the fifth and all further series is too pale for text.
     ink = alt.condition("datum.hue == 'rest'", alt.value(COLOURS["muted"]), _COLOR)
     along = base | axis.encode("end") | {"text": alt.Text("label:N"), "color": ink}
     names = _layer("text", along, "isValid(datum.end)", align="left", dx=9)
-    # The page filters sequence lengths, so the browser finds the last point of a series.
+    # The report page can hide sequence lengths, so the browser finds the last point of a series.
     names = names.transform_joinaggregate(last="max(x)", groupby=["series"])
     return data, [*layers, names.transform_filter("datum.x == datum.last")]
 
 
 def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
-    """Return the height of each label, in the unit of the values, so that no two labels overlap."""
+    """Return heights, in the unit of the values, at which no two labels overlap."""
     scale, unscale = (math.log, math.exp) if axis.log else (float, float)
     px = _HEIGHT / (scale(axis.domain[1]) - scale(axis.domain[0]))
     drawn = data["y"].fillna(data["pred"]) if "pred" in data else data["y"]
@@ -227,14 +228,14 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
         at = (group.map(scale) * px).sort_values()
         steps = _LABEL_GAP * np.arange(len(at))
         free = at.to_numpy() - steps
-        # Moving labels only up or only down keeps the gaps, and so does the mean of both moves.
+        # Moving labels only up or only down makes the gaps. The mean of both positions keeps them.
         both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
         found[at.index] = [unscale(one / px) for one in both / 2 + steps]
     return found
 
 
 def _in_rows(data: pd.DataFrame) -> tuple[_Encoding, alt.Chart]:
-    """Return the encoding of one row per series, in the order of the data, and the label layer."""
+    """Return an encoding with one row per series, and the layer of the labels."""
     ink = alt.Axis(labelColor=COLOURS["ink"], grid=False)
     order = list(dict.fromkeys(data["series"]))
     base = {"y": alt.Y("series:N", title=None, sort=order, axis=ink)}
@@ -267,12 +268,12 @@ def _draw_bars(data: pd.DataFrame, axis: Axis) -> tuple[pd.DataFrame, _Layers]:
     return data, [_layer("bar", along, stroke=COLOURS["paper"], strokeWidth=1), words]
 
 
-# Measurements and tables name the sequence length differently.
+# Measurements and tables have different names for the column of sequence lengths.
 _LINKS = {"run_id": "link_run", "factor.seq_len": "link_n", "seq_len": "link_n"}
 
 
 def links(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the columns `link_run` and `link_n`. The report page filters charts by `link_n`.
+    """Return run IDs as `link_run` and sequence lengths as `link_n`, which the page filters by.
 
     Args:
         frame: Measurements, or a table of cases.

@@ -1,4 +1,4 @@
-"""Report what changed: between two versions, between runs, and over all runs of each case."""
+"""Report changes between two versions, between runs, and over all runs of each case."""
 
 import math
 
@@ -25,7 +25,7 @@ _HUES = {
 _MOST_SHOWN = 40  # Largest number of ratios in a chart.
 _MOST_LINES = 80  # Largest number of histories in a chart.
 _MOST_NAMED = 5  # Largest number of changes in a verdict.
-# Verb of each finding that gets a sentence. The other findings are only counted.
+# These findings get a sentence with a verb. nanolib only counts the other findings.
 _VERBS = {
     Kind.REGRESSED: "regressed",
     Kind.IMPROVED: "improved",
@@ -113,7 +113,7 @@ def _counts(found: Comparison, what: str) -> Finding:
 
 
 def _changed(found: Comparison) -> list[Finding]:
-    """Return a finding for each of the first five lines that changed."""
+    """Return a finding for each of the first five timings or cases that changed."""
     findings = []
     for line in [one for one in found.lines if one.finding in _VERBS][:_MOST_NAMED]:
         compared, evidence = (), [line.message]
@@ -151,7 +151,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> Drawing:
         "rows",
         subtitle=[
             f"{subtitle}{left_out}",
-            f"Green: no change (±{MARGIN:.0%}). A change counts from {found.threshold:.0%} on.",
+            f"Green: no change (±{MARGIN:.0%}). Changes below {found.threshold:.0%} do not count.",
         ],
         unit="Ratio B / A (higher is slower)",
         log="x",
@@ -164,7 +164,7 @@ def comparison_chart(found: Comparison, title: str, subtitle: str) -> Drawing:
 
 
 def history_chart(found: list[History]) -> Drawing:
-    """Draw each timing over its runs, relative to the first run, in color if its level changed."""
+    """Draw each timing over its runs, relative to the first run. Changed timings have colors."""
     ordered = sorted(_by_name(found).items(), key=lambda one: not one[1].changes)[:_MOST_LINES]
     short = strip_shared_words([name for name, _ in ordered])
     colored = hues(name for name, one in ordered if one.changes)
@@ -219,7 +219,7 @@ def history_verdict(found: list[History]) -> list[Finding]:
 
 
 def _by_name(found: list[History]) -> dict[str, History]:
-    """Return the histories by name. A name includes the machine if there are several machines."""
+    """Return the histories by name. With several machines, a name includes the machine."""
     several = len({one.machine_id for one in found}) > 1
     named = {}
     for one in found:

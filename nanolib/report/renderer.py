@@ -20,14 +20,14 @@ from nanolib.measurement import BadInput, printable
 from nanolib.paths import put_in_place
 from nanolib.report.theme import Drawing
 
-VEGALITE_VERSION = "5.20"  # Vega-Lite that compiles to Vega 5, which JupyterLab bundles.
-PAGE_VERSION = "6.4"  # Vega-Lite that compiles to Vega 6, which vl-convert bundles for pages.
+VEGALITE_VERSION = "5.20"  # This version compiles to Vega 5, which JupyterLab bundles.
+PAGE_VERSION = "6.4"  # This version compiles to Vega 6, which vl-convert bundles for pages.
 _SCALE = 2  # Pixels per point of a picture in a report.
 _NOTEBOOK_SCALE = 1.3  # Pictures in notebooks are smaller, because git stores the notebooks.
 
 
 def compiled(spec: dict[str, Any], vl_version: str = PAGE_VERSION) -> dict[str, Any]:
-    """Compile Vega-Lite to Vega without control characters, because they crash vl-convert."""
+    """Compile Vega-Lite to Vega. Control characters are escaped, because they crash vl-convert."""
     return vl_convert.vegalite_to_vega(_without_control(spec), vl_version=vl_version)
 
 
@@ -41,13 +41,14 @@ def _without_control(value: Any) -> Any:
 
 @functools.cache
 def javascript() -> str:
-    """Return Vega's JavaScript for the report page, and keep a copy in the user's cache folder."""
+    """Return Vega's JavaScript for the report page, and store a copy in the user's cache folder."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanolib"
     kept = folder / f"vega-{PAGE_VERSION}-{vl_convert.__version__}.js"
     if kept.is_file():
         return kept.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle(vl_version=PAGE_VERSION)
-    with contextlib.suppress(OSError):  # In a read-only folder, each report bundles Vega again.
+    # If the folder is read-only, each report bundles Vega again.
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         with put_in_place(kept) as file:
             file.write_text(bundle, encoding="utf-8")

@@ -15,8 +15,8 @@ class CaseTable:
     """Table of a section.
 
     Attributes:
-        of: Function that makes the table from measurements of any experiments.
-        columns: Title of each column that people see. A file of the table contains all columns.
+        of: Function that builds the table from measurements, which may be from any experiments.
+        columns: Title of each column that people see. The CSV file also contains other columns.
     """
 
     of: Callable[[pd.DataFrame], pd.DataFrame]
@@ -37,7 +37,7 @@ class Section:
         charts: Maps a file name to the function that draws the chart. The first of at most three
             charts answers the question.
         tables: Maps a title to a table, the main table first.
-        verdict: Function that makes the findings from measurements.
+        verdict: Function that builds the findings from measurements.
         files: Maps a file name to a function that draws a chart. The page omits these charts, and
             the folder of the report contains their pictures.
     """
@@ -81,7 +81,7 @@ class Part:
         newest: Whether the experiment's newest run is from `machine`.
         rows: Measurements of the machine.
         by_length: Maps a sequence length to the findings of only that length.
-        files: Maps a file name to a chart that is not on the page but in the folder of the report.
+        files: Maps a file name to a chart in the folder of the report that is not on the page.
     """
 
     name: str
@@ -97,5 +97,5 @@ class Part:
 
     @property
     def findings(self) -> dict[str, Sequence[Finding]]:
-        """Map each sequence length as text to its findings, and the empty text to all findings."""
+        """Findings by sequence length as text. The empty text is the key of `verdict`."""
         return {"": self.verdict, **self.by_length}

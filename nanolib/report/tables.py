@@ -57,12 +57,12 @@ class IntervalColumn(Column):
         }
 
 
-# Tables for people show the values of these columns without underscores.
+# Tables for people show the values of these columns with spaces instead of underscores.
 _IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
-    """Map the name of each column that people see to its title."""
+    """Return the title of each column that people see, by the name of the column."""
     return {column.name: column.title for column in columns if column.title}
 
 
@@ -130,12 +130,12 @@ def add_metric_columns(
     key = list(key)
     table = table.reset_index(drop=True)
     factors = [name for name in rows if name.startswith("factor.") and name not in key]
-    # A merge is slow, so all columns share the merge that finds the line of each row.
+    # A merge is slow, so a single merge finds the line of each row for all columns.
     rows = rows.drop(columns=factors).merge(table[key].assign(line=table.index), on=key)
     added = []
     for column in columns:
         if column.metric:
-            # The details of a measurement without a number may contain the reason.
+            # If a measurement has no number, its details may still contain a value.
             numbers = rows.assign(estimate=0.0) if column.detail else rows
             found = pick(numbers, column.metric, column.scope, column.method)
             found = found.drop_duplicates("line").set_index("line")
@@ -144,7 +144,7 @@ def add_metric_columns(
 
 
 def ratios(name: str, table: pd.DataFrame, above: str, below: str) -> dict[str, pd.Series]:
-    """Divide the column `above` by the column `below`, with the widest interval that both allow."""
+    """Divide the column `above` by `below`. The interval is the widest that both columns allow."""
     busy = table.reindex(columns=[f"{above}_busy", f"{below}_busy"])
     return {
         name: table[above] / table[below],
@@ -213,7 +213,7 @@ def with_speed_ups(
 
 
 def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:
-    """Return the baselines among `others` for which the line's speed-up is not clearly above 1."""
+    """Return the baselines among `others` over which the line is not clearly faster."""
     speed_ups = line["speed_up_over"]
     unclear = {one.name for one in speed_ups if one.compare_to(ONE) is not Order.ABOVE}
     return [other for other in others if other in unclear]
@@ -222,7 +222,7 @@ def not_slower(line: Mapping[str, Any], others: Iterable[str]) -> list[str]:
 def gains(
     line: pd.Series, what: str, name: str = "speed_up", among: Container[str] | None = None
 ) -> Pairs:
-    """Return how the speed-ups of a line over its baselines compare to 1.
+    """Compare the speed-ups of a line over its baselines with 1.
 
     Args:
         line: Line of a table from `with_speed_ups`.
@@ -293,7 +293,7 @@ def percent(row: pd.Series, column: str, most: float = 1.0) -> str:
     Args:
         row: Line of a table.
         column: Name of the column with the share.
-        most: Largest possible share, which replaces larger values.
+        most: Largest share to show. This value replaces larger shares.
     """
     share, low, high = (min(row[f"{column}{end}"], most) for end in ("", "_low", "_high"))
     ends = "" if pd.isna(low) or pd.isna(high) else f" [{low:.0%} … {high:.0%}]"

@@ -55,7 +55,7 @@ def empty_chart(title: str, why: str) -> Drawing:
 
 
 def is_empty(chart: Drawing) -> bool:
-    """Return whether `empty_chart` made a chart."""
+    """Return whether `empty_chart` made the chart."""
     return isinstance(getattr(chart, "usermeta", None), dict)
 
 
@@ -71,7 +71,7 @@ def side_by_side(*charts: Drawing) -> Drawing:
 def themed(chart: Drawing) -> Drawing:
     """Set the fonts, grid and colors of a finished chart, and return the chart."""
     words = {"fill": COLOURS["muted"], "fontSize": _TEXT}
-    # Each `configure_…` method copies the whole chart, so nanolib assigns the configuration.
+    # Each `configure_…` method copies the chart, so nanolib assigns the configuration directly.
     chart.config = alt.Config.from_dict(
         {
             "style": {"guide-label": words, "guide-title": words},
@@ -110,7 +110,7 @@ def variables() -> str:
 
 
 def with_variables(text: str) -> str:
-    """Replace colors in the JSON of charts by CSS variables, so that dark mode needs no redraw."""
+    """Replace colors in the JSON of charts with CSS variables. Dark mode then needs no redraw."""
     for name, color in COLOURS.items():
         text = text.replace(f'"{color}"', f'"var(--{name})"')
     return text

@@ -1,4 +1,4 @@
-"""Measure one attention at one shape, and predict the work of the attention."""
+"""Measure one attention at one shape, and predict its latency and memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,8 +20,9 @@ from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted, compile
 from nanolib.run.memory_plan import UNCOUNTED, Workload, memory_rows, planned, trace
 from nanolib.run.peaks_case import rate_rows, roofline_ms
 
-_ERROR_ROWS = 128  # These queries reach every row of tiles, up to 127 rows.
-# All other factors of a case describe the shape.
+# 128 evenly spaced queries include a query of each row of tiles, if there are at most 127 rows.
+_ERROR_ROWS = 128
+# These factors describe the attention. All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -49,7 +50,7 @@ class AttentionCase(Case):
 
     @property
     def by_flex(self) -> bool:
-        """Whether FlexAttention computes the case: `flex`, and some cases of `sparse` on CUDA."""
+        """Whether FlexAttention computes the case: always for `flex`, sometimes for `sparse`."""
         if self.attention_type != "sparse":
             return self.attention_type == "flex"
         size = self._parsed.block_size
@@ -59,13 +60,13 @@ class AttentionCase(Case):
 
     @property
     def compiles(self) -> bool:
-        """Whether the first call may compile, as with FlexAttention, flash-attn 4 or user code."""
+        """Whether the first call may compile FlexAttention, flash-attn 4 or the user's code."""
         flash_4 = "FA4" in self.options.values() or self.options.get("version") == 4
         return self.by_flex or self.attention_type == "own" or flash_4
 
     @property
     def runs_code(self) -> bool:
-        """Whether the case calls a function of the user, for the attention or for the mask."""
+        """Whether the user's code computes the attention or the mask."""
         return bool(self.options.keys() & {"call", "mask_mod"})
 
     @property
@@ -84,7 +85,7 @@ class AttentionCase(Case):
 
     @property
     def work(self) -> attention.Work | None:
-        """Work of the kept pairs, or None if the input or the user's code selects the pairs."""
+        """Work of the kept query-key pairs, or None if the input or user code selects the pairs."""
         if self.runs_code:
             return None
         n, mask = self.seq_len, {"causal": self.causal, "options": self.options}
@@ -92,7 +93,7 @@ class AttentionCase(Case):
 
     @property
     def group(self) -> str:
-        """Shape as text. nanolib times all attentions of one shape in turns."""
+        """Shape as text. nanolib times all attentions with the same shape in turns."""
         factors = self.factors.items()
         return " ".join(str(value) for name, value in factors if name not in _KIND_FACTORS)
 
@@ -126,7 +127,7 @@ class AttentionCase(Case):
         return attention.attend(kind, *inputs, causal=self.causal, options=options)
 
     def workloads(self, *inputs: Tensor) -> Iterator[Workload]:
-        """Yield a forward pass without gradients and, if requested, one with a backward pass."""
+        """Yield a forward pass and, if requested, a forward pass with its backward pass."""
 
         def forward() -> Tensor:
             with torch.no_grad():
@@ -144,19 +145,20 @@ class AttentionCase(Case):
             yield Workload("forward_backward", both, lambda: (*inputs, gradient))
 
     def plan(self) -> Plan:
-        """Plan the peak memory, or give the reason why no plan is possible."""
+        """Return the plan of the peak memory, or the reason why no plan is possible."""
         if self.attention_type == "flex" and not self.device.startswith("cuda"):
             return Plan(reason=UNCOUNTED)
         if self.work is None:
-            return Plan(reason="the memory depends on the input, or on your own code")
+            return Plan(reason="the memory depends on the input or on your own code")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Predict the work by formulas, without planning memory.
+        """Predict bytes, FLOPs, sparsity and latency by formulas, without planning memory.
 
         Returns:
-            `bytes` is the size of q, k, v and the output. `flops` (FLOP, forward), `sparsity` and
-            `block_sparsity` need a known mask. `latency` (ms) also needs known peak rates.
+            `bytes` is the size of q, k, v and the output. If the mask is known, the result also
+            contains `flops` (forward pass), `sparsity` and `block_sparsity`. If the peak rates are
+            known too, the result contains `latency` in ms.
         """
         predicted = {"bytes": self.moved}
         if (work := self.work) is None:
@@ -173,7 +175,7 @@ class AttentionCase(Case):
     def unsupported(self) -> str:
         """Return why this machine cannot run the case, or an empty string.
 
-        Except for `flex` and the user's code, nanolib calls the attention on a few tokens.
+        nanolib tries the attention on a few tokens. It does not try `flex` or the user's code.
         """
         if self.attention_type == "flex":
             backend = self.options.get("backend", "auto")
@@ -209,9 +211,10 @@ class AttentionCase(Case):
             yield from memory_rows(workload, self.device, self.plan(), counted)
             scope, call, moved, factor = "forward", workload.call, self.moved, 1.0
             if workload.scope != "forward":
-                # The pass reads q, k, v, the output and its gradient, and writes three gradients.
+                # A backward pass reads q, k, v, the output and the gradient of the output. It
+                # writes the gradients of q, k and v.
                 scope, call, moved = "backward", self._backward_call(inputs), 2 * self.moved
-                # Only the math backend keeps the scores for its backward pass.
+                # Only the math backend stores the scores of the forward pass for the backward pass.
                 keeps = self.options.get("backend") == "math"
                 factor = BACKWARD_FACTOR if keeps else RECOMPUTING_BACKWARD_FACTOR
             yield exact("bytes", moved, scope=scope)
@@ -231,7 +234,7 @@ class AttentionCase(Case):
                 yield measure(call, predicted=latency.predicted, **cold)
 
     def _build_mask(self, inputs: _Inputs, params: Any) -> Measurement:
-        """Time the building of a mask. `kept` is false if each forward pass builds a mask again."""
+        """Time the building of a mask. `kept` is false if each forward pass builds a mask."""
         make = flex.mask_of if self.by_flex else choose_mask
 
         def build() -> None:
@@ -244,7 +247,7 @@ class AttentionCase(Case):
         return replace(built, details=built.details | {"kept": kept})
 
     def _counts(self, work: attention.Work, forward: Workload) -> Measurements:
-        """Yield the sparsity of pairs and of tiles, and the FLOPs that torch's counter finds."""
+        """Yield the sparsity, the block sparsity, and the FLOPs that torch's counter finds."""
         dense_mask = self.masked and not work.sparsity
         yield exact(
             "sparsity",
@@ -254,7 +257,7 @@ class AttentionCase(Case):
             flags=(Flag.MASK_IS_DENSE,) if dense_mask else (),
         )
         yield exact("block_sparsity", work.block_sparsity, method="mask")
-        # The counter covers only torch's own operations.
+        # torch's FLOP counter covers only torch's own operations.
         if not self.compiles and self.attention_type != "flash_attn":
             counted = {"method": "flop_counter", "predicted": self._flops(work)}
             yield exact("flops", count_flops(forward.call).full, scope="forward", **counted)
@@ -275,7 +278,7 @@ class AttentionCase(Case):
         return backward
 
     def _error(self, out: Tensor, inputs: _Inputs, block_mask: BlockMask | None) -> Measurement:
-        """Compare some queries of the first sequence with float64 attention under the same mask."""
+        """Compare outputs of the first sequence with float64 attention under the same mask."""
         n = self.seq_len
         rows = torch.linspace(0, n - 1, min(n, _ERROR_ROWS)).long().unique()
         mask = causal_mask(n, n)[rows] if self.causal else torch.ones(len(rows), n).bool()

@@ -39,7 +39,7 @@ class Params(shared.Params):
             empty for none.
         quality_sparsities: Target sparsities of the quality patterns.
         quality_seq_len: Sequence length of the trained decoder, tokens.
-        quality_block_size: Side of a tile of the quality patterns, tokens.
+        quality_block_size: Side length of a tile in the quality patterns, tokens.
         quality_seeds: Number of decoders to train, each with a seed for its initial weights.
         quality_steps: Training steps before sparse attention replaces dense attention.
         quality_finetune_steps: Training steps of the dense and the sparse decoder after the
@@ -137,7 +137,7 @@ class Params(shared.Params):
 
 
 def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of an attention and its options, with flash-attn's installed version."""
+    """Return the name and the options of an attention, with the installed flash-attn version."""
     options = {name: option for name, option in value.items() if name != "kind"}
     if value["kind"] == "flash_attn" and options.get("version", "auto") == "auto":
         found = flash_attn.found_version()
@@ -146,7 +146,7 @@ def _kind(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def cases(params: Params) -> list[Case]:
-    """List the cases: peak rates, each attention at each shape, and the loss of each pattern."""
+    """List the cases of peak rates, of each attention at each shape, and of pattern losses."""
     device = resolve_device(params.device)
     kv_heads = params.num_kv_heads or params.num_heads
     rest = (params.num_heads, kv_heads, params.head_dim, params.causal, params.backward)
@@ -179,7 +179,7 @@ _UNNAMED = ("pattern", "sparsity", "block_size", "seed", "per_head", "backend")
 
 
 def kind_name(attention_type: str, options: dict[str, Any]) -> str:
-    """Name an attention and its options, such as `dense (flash)` or `flex window s=0.9`."""
+    """Return the name of a case, such as `dense (flash)` or `flex window s=0.9`."""
     if attention_type not in ("sparse", "flex"):
         values = " ".join(map(str, options.values()))
         return f"{attention_type} ({values})" if values else attention_type

@@ -67,10 +67,10 @@ QUALITY_COLUMNS = titles(_QUALITY)
 def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per attention case.
 
-    `speed_up` is the smallest speed-up over a dense kernel that was timed in the same rounds.
-    `once` is the time of building the mask and of compiling, in ms. `speed_up_paid` is the
-    speed-up of a forward pass that includes `once`. `bound` is the largest speed-up that the
-    skipped tiles allow. `mask_is_dense` is true if the mask of sparse attention removes no pairs.
+    `speed_up` is the smallest speed-up over the dense kernels that were timed in the same rounds.
+    `once` is the time to build the mask and to compile, in ms. `speed_up_paid` is the speed-up of a
+    forward pass if its time includes `once`. `bound` is the largest speed-up that the skipped tiles
+    allow. `mask_is_dense` is true if the mask of sparse attention removes no pairs.
     """
     table = add_metric_columns(case_rows(rows, ["name", *_SHAPE[1:]], "name"), rows, _COLUMNS)
     table = flagged(with_speed_ups(table, rows, "forward"), rows)
@@ -84,7 +84,7 @@ def attention_table(rows: pd.DataFrame) -> pd.DataFrame:
         bound=(1 - dense_tiles) / (1 - table["block_sparsity"]),
         unsteady=[Flag.NO_STEADY_STATE in flags for flags in table["flags"]],
     )
-    # A mask that is not kept depends on the input, so the forward time includes the mask.
+    # If each forward pass builds a mask, the forward time already includes the mask.
     is_kept = table["mask_kept"].ne(False)
     for end in ("", "_low", "_high"):
         mask = table[f"mask{end}"].where(is_kept).fillna(0)
@@ -108,10 +108,10 @@ def quality_table(rows: pd.DataFrame) -> pd.DataFrame:
     return with_state(table)
 
 
-# If the results of the patterns differ at a length, the first entry here describes the length.
+# If sparse patterns differ at a sequence length, the finding states the first of these results.
 _ORDERS = {
     "faster": "Sparse attention is faster than every dense kernel",
-    "busy": "A busy machine allows no comparison of sparse and dense attention",
+    "busy": "Other processes disturbed the comparison of sparse and dense attention",
     "unclear": "No clear difference between sparse and dense attention",
     "slower": "Dense attention is faster than sparse attention",
 }
@@ -126,7 +126,7 @@ _EFFECTS = {
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return findings: where sparse attention is faster, and how it changes the loss."""
+    """Return findings about the speed of sparse attention and about the loss."""
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
         return [Finding("Attention was not measured", next_step="run nano run quick attention")]
@@ -146,7 +146,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _split_groups(timed: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    # Timings of two runs or two devices are never compared.
+    # nanolib never compares timings of different runs or different devices.
     places = [name for name in ("run_id", "device") if timed[name].nunique() > 1]
     for _, group in timed.groupby(["batch_size", "dtype", "causal", *places], sort=False):
         first = group.iloc[0]
@@ -191,7 +191,7 @@ def _compare_sparse(group: pd.DataFrame, about: str) -> Iterator[Finding]:
 
 
 def _find_order(line: pd.Series, group: pd.DataFrame) -> str:
-    """Return the key in `_ORDERS` that compares a pattern with all dense kernels at its length."""
+    """Compare a pattern with the dense kernels of the same length. Return a key of `_ORDERS`."""
     figures = line["speed_up_over"]
     if any(figure.busy for figure in figures):
         return "busy"
@@ -206,7 +206,7 @@ def _format_gain(line: pd.Series) -> str:
     text = f"{line['name']} (sparsity {line['sparsity']:.0%}) is {times(line, 'speed_up')} as fast "
     text += f"as {line['speed_up_baseline']} {_format_lengths([line['seq_len']])}"
     if line["mask_kept"] == 0:
-        return f"{text}, including the mask, which each call chooses"
+        return f"{text}, including the time to build a mask in each call"
     if line["once"] > 0:
         text += f", or {times(line, 'speed_up_paid')} in the first call, which includes building "
         text += "the mask and compiling" if line["compile"] > 0 else "the mask"
@@ -235,7 +235,7 @@ def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
 
 
 def _find_fastest(group: pd.DataFrame, about: str) -> Iterator[Finding]:
-    """Yield a finding about the fastest of at least two dense kernels at the longest length."""
+    """Yield a finding about the fastest of several dense kernels at the longest sequence."""
     dense = group[group["is_dense"] & (group["speed_up_over"].map(len) > 0)]
     if dense.empty:
         return
@@ -264,7 +264,7 @@ def _list_speed_ups(line: pd.Series, over: set[str] | None = None) -> Pairs:
 
 
 def _compare_losses(table: pd.DataFrame) -> list[Finding]:
-    """Return a finding about the loss of each pattern at its highest measured sparsity."""
+    """Return a finding per sparse pattern about the loss at the highest measured sparsity."""
     if table.empty:
         return []
     is_short = table["steps"] < LEARNING_STEPS

@@ -6,7 +6,7 @@ same text in the same order.
 
 import functools
 from dataclasses import dataclass, replace
-from statistics import fmean  # The last digit of `sum` differs between versions of Python.
+from statistics import fmean  # The result of `sum` differs between versions of Python.
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +20,10 @@ from nanolib.models.attention.sparse import watched_work
 from nanolib.models.training import train
 from nanolib.run.case import Case, Ceilings, Plan, over_seeds
 
-# These patterns have no option `sparsity`, so nanolib varies another option to reach the target.
+# These patterns have no option `sparsity`. A search over another option reaches the target.
 _SEARCHED = {"threshold": "mass", "dca": "window"}
 QUALITY_PATTERNS = (*WINDOWED, *BY_TILE, *_SEARCHED)
-_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # Training, fine-tuning and testing draw different text.
+_TRAINED, _TUNED, _HELD_OUT = 0, 1, 2  # Each stream has different batches of text.
 _HELD_OUT_BATCHES, _BATCH, _RATE = 6, 8, 3e-3
 _BISECTIONS = 8
 _Weights = dict[str, torch.Tensor]
@@ -31,7 +31,7 @@ _Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class QualityCase(Case):
-    """Case of the loss of a small decoder with one sparse pattern at one target sparsity."""
+    """Case that measures the loss of a small decoder with one pattern at one target sparsity."""
 
     supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
 
@@ -50,7 +50,7 @@ class QualityCase(Case):
         return f"{self.name} loss, n={self.seq_len}, {self.seeds} seeds"
 
     def plan(self) -> Plan:
-        """Plan a training step of the dense model, because patterns need little more memory."""
+        """Plan a training step of the dense model. Sparse models need little more memory."""
         return planned_training(self, self._config(), _BATCH)
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
@@ -61,7 +61,7 @@ class QualityCase(Case):
             the scopes `replaced` and `fine_tuned`. Losses are means over seeds with intervals, nats
             per byte.
         """
-        # All patterns share one dense case, so that its models are trained only once.
+        # All patterns use the same dense case, so nanolib trains each dense model only once.
         dense = replace(self, name="", pattern="dense", target=0.0, seeds=1)
         sparsities, losses, replaced, tuned = [], [], [], []
         for seed in range(self.seeds):
@@ -72,7 +72,7 @@ class QualityCase(Case):
             sparsities.append(fmean(work.sparsity for work in found))
             losses.append(dense_loss)
             tuned.append(self._tuned_loss(sparse, seed) - dense_tuned)
-        if self.pattern in DYNAMIC:  # The sparsity of these patterns depends on the input.
+        if self.pattern in DYNAMIC:  # The sparsity of a dynamic pattern depends on the input.
             yield over_seeds("sparsity", sparsities)
         else:
             yield exact("sparsity", sparsities[0], method="mask")
@@ -99,7 +99,7 @@ class QualityCase(Case):
         return fmean(float(model.loss(ids)) for ids in self._batches(_HELD_OUT, _HELD_OUT_BATCHES))
 
     def _tuned_loss(self, model: Transformer, seed: int) -> float:
-        """Fine-tune a model on the text of a seed, and return the loss."""
+        """Fine-tune a model on the text for a seed, and return the loss on held-out text."""
         train(model, self._batches(_TUNED, self.finetune_steps, seed), _RATE / 3)
         return self._loss(model)
 
@@ -112,7 +112,7 @@ class QualityCase(Case):
         return model
 
     def _options(self, weights: _Weights) -> dict[str, Any]:
-        """Return the options that reach the target sparsity. Some patterns need a search."""
+        """Return options of the pattern that reach the target sparsity."""
         count = max(1, round((1 - self.target) * self.seq_len / 8))
         options = {"global_tokens": count, "random_tokens": self.block_size}
         if self.pattern not in _SEARCHED:
@@ -134,7 +134,7 @@ class QualityCase(Case):
 
 @functools.lru_cache(maxsize=64)
 def _train_dense(case: QualityCase, seed: int) -> tuple[_Weights, float, float]:
-    """Train a dense decoder and return its weights, its loss, and the loss after the fine-tune."""
+    """Train a dense decoder and return its weights, its loss, and the loss after a fine-tune."""
     model = create_model(case._config(), case.device, seed=seed)
     train(model, case._batches(_TRAINED, case.steps, seed), _RATE)
     weights = {name: x.detach().clone() for name, x in model.state_dict().items()}

@@ -1,4 +1,4 @@
-"""Draw the charts of the attention notebook: speed-up, parts of the time, and added loss."""
+"""Draw the charts of the attention notebook: speed-up, time by part, and added loss."""
 
 import pandas as pd
 
@@ -32,7 +32,7 @@ _PANELS = {"replaced": "dense attention replaced", "fine_tuned": "after a fine-t
 
 
 def attention_speed_up(rows: pd.DataFrame) -> Drawing:
-    """Draw the smallest forward speed-up over any dense kernel, and its upper bound."""
+    """Draw the smallest speed-up of a forward pass over the dense kernels, and the upper bound."""
     timed = drop_missing(attention_table(rows), "forward")
     table = drop_missing(timed, "speed_up")
     table = table[~table["is_dense"] & ~table["mask_is_dense"]] if len(table) else table
@@ -58,8 +58,8 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         data,
         title,
         subtitle=[
-            f"Forward pass, timed in turns with {dense}. Smallest speed-up over any kernel.",
-            "Without the time to build masks that are built once. Hollow: not settled.",
+            f"Forward pass, timed in turns with {dense}. Smallest of the speed-ups.",
+            "The time to build a reusable mask is excluded. Hollow: not settled.",
             "Dashed: upper bound from skipped tiles.",
         ],
         unit="Speed-up (×)",
@@ -149,7 +149,7 @@ SECTION = Section(
             "attention",
             "mfu",
             "Attention efficiency",
-            ["FLOP/s of the kept connections as a share of the measured peak rate."],
+            ["FLOP/s of the kept query-key pairs as a share of the measured peak rate."],
             _TIMED,
             _OTHERS,
         ),

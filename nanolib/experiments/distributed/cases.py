@@ -132,7 +132,7 @@ def cases(params: Params) -> list[Case]:
         decoding = shape | {"algorithms": tuple(params.algorithms), "q_len": params.q_len}
         for seq_len, world in product(params.seq_lens, params.world_sizes):
             found.append(DecodeCase(**decoding, **_on_ranks(params, seq_len, world)))
-        # A case on several ranks times one rank too, so one rank needs no case of its own.
+        # A case on several ranks also times one rank, so there is no separate case for one rank.
         for seq_len, world in product(params.prefill_seq_lens, several or [1]):
             algorithms = (prefill.DENSE, *(params.prefill_algorithms if world > 1 else ()))
             passes = shape | {"prefill_algorithms": algorithms, "backward": params.backward}

@@ -1,4 +1,4 @@
-"""Measure decoding over a cache that is sharded across ranks, and fit a cost model of sending."""
+"""Measure decoding over a cache that is sharded across ranks, and fit a communication model."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +21,9 @@ from nanolib.run.memory_plan import shortage
 from nanolib.stats.intervals import TooFewSamples
 from nanolib.stats.scaling import LinkCost, link_cost
 
-ONE_RANK = "one rank"  # The first rank attends to all keys while the other ranks wait.
-# The float64 check keeps all keys on every rank, so larger caches are not checked.
+# In the call `one rank`, the first rank attends to all keys while the other ranks wait.
+ONE_RANK = "one rank"
+# The float64 check stores all keys on every rank, so nanolib checks at most this many elements.
 _CHECKED_ELEMENTS = 2**25
 
 
@@ -64,7 +65,7 @@ def random_heads(case: Any, generator: torch.Generator, heads: int, length: int)
 
 @dataclass(frozen=True)
 class DecodeCase(SequenceCase):
-    """Case of decoding a few new tokens over a sharded sequence, with several algorithms."""
+    """Case that decodes a few new tokens over a sharded cache, with several algorithms."""
 
     algorithms: tuple[str, ...]
     q_len: int
@@ -81,7 +82,7 @@ class DecodeCase(SequenceCase):
         return per_key * self.shape["itemsize"] * longest
 
     def traffic(self, algorithm: str, world_size: int) -> Traffic:
-        """Return the communication of one call of an algorithm on a number of ranks."""
+        """Return the communication of one call of an algorithm on `world_size` ranks."""
         layout = Sharding.contiguous(self.seq_len, world_size)
         return traffic_of(algorithm, layout, q_len=self.q_len, **self.shape)
 
@@ -90,7 +91,7 @@ class DecodeCase(SequenceCase):
         return Plan({"decode": self.shard_bytes(self.world_size) * self.sharing})
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the communication steps and bytes of each algorithm, and the size of a shard."""
+        """Return the communication steps and sent bytes of each algorithm, and the shard size."""
         sent = {name: self.traffic(name, self.world_size) for name in self.algorithms}
         return {"shard": self.shard_bytes(self.world_size) / MIB} | predict_traffic(sent)
 
@@ -101,7 +102,7 @@ class DecodeCase(SequenceCase):
         return not shortage(Plan({"decode": needed}), self.device)
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure times, speed-ups, parts, bytes and errors, and fit the cost model of sending."""
+        """Measure the time, traffic and error of each algorithm, and fit a communication model."""
         alone = [ONE_RANK] if self.world_size > 1 and self._fits_one_rank else []
         launch = Launch(*measure_on_ranks(rank, self, params, alone=bool(alone)))
         link, rows = link_rows(launch, f"{self.world_size} ranks")
@@ -124,7 +125,7 @@ class DecodeCase(SequenceCase):
     def _modelled(
         self, algorithm: str, world: int, compute: Measurement, link: LinkCost
     ) -> Measurement:
-        """Model the latency on more ranks, from evenly divided compute and the cost of sending."""
+        """Predict the latency on more ranks from evenly divided work and the fitted model."""
         sending = _sending_ms(link, self.traffic(algorithm, world))
         return Measurement(
             "latency",
@@ -146,12 +147,13 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
     """Fit the cost per message and per byte to the times of collectives.
 
     Args:
-        launch: Answers of the ranks. The list `links` of an answer describes the messages, the
+        launch: Results from the ranks. The list `links` in each result contains the messages, the
             bytes and the scope of each collective.
         scope: Scope of the rows with the fitted cost.
 
     Returns:
-        The fitted cost, or None if too few sizes were timed, and the rows of collectives and cost.
+        The fitted cost and the rows. The cost is None if too few sizes were timed. The rows
+        contain the times of the collectives and, if there is one, the fitted cost.
     """
     rows = [launch.latency(**link) for link in launch.answers[0]["links"]]
     messages, sent = ([row.details[name] for row in rows] for name in ("messages", "sent"))
@@ -176,12 +178,12 @@ def link_rows(launch: Launch, scope: str) -> tuple[LinkCost | None, list[Measure
 
 @torch.no_grad()
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Time the algorithms on a rank, and return the times, parts, errors and bytes of the rank."""
+    """Time the algorithms on this rank, and return the times, errors and sent bytes."""
     case, seed, budget_s, device = asked_case(DecodeCase, asked)
     alone = asked["alone"]
     me, several = dist.get_rank(), case.world_size > 1
     links = time_collectives(budget_s, device=device, seed=seed) if several else []
-    generator = torch.Generator(device).manual_seed(seed)  # All ranks have the same queries.
+    generator = torch.Generator(device).manual_seed(seed)  # All ranks draw the same queries.
     q = random_heads(case, generator, case.num_heads, case.q_len)
     k, v = _shard(case, me, seed, device)
     is_checked = case.shard_bytes(1) <= _CHECKED_ELEMENTS * q.element_size()

@@ -1,4 +1,4 @@
-"""Time calls on all ranks of a case, and turn the answers into rows.
+"""Time calls on all ranks of a case, and make rows of measurements from the times.
 
 The time of a call is the time on the slowest rank.
 """
@@ -31,12 +31,12 @@ def time_calls(
     device: torch.device,
     seed: int,
 ) -> dict[str, Any]:
-    """Time whole calls on one rank, in turns, and then the parts of calls.
+    """Time whole calls in turns on this rank, and then time the parts of the calls.
 
     Args:
         calls: Whole calls by scope.
-        parts: Calls by algorithm. Each call takes a timer that times the parts of the call.
-        budget_s: Time limit of all whole calls together, and of all parts together, s.
+        parts: Functions by algorithm. Each function makes a call, and times its parts with a timer.
+        budget_s: Time limit for the whole calls, and again for the parts, s.
         device: Device of this rank.
         seed: Seed of the random order of the turns.
 
@@ -59,19 +59,18 @@ def predict_traffic(sent: Mapping[str, Traffic]) -> Predicted:
 
 @dataclass(frozen=True)
 class Launch:
-    """Answers of the ranks of one case, with methods that make rows from the answers.
+    """Results from all ranks of one case. The methods make rows of measurements.
 
     Attributes:
-        answers: Answer of each rank: the result of `time_calls`, with `bytes` and `errors` by
-            algorithm.
-        flags: Flags that every timed or counted row gets.
+        answers: Result of `time_calls` on each rank, with `bytes` and `errors` by algorithm.
+        flags: Flags of every row that contains a time or counted bytes.
     """
 
     answers: Sequence[Mapping[str, Any]]
     flags: tuple[Flag, ...] = ()
 
     def slowest(self, scope: str) -> np.ndarray:
-        """Return the longest time of any rank in each block, ms, shape [blocks]."""
+        """Return the time of the slowest rank in each block, ms, shape [blocks]."""
         return np.max([answer["blocks"][scope] for answer in self.answers], axis=0)
 
     def latency(self, scope: str, **details: Any) -> Measurement:
@@ -100,7 +99,7 @@ class Launch:
     def algorithm(
         self, algorithm: str, traffic: Traffic | None, predicted_ms: float | None = None
     ) -> Measurements:
-        """Yield the traffic, the parts and the error of an algorithm.
+        """Yield rows with the traffic, the time of each part, and the error of an algorithm.
 
         Args:
             algorithm: Name of the algorithm.
@@ -123,7 +122,7 @@ class Launch:
             yield Measurement("relative_error", max(errors), **how)
 
     def _parts(self, algorithm: str, predicted_ms: float | None) -> Measurements:
-        """Yield `component_time` of each part, and of compute, wait and communication."""
+        """Yield a `component_time` row per part, and for compute, wait and communication."""
         ranks = {
             rank: pd.DataFrame(one["parts"][algorithm]) for rank, one in enumerate(self.answers)
         }
@@ -133,7 +132,7 @@ class Launch:
             for prefix, kind in KINDS.items()
         }
         for name, ms in parts.drop(columns="wait", errors="ignore").assign(**kinds).items():
-            of_runs = ms.unstack()  # The shape is [ranks, runs].
+            of_runs = ms.unstack()  # The shape of this table is [ranks, runs].
             longest = of_runs.max().to_numpy()
             low, estimate, high, confidence = interval_of(longest)
             spread = pd.DataFrame({"mean": of_runs.mean(axis=1), "sd": of_runs.std(axis=1)})

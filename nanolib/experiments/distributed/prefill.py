@@ -26,13 +26,13 @@ from nanolib.run.ranks import lacking
 RING, ZIGZAG, ULYSSES, DENSE = "ring", "zigzag", "ulysses", "dense"
 ALGORITHMS = (RING, ZIGZAG, ULYSSES)
 MEMORY_ALGORITHMS = ("math", "flash", RING, ULYSSES)
-# Longer sequences are not compared with float64, since the reference keeps all scores.
+# The float64 reference stores all scores, so nanolib checks at most this many scores per rank.
 _CHECKED_SCORES = 2**25
 
 
 @dataclass(frozen=True)
 class PrefillCase(SequenceCase):
-    """Case of causal attention over a whole sharded sequence, with several algorithms.
+    """Case that computes causal attention over a sharded sequence, with several algorithms.
 
     `dense` is the baseline: the first rank attends to the whole sequence while the other ranks
     wait.
@@ -68,13 +68,13 @@ class PrefillCase(SequenceCase):
         return Plan({scope: peak * self.sharing for scope, peak in one.peaks.items()}, one.reason)
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return the communication steps, bytes and peak memory of each algorithm."""
+        """Return the communication steps, sent bytes and peak memory of each algorithm."""
         peaks = self.rank_plan().peaks
         planned = {name: peaks[f"{name} forward"] / MIB for name in self.prefill_algorithms}
         return {"peak_memory": planned} | predict_traffic(self.traffic)
 
     def rank_plan(self) -> Plan:
-        """Plan the peak memory of one rank for each scope, with the other ranks simulated."""
+        """Plan the peak memory of the first rank for each scope. Other ranks are simulated."""
 
         def workloads() -> Iterator[Workload]:
             for algorithm in self.prefill_algorithms:
@@ -86,7 +86,7 @@ class PrefillCase(SequenceCase):
             return planned(self, workloads)
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measurements:
-        """Measure times, parts, bytes, errors and peak memory."""
+        """Measure the time, traffic, error and peak memory of each algorithm."""
         plans = self.rank_plan().peaks
         launch = Launch(*measure_on_ranks(rank, self, params))
         for algorithm in self.prefill_algorithms:
@@ -105,7 +105,7 @@ class PrefillCase(SequenceCase):
 
 @dataclass(frozen=True)
 class MemoryCase(Case):
-    """Case of the peak memory of attention: planned, or measured on one rank."""
+    """Case that plans the peak memory of attention, or measures it on one rank."""
 
     supports_ab: ClassVar[bool] = False
 
@@ -132,7 +132,7 @@ class MemoryCase(Case):
         return is_asked and not shortage(self._rank_plan(), self.device)
 
     def plan(self) -> Plan:
-        """Return the planned peak memory of a case that runs. Most cases only report their plan."""
+        """Return the planned peak memory if the case runs. Other cases allocate no memory."""
         return self._rank_plan() if self._is_run else Plan(reason="the case is planned, not run")
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
@@ -190,7 +190,7 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 
 def rank(asked: dict[str, Any]) -> dict[str, Any]:
-    """Time the algorithms on a rank, and return the times, peaks, errors and bytes of the rank."""
+    """Time the algorithms on this rank, and return the times, peaks, errors and sent bytes."""
     case, seed, budget_s, device = asked_case(PrefillCase, asked)
     scores = case.seq_len**2 * case.batch_size * case.num_heads
     is_checked = scores <= _CHECKED_SCORES * case.world_size
@@ -213,7 +213,7 @@ def rank(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Share:
-    """Calls of one algorithm on one rank, with the rank's part of the sequence.
+    """One rank's part of the sequence, with the calls of one algorithm on this part.
 
     Attributes:
         tensors: q, k, v and a gradient of the output, shape [batch, heads, local_len, head_dim].
@@ -236,13 +236,13 @@ class _Share:
         return (random_heads(case, generator, count, case.seq_len) for count in heads)
 
     def calls(self) -> dict[str, Callable[[], object]]:
-        """Return the calls by scope: the forward pass, and training if it is timed."""
+        """Return the calls by scope: the forward pass and, if requested, the training pass."""
         calls = {"forward": torch.no_grad()(self._attend), "training": self._train}
         return {f"{self._algorithm} {name}": calls[name] for name in self._case.directions}
 
     def _attend(self, **more: Any) -> torch.Tensor:
         q, k, v, _ = self.tensors
-        if self._algorithm == DENSE:  # Only the first rank has tokens, so other outputs are empty.
+        if self._algorithm == DENSE:  # Only the first rank has tokens.
             return attention.attend("dense", q, k, v, causal=True) if q.numel() else q
         attend = ulysses_attention if self._algorithm == ULYSSES else ring_attention
         return attend(q, k, v, layout=self._layout, **more)
@@ -253,7 +253,7 @@ class _Share:
 
     @torch.no_grad()
     def in_parts(self, timer: Any) -> None:
-        """Run the parts one after the other, without overlap, so that each part has a time."""
+        """Run the parts one after the other, because overlapping parts have no separate times."""
         if self._algorithm == DENSE:
             with timer.time_block("comp_attention"):
                 self._attend()

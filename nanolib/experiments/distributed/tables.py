@@ -1,4 +1,4 @@
-"""Build the tables of the distributed notebook: decoding, components of a call, prefill."""
+"""Build the tables of the distributed notebook: decoding, components of a call, and prefill."""
 
 from collections.abc import Sequence
 
@@ -71,10 +71,10 @@ _WORDS = {
 
 @table_of("distributed", "algorithms")
 def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one line per decoding algorithm, number of ranks and length.
+    """Return a table with one line per decoding algorithm, number of ranks and sequence length.
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling. `binds`
-    is the limit of decoding, from `find_limit`.
+    is the result of `find_limit`, which names what limits the decoding time.
     """
     parts = rows["scope"].str.partition(": ")
     named = rows.assign(algorithm=parts[0], scope=parts[2])
@@ -87,11 +87,11 @@ def decode_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 @table_of("distributed", "prefill_algorithms")
 def prefill_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one line per prefill algorithm, direction, number of ranks and length.
+    """Return a table with one line per prefill algorithm, direction, rank count and length.
 
     `gain` is the speed-up over one rank, and `efficiency` is the share of perfect scaling.
     """
-    # Only forward passes are counted, so the scope of a row of bytes is only the algorithm.
+    # nanolib counts only the bytes of forward passes, so these scopes name no direction.
     parts = rows["scope"].str.partition(" ")
     named = rows.assign(algorithm=parts[0], direction=parts[2].replace("", "forward"))
     called = ["algorithm", "direction"]
@@ -110,11 +110,11 @@ def _make_lines(
 
     Args:
         rows: Measurements of the cases.
-        named: The same measurements with the columns `called`.
+        named: The same measurements, with the columns that `called` names.
         listed: Name of the factor with the algorithms of a case.
         called: Columns with the parts of a call's name, such as the algorithm.
         columns: Columns to add from the measurements.
-        baseline: First word of the scope of the call on one rank.
+        baseline: Start of the scope of the call on one rank.
     """
     table = case_rows(rows, [listed, "dtype", "nodes", "seq_len", "world_size"], listed)
     timed = pick(named, "latency")[[*CASE, *called, "flags"]]
@@ -142,7 +142,8 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
     """Return what limits the time of a decoded token, and the comparisons that show the limit.
 
     Returns:
-        One of `KINDS`, `unclear` if the intervals overlap, or empty if a part was not measured.
+        The limit and the comparisons. The limit is one of `KINDS`, `unclear` if the intervals
+        overlap, or empty if a part was not measured.
     """
     if not all(pd.notna(line.get(kind)) for kind in KINDS):
         return "", ()
@@ -160,7 +161,7 @@ def find_limit(line: pd.Series) -> tuple[str, Pairs]:
 
 
 def drop_oversubscribed(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines whose ranks fit the machine, because other lines have no valid speed."""
+    """Drop the lines whose ranks share cores or GPUs, because their speed is not valid."""
     return table.loc[[Flag.OVERSUBSCRIBED not in flags for flags in table["flags"]]]
 
 

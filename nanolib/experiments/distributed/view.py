@@ -27,7 +27,7 @@ from nanolib.report.tables import ONE, drop_missing, gains, in_ms, not_slower, p
 from nanolib.report.theme import Drawing, empty_chart
 
 _SCALES = Estimate.exact(0.8)  # Above this efficiency, a finding advises more ranks.
-# Each limit of a decoded token has a finding and a next step.
+# For each limit of decoding, this table has the text and the next step of the finding.
 _LIMITS = {
     "compute": ("Decoding is compute-bound", ""),
     "wait": ("Decoding is limited by waiting", "reduce world_sizes or threads to fit the cores"),
@@ -39,7 +39,7 @@ _LIMITS = {
 
 
 def decode_scaling(rows: pd.DataFrame) -> Drawing:
-    """Draw the time per token by number of ranks, as measured and by the cost model."""
+    """Draw the measured and the predicted time per token by number of ranks."""
     title = "Time per token by number of ranks"
     table = drop_missing(decode_table(rows), "latency")
     if table.empty:
@@ -47,7 +47,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     modelled = pick(rows_with_factor(rows, "distributed", "algorithms"), "latency")
     modelled = drop_oversubscribed(modelled[modelled["provenance"] == Provenance.MODELLED])
     modelled = modelled.rename(columns=lambda name: name.removeprefix("factor."))
-    # The dashed line starts at the largest measured number of ranks.
+    # The dashed line of predictions starts at the largest measured number of ranks.
     most = modelled["world_size"].max()
     modelled = modelled[modelled["world_size"] == most]
     modelled = modelled.assign(
@@ -86,7 +86,7 @@ def _format_shapes(table: pd.DataFrame) -> pd.Series:
 
 
 def decode_shares(rows: pd.DataFrame) -> Drawing:
-    """Draw the time of each component of a token, such as local attention or waiting."""
+    """Draw the time per token of each component, such as local attention or waiting."""
     title = "Time per token by component"
     table = component_table(rows_with_factor(rows, "distributed", "algorithms"))
     if table.empty:
@@ -117,7 +117,7 @@ def decode_shares(rows: pd.DataFrame) -> Drawing:
 
 
 def sharded_memory(rows: pd.DataFrame) -> Drawing:
-    """Draw the peak memory of a rank over the sequence length, as measured and as planned."""
+    """Draw the measured and the planned peak memory of a rank over the sequence length."""
     title = "Peak memory per rank"
     peaks = pick(rows_with_factor(rows, "distributed", "world_size"), "peak_memory")
     peaks = peaks[peaks["scope"].str.endswith(" forward")]
@@ -146,7 +146,7 @@ def sharded_memory(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return findings about the scaling of attention over ranks, and about limits of decoding."""
+    """Return findings about the scaling of attention over ranks, and what limits decoding."""
     decoded = drop_missing(decode_table(rows), "latency")
     scaling, limits = [], []
     for dtype, n, group in _select_longest(decoded, ["dtype"]):
@@ -175,14 +175,14 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield each combination of values, its longest sequence length, and the matching lines."""
+    """Yield each combination of values in `by`, with its longest sequence length and its lines."""
     for values, group in table.groupby(by, sort=False) if len(table) else ():
         n = int(group["seq_len"].max())
         yield *values, f"{n:,}", group[group["seq_len"] == n]
 
 
 def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of the launch with the fastest call on the most ranks, the fastest first."""
+    """Return the lines of the case with the fastest call on the most ranks, fastest first."""
     most = table[table["world_size"] == table["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
     best = most.iloc[0]

@@ -39,7 +39,7 @@ class Params(OwnModelParams):
         batch_size: Sequences per batch in the speed measurements.
         excluded_modules: Names of linear layers to keep in high precision. `*` and `?`
             are wildcards.
-        parity_recipes: Recipes whose loss is compared with bf16, with known-bad controls, or empty
+        parity_recipes: Recipes and known-bad controls whose loss is compared with bf16, or empty
             for none.
         parity_seeds: Number of pairs of training runs per recipe. The first seed is `seed`.
         parity_steps: Training steps of each run.

@@ -1,6 +1,6 @@
-"""Measure the effect of reduced precision on the loss and on the products of a small decoder.
+"""Measure the effect of reduced precision on the loss and matrix products of a small decoder.
 
-nanolib compares losses in pairs. The two models of a pair have the same seed, weights and text.
+nanolib compares losses in pairs. The two models of a pair train with the same seed and text.
 """
 
 import functools
@@ -24,7 +24,7 @@ from nanolib.run.case import Case, Ceilings, Plan, over_seeds
 from nanolib.stats.intervals import mean_interval
 
 BASE, AGAIN = "bf16", "bf16_again"
-# The keys are recipes, and the values are dtypes of products. All other recipes use bf16.
+# Dtype of the matrix products of each recipe. Recipes that are not in this table use bf16.
 _TYPES = {
     BASE: torch.bfloat16,
     AGAIN: torch.bfloat16,
@@ -37,7 +37,7 @@ _RATE = 1e-3
 
 
 class SmallDecoderCase(Case):
-    """Case that trains the small decoder, and plans one training step."""
+    """Case that trains the small decoder."""
 
     supports_ab: ClassVar[bool] = False  # The case has no timings that `nano ab` could compare.
 
@@ -47,7 +47,7 @@ class SmallDecoderCase(Case):
         return small_decoder(self.d_model, self.num_layers, self.seq_len)
 
     def plan(self) -> Plan:
-        """Plan a training step in float32, without the memory of casts."""
+        """Plan the memory of a training step in float32, without the memory of casts."""
         return planned_training(self, self.config, self.batch_size)
 
     def batches(self, corpus: str, seed: int) -> Iterator[Tensor]:
@@ -87,7 +87,7 @@ class ParityCase(SmallDecoderCase):
 
     @property
     def emulated(self) -> bool:
-        """Return whether the case emulates products: controls, bf16 on a CPU, unsupported FP8."""
+        """Return whether nanolib emulates the matrix products, as for controls and FP8 on a CPU."""
         if self.recipe in _TYPES:
             return self.on_cpu and _TYPES[self.recipe] is torch.bfloat16
         return bool(fp8.native(self.device)) or self.recipe in fp8.CONTROLS
@@ -96,7 +96,8 @@ class ParityCase(SmallDecoderCase):
         """Measure the loss difference from bf16 over the last tenth of the run.
 
         The two runs of a seed read the same batches in the same order. The learning rate rises over
-        the first tenth and then falls to zero, because a constant rate adds noise between the runs.
+        the first tenth of the steps and then falls to zero. A constant learning rate would add
+        noise between the runs.
 
         Yields:
             Rows of `loss_difference_from_bf16` (nats per byte) with the verdict in the details, and
@@ -141,13 +142,13 @@ def parity_verdict(differences: list[float], margin: float) -> str:
 
     Args:
         differences: Loss of the recipe minus loss of bf16 for each seed, nats per byte.
-        margin: Largest difference that counts as equivalent, nats per byte, declared before the
-            run.
+        margin: Largest difference that counts as equivalent, nats per byte. Choose the margin
+            before the run.
 
     Returns:
-        `equivalent` if the 90 % interval is within the margin. This rule equals two one-sided
-        tests at 5 %. Otherwise, `worse` or `better` if the 95 % interval excludes zero, and
-        `inconclusive` if the interval contains zero.
+        `equivalent` if the 90 % interval is within the margin. This rule is the same as two
+        one-sided tests at 5 %. Otherwise, `worse` or `better` if the 95 % interval excludes zero,
+        and `inconclusive` if the interval contains zero.
     """
     low, _, high = mean_interval(differences, 0.90)
     if -margin < low and high < margin:
@@ -160,14 +161,14 @@ def parity_verdict(differences: list[float], margin: float) -> str:
 def _last_loss(case: ParityCase, seed: int, corpus: str) -> float:
     """Train a decoder and return the mean loss of the last tenth of the steps.
 
-    The result is cached, because all recipes share the runs in bf16.
+    nanolib caches the result, because all recipes are compared with the same bf16 runs.
     """
     dtype = _TYPES.get(case.recipe, torch.bfloat16)
     cast = dtype is not torch.float32 and not (case.emulated and case.on_cpu)
     warm = max(1, case.steps // TENTHS)
 
     def rate(step: int) -> float:
-        """Return the learning rate of a step. The rate rises and then falls to zero."""
+        """Return the learning rate of a step."""
         return _RATE * min((step + 1) / warm, (case.steps - step) / (case.steps - warm))
 
     how = {"autocast": dtype if cast else None, "clip": 1.0}
@@ -197,10 +198,10 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class NumericsCase(SmallDecoderCase):
-    """Case that measures the error of one cast of the operands of a trained small decoder.
+    """Case that casts the operands of a trained small decoder, and measures the errors.
 
     Attributes:
-        variant: Name of the cast, a key of `VARIANTS`.
+        variant: Name of the cast to measure, a key of `VARIANTS`.
         steps: Number of training steps in bf16.
     """
 
@@ -255,7 +256,7 @@ _emulated = functools.partial(exact, provenance=Provenance.EMULATED)
 def _trained(case: NumericsCase, corpus: str) -> dict[str, dict[str, Tensor]]:
     """Train a decoder in bf16 and return the operands of its linear layers at the last step.
 
-    The head is left out. The result is cached, because all variants share these operands.
+    The result excludes the head. nanolib caches the result, because all variants use it.
     """
     model = create_model(case.config, case.device, seed=case.seed)
     seen = {}

@@ -15,7 +15,7 @@ from nanolib.run.case import Ceilings, Measuring, Predicted, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
 
-# The values are dtypes of weights. `tf32` and FP8 recipes change only the dtype of products.
+# Dtype of the weights in each precision. TF32 and FP8 change only the dtype of matrix products.
 DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"} | {
     f"fp8_{recipe}": "bfloat16" for recipe in fp8.RECIPES
 }
@@ -38,7 +38,7 @@ class SpeedCase(ModelWorkCase):
 
     @property
     def title(self) -> str:
-        """Return the name of the case within its group."""
+        """Return the precision as the name of the case within its group."""
         return self.precision
 
     @property
@@ -72,8 +72,8 @@ class SpeedCase(ModelWorkCase):
         return no_product(product_of(self.precision), self.device) or super().unsupported()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return FLOPs and weights, and for FP8 the converted share and the largest speed-up."""
-        found = self.model_case.work  # A missing model of the user has no FLOPs.
+        """Return FLOPs and parameters, and for FP8 the converted share and largest speed-up."""
+        found = self.model_case.work  # The dict is empty if nanolib finds no model.
         if self.recipe and found and not self.runs_code:
             built = replace(self.model_case, device="meta").build()
             fp8.convert(built, self.recipe, excluded_modules=self.keep, emulate=True)
@@ -86,11 +86,11 @@ class SpeedCase(ModelWorkCase):
 
     @property
     def group(self) -> str:
-        """Return the name that all precisions of a model and mode share."""
+        """Return the name of the group, which contains all precisions of a model and mode."""
         return f"{self.model_case.group} {self.compiled}"
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Measure time, rates and memory by part, and for FP8 the converted share."""
+        """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
         model = self.model_case.build(params.seed)
         if self.recipe:
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
@@ -109,7 +109,7 @@ class SpeedCase(ModelWorkCase):
         details = latency.details | {"parameters": counted.parameters}
         yield replace(latency, details=details)
         yield exact("flops", flops, scope=self.mode)
-        # The share of the peak rate refers to products in the same precision.
+        # The share of the peak rate refers to the peak rate of products in the same precision.
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)
@@ -128,7 +128,7 @@ class SpeedCase(ModelWorkCase):
     def _memory(self, model: nn.Module, work: Workload) -> Measurements:
         """Measure the peak memory: weights, gradients, optimizer states and activations."""
         if self.compiled and not self.device.startswith("cuda"):
-            return  # The counter misses allocations in compiled kernels.
+            return  # The counter on a CPU misses memory of compiled kernels.
         weights = [*model.parameters()]
         trained = weights if self.mode == "training_step" else []
         tensors = {
@@ -146,5 +146,5 @@ class SpeedCase(ModelWorkCase):
 
 
 def product_of(precision: str) -> str:
-    """Return the name of the products in a precision. All FP8 recipes have `fp8` products."""
+    """Return the dtype of matrix products in a precision, which is `fp8` for FP8 recipes."""
     return "fp8" if precision.startswith("fp8") else precision

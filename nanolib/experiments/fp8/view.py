@@ -1,4 +1,4 @@
-"""Build the tables, charts and findings of FP8 speed, loss, and error of emulated products."""
+"""Build the tables, charts and findings about the speed, loss and rounding error of FP8."""
 
 import pandas as pd
 
@@ -58,7 +58,7 @@ _PARITY = (
     Column("provenance", "Products"),
     Column("state", "State"),
 )
-# If a model has several FP8 precisions, the first of these orders that occurs describes the model.
+# If the FP8 precisions of a model differ, the finding states the first of these orders.
 _SPEEDS = {
     Order.ABOVE: "FP8 is faster than bf16",
     Order.NO_DIFFERENCE: "No clear difference between FP8 and bf16",
@@ -74,7 +74,7 @@ _LOSSES = {
 
 @table_of("fp8", "precision")
 def speed_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of models by precision and mode. `bound` is the limit by Amdahl's law."""
+    """Return a table of models by precision and mode. `bound` is the largest possible speed-up."""
     factors = ["name", "mode", "precision", "compiled", "seq_len", "batch_size"]
     table = add_metric_columns(case_rows(rows, factors, "preset"), rows, _SPEED)
     model = table["name"] + ", " + table["mode"].str.replace("_", " ")
@@ -128,7 +128,7 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawing:
 
 
 def fp8_parity(rows: pd.DataFrame) -> Drawing:
-    """Draw the final loss difference of each recipe from bf16, with the declared margin."""
+    """Draw the loss difference of each recipe from bf16 at the end of training, and the margin."""
     title = "Loss difference from bf16, paired by seed"
     table = drop_missing(parity_table(rows), "difference")
     if table.empty:
@@ -162,7 +162,7 @@ def fp8_parity(rows: pd.DataFrame) -> Drawing:
 
 
 def fp8_numerics(rows: pd.DataFrame) -> Drawing:
-    """Draw the signal-to-noise ratio of each layer's products by cast, with medians."""
+    """Draw the signal-to-noise ratio of the matrix products of each layer, by cast."""
     title = "Signal-to-noise ratio of FP8 products"
     table = numerics_table(rows)
     if table.empty:
@@ -199,7 +199,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _compare_speed(table: pd.DataFrame) -> list[Finding]:
-    """Return a finding per mode about the models that are faster in FP8 than in bf16."""
+    """Return a finding per mode about the speed of FP8 compared with bf16."""
     if table.empty:
         return []
     fp8 = table[table["precision"].str.startswith("fp8")]
@@ -212,7 +212,7 @@ def _compare_speed(table: pd.DataFrame) -> list[Finding]:
 
 
 def _compare_sizes(mode: str, group: pd.DataFrame) -> Finding:
-    """Return a finding: for which models FP8 is faster or slower, or shows no clear difference."""
+    """Return a finding that groups models by the speed of FP8 compared with bf16."""
     pairs = [gains(row, f"{row['name']} {row['precision']}")[0] for _, row in group.iterrows()]
     group = group.assign(order=[order for _, order, _ in pairs])
     sizes = {order: [] for order in _SPEEDS}
@@ -250,7 +250,7 @@ def _compare_losses(table: pd.DataFrame) -> list[Finding]:
     missed = long[long["control"].eq(True) & (long["verdict"] != "worse")]
     if len(missed):
         text = f"The comparison did not detect {join_words(missed['recipe'])} as known-bad"
-        why = "an equivalent loss in these runs is not reliable"
+        why = "these runs cannot show that a loss is equivalent"
         findings.append(Finding(text, why, "increase parity_steps or parity_seeds"))
     return findings
 
@@ -267,7 +267,7 @@ def _compare_loss(row: pd.Series) -> Finding:
     if row["verdict"] in ("worse", "better"):
         compared = comparing(difference, Estimate.exact(0.0, "bf16"))
         return Finding(text, evidence, compared=compared)
-    # The verdict "equivalent" comes from two one-sided tests, each at 5 %.
+    # The interval does not decide the verdict "equivalent", which uses two one-sided tests at 5 %.
     return Finding(text, evidence, figures=(difference,))
 
 

@@ -1,7 +1,7 @@
 """Define the parameters and the cases of the warm-up notebook.
 
-Each case is a fresh process that times all steps from the first step on. nanolib compares numbers
-of warm-up steps within the same process.
+Each case is a fresh process that times all steps from the first step on. The same process measures
+the latency after each number of warm-up steps.
 """
 
 import random
@@ -87,9 +87,9 @@ class Params(OwnModelParams):
 
 @dataclass(frozen=True)
 class WarmupCase(Case):
-    """Case of one fresh process that times all steps from the first step on."""
+    """Case that runs in a fresh process and times all steps from the first step on."""
 
-    supports_ab: ClassVar[bool] = False  # A fresh process has no rounds to interleave.
+    supports_ab: ClassVar[bool] = False  # `nano ab` needs rounds, and this case has none.
 
     preset: str
     overrides: dict[str, Any]
@@ -103,7 +103,7 @@ class WarmupCase(Case):
 
     @property
     def timed_steps(self) -> int:
-        """Number of steps that the curve and the longest warm-up need."""
+        """Number of steps for both the curve and the measurement after the longest warm-up."""
         return max(self.curve_steps, max(self.warmup_steps) + self.steps)
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class WarmupCase(Case):
         return "" if self.preset in PRESETS or self.runs_code else missing(self.preset)
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
-        """Return only the number of steps, since no formula predicts the time of a cold process."""
+        """Return only the number of steps, because no formula predicts the time of cold steps."""
         return {"steps": self.timed_steps}
 
     def plan(self) -> Plan:
@@ -127,7 +127,7 @@ class WarmupCase(Case):
         return Plan(reason="planning would warm up the process")
 
     def measure(self, params: Params, ceilings: Ceilings) -> Measurements:
-        """Measure step times, the needed warm-up, and the latency for each of `warmup_steps`."""
+        """Measure step times, the length of the warm-up, and the latency after `warmup_steps`."""
         if self.preset in PRESETS:
             config = NanoConfig.from_preset(self.preset, **self.overrides)
             model = create_model(config, self.device, seed=params.seed)
@@ -154,18 +154,18 @@ class WarmupCase(Case):
         curve = samples[: self.curve_steps]
         yield summarize(curve, scope=self.direction, **how)
         yield _count_warmup(curve, self.direction)
-        # An empty series has no warm-up to discard, so all samples are kept.
+        # The steady state of an empty series discards no samples.
         how["steady"] = steady_state([])
         for count in self.warmup_steps:
             counted, scope = samples[count : count + self.steps], f"{self.direction} after {count}"
             row = summarize(counted, scope=scope, **how)
-            # The flag advises a larger budget_s, but `steps` sets the number of samples.
+            # LOW_SAMPLE_COUNT advises a larger budget_s, but `steps` sets the number of samples.
             flags = tuple(flag for flag in row.flags if flag is not Flag.LOW_SAMPLE_COUNT)
             yield replace(row, flags=flags, message="no samples are discarded")
 
 
 def cases(params: Params) -> list[Case]:
-    """List the fresh processes of all directions, in random order."""
+    """List one case per direction and process, in random order."""
     device = resolve_device(params.device)
     ((preset, overrides),) = params.models()
     shape = (device, preset, overrides, params.seq_len, params.batch_size)
@@ -180,7 +180,7 @@ def cases(params: Params) -> list[Case]:
 
 
 def _count_warmup(samples: list[float], scope: str) -> Measurement:
-    """Measure the number of slow first steps, or give the reason if the curve does not settle."""
+    """Return the number of slow first steps, or the reason if the curve does not settle."""
     found, reason = warm_up(samples)
     steady = None if found is None else float(np.median(samples[found:]))
     return Measurement(

@@ -28,9 +28,9 @@ from nanolib.report.tables import (
 from nanolib.report.theme import Drawing, empty_chart
 from nanolib.stats.steady import MOVED
 
-_FEWEST = 5  # Smallest number of processes that gives a range.
+_FEWEST = 5  # A range over fewer processes is not reliable.
 _REFERENCE = 5  # All means are compared with the mean after this number of warm-up steps.
-# Each row of a curve becomes several lines, so the columns get names for one step.
+# The curve table has a line per step. These are the names of the columns in that table.
 _CURVE = {
     "scope": "direction",
     "factor.process": "process",
@@ -51,7 +51,7 @@ def warmup_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a table with one line per direction and number of warm-up steps.
 
     `mean`, `sd`, `cv` and `median` are medians over the fresh processes, in ms except `cv`.
-    `difference` compares the mean with the mean after five steps of the same process, as a ratio
+    `difference` is the ratio of the mean to the mean after five warm-up steps of the same process,
     minus 1. Columns that end with `_low` and `_high` contain the range over the processes.
     """
     table = case_rows(rows, ["seq_len", "direction", "warmup_steps", "process"], "process")
@@ -83,7 +83,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     `phase` is `warm-up`, `steady` or `not settled`.
 
     Args:
-        rows: Rows with their samples, which are the step times.
+        rows: Measurements whose samples are the step times.
     """
     curves = pick(rows, "latency")
     if curves.empty:
@@ -99,7 +99,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def warmup_curve(rows: pd.DataFrame) -> Drawing:
-    """Draw the time of each step of each fresh process, with hollow points for the warm-up."""
+    """Draw the step times of fresh processes. Points are hollow unless the time is steady."""
     title = "Step times of fresh processes"
     data = curve_table(rows)
     if data.empty:
@@ -121,7 +121,9 @@ def warmup_curve(rows: pd.DataFrame) -> Drawing:
     return plot(
         points,
         title,
-        subtitle=["Relative to the median of the second half. Hollow: warm-up, or not settled."],
+        subtitle=[
+            "Relative to the median of the last half of the steps. Hollow: warm-up, or not settled."
+        ],
         unit="Step time (% of the steady time)",
         xunit="Step",
         ref=100.0,
@@ -129,7 +131,7 @@ def warmup_curve(rows: pd.DataFrame) -> Drawing:
 
 
 def warmup_settings(rows: pd.DataFrame) -> Drawing:
-    """Draw how the mean differs from the mean after five steps, by number of warm-up steps."""
+    """Draw the mean time by number of warm-up steps, relative to the mean time after five steps."""
     title = "Reported mean by number of warm-up steps"
     table = drop_missing(warmup_table(rows), "difference")
     if len(table):
@@ -154,7 +156,7 @@ def warmup_settings(rows: pd.DataFrame) -> Drawing:
         title,
         "rows",
         subtitle=[
-            f"Compared with the mean after {_REFERENCE} steps of the same process.",
+            f"Compared with the mean after {_REFERENCE} warm-up steps of the same process.",
             "Bars: range over the processes.",
         ],
         unit="Difference of the mean (%)",
@@ -166,7 +168,7 @@ def warmup_settings(rows: pd.DataFrame) -> Drawing:
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return how many warm-up steps are enough, and how the mean changes without warm-up."""
+    """Return findings about the necessary warm-up and about the mean without warm-up."""
     found = of_experiment(rows, "warmup")
     curves = found[found["metric"] == "warmup_needed"]
     if curves.empty:
@@ -184,11 +186,11 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
 
 
 def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
-    """Return the number of warm-up steps that is enough for one direction.
+    """Return a finding about how many warm-up steps are enough for one direction.
 
     Args:
         curves: Rows with the metric `warmup_needed` of the fresh processes.
-        slower: Mean without warm-up over the mean after five steps, minus 1.
+        slower: Mean without warm-up over the mean after five warm-up steps, minus 1.
     """
     needed = curves["estimate"].dropna().astype(int)
     direction, count = curves["scope"].iloc[0].replace("_", " + "), len(curves)
@@ -205,7 +207,7 @@ def _count_steps(curves: pd.DataFrame, slower: float) -> Finding:
         text, evidence = f"{steps} enough for {direction}", f"{count} processes need {each} steps"
     elif slower > MOVED:
         text, next_step = f"Use {_REFERENCE} warm-up steps for {direction}", "repeat the run"
-        evidence = f"no curve shows warm-up, but the mean without warm-up differs by {slower:+.0%}"
+        evidence = f"no curve shows warm-up, but the mean is {slower:.0%} higher without warm-up"
     else:
         text = f"No warm-up step is needed for {direction}"
         evidence = f"none of {count} fresh processes needs a warm-up step"

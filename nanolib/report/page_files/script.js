@@ -1,4 +1,4 @@
-// The lists at the top of the page filter every finding, chart and table. The URL contains the choices.
+// The choices in the lists at the top of the page filter every finding, chart and table. The URL contains the choices.
 const all = (what, of = document) => [...of.querySelectorAll(what)];
 const asked = new URLSearchParams(location.search), picks = all('#picks select'), narrow = matchMedia('(max-width: 720px)');
 const chosen = name => document.getElementById(name)?.value ?? '';
@@ -29,7 +29,7 @@ async function draw(place) {
   place.views = views;
   for (const group of all('[role=graphics-symbol]:not([aria-label])', place)) group.removeAttribute('role');
 }
-// Draw each visible chart that shows another choice. If the choice changes meanwhile, the next call in the queue draws the rest.
+// Draw each visible chart that does not show the current choice. If the choice changes during the call, the next call in the queue draws the remaining charts.
 async function drawAll() {
   document.body.dataset.drawn = '';
   for (const place of all('[data-chart]')) {
@@ -43,7 +43,7 @@ async function drawAll() {
 function follow() {
   const machine = chosen('machine');
   for (const one of all('[data-machine]')) one.hidden = machine ? one.dataset.machine !== machine : !('newest' in one.dataset);
-  // The list of lengths has only lengths that were measured on the chosen machine.
+  // The list of sequence lengths shows only lengths that were measured on the chosen machine.
   const here = new Set(['', ...all('section:not([hidden]) tr[data-n]').map(row => row.dataset.n)]);
   for (const one of all('#length option')) one.hidden = one.disabled = !here.has(one.value);
   if (!here.has(chosen('length'))) document.getElementById('length').value = '';
