@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compare the base with the working tree by `nano ab`. Write the findings to the job's summary and to one comment, which later runs
-# update. The exit code is that of `nano ab`: 1 on a regression, 2 for invalid input. action.yml sets the variables.
+# Run `nano ab` to compare the base with the working tree. Write the findings to the job's summary and to a comment. Later runs update
+# this comment. The exit code is the exit code of `nano ab`: 1 for a regression, 2 for invalid input. action.yml sets the variables.
 set -euo pipefail
 
 findings=$(mktemp -d)
@@ -12,7 +12,8 @@ while read -r name; do
 done <<<"$NANO_CALL"
 [ -z "$NANO_SETUP" ] || arguments+=(--setup "$NANO_SETUP")
 if ! git rev-parse --verify --quiet "$NANO_BASE^{commit}" >/dev/null; then
-  git fetch --quiet --depth=1 origin "$NANO_BASE" # a shallow checkout contains only the head
+  # A shallow checkout contains only the newest commit.
+  git fetch --quiet --depth=1 origin "$NANO_BASE"
 fi
 
 code=0
@@ -26,7 +27,7 @@ marker="<!-- nanolib -->"
   echo
   cat "$findings/table.md"
   echo
-  echo "Measured by \`nano ab\` in turns and in pairs. The threshold is $NANO_THRESHOLD."
+  echo "\`nano ab\` measured both versions in turns. The threshold is $NANO_THRESHOLD."
 } >"$findings/comment.md"
 cat "$findings/comment.md" >>"${GITHUB_STEP_SUMMARY:-/dev/stdout}"
 [ -z "${GITHUB_OUTPUT:-}" ] || echo "findings=$findings/findings.json" >>"$GITHUB_OUTPUT"
@@ -38,6 +39,6 @@ comment() {
   [ -z "$ours" ] || method=PATCH place="repos/$GITHUB_REPOSITORY/issues/comments/${ours%%$'\n'*}"
   gh api --silent --method "$method" "$place" --field "body=@$findings/comment.md"
 }
-# the findings do not depend on the comment
+# If GitHub refuses the comment, the job still reports the findings.
 [ -z "$NANO_PULL_REQUEST" ] || comment || echo "cannot write the comment; give the job the permission pull-requests: write" >&2
 exit "$code"

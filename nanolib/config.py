@@ -17,11 +17,11 @@ ATTENTION_KINDS = {
 # If attention is causal, each pattern also leaves out the keys after the query.
 ATTENTION_PATTERNS = {
     "window": "attends to the nearest keys",
-    "local_global": "attends to the nearest keys and the first global_tokens",
+    "local_global": "attends to the nearest keys and the first global_tokens keys",
     "strided": "attends to the query's tile and every n-th tile before and after",
     "block": "attends to the query's chunk of window tokens",
     "random": "attends to the query's tile and random tiles",
-    "bigbird": "attends to the nearest keys, the first global_tokens, and random tiles",
+    "bigbird": "attends to the nearest keys, the first global_tokens keys, and random tiles",
     "document": "attends to the keys of the query's packed document",
     "prefix_lm": "attends to all earlier keys, and to the whole prefix",
     "own": "your own mask (mask_mod: package.module:function)",
@@ -54,7 +54,7 @@ class NanoConfig(StrictModel):
         positional: Positional encoding, `rope` or `none`.
         tie_embeddings: Whether the output head uses the weights of the embedding.
         attention_type: Name of an attention in `ATTENTION_KINDS`.
-        attention_options: Options of the attention, as its module defines them.
+        attention_options: Options of the attention. The module of each attention defines them.
         dtype: Dtype of the weights.
 
     Example:

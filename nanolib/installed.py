@@ -29,7 +29,7 @@ NEEDED_BY = {
 
 
 def missing() -> dict[str, list[str]]:
-    """Return the missing packages of each part of nanolib that lacks a package."""
+    """Return the missing packages of each incomplete part of nanolib."""
     found = {}
     for part, packages in NEEDED_BY.items():
         if gone := [package for package in packages if find_spec(package) is None]:

@@ -31,7 +31,7 @@ class Status(enum.StrEnum):
 
 
 class MemoryKind(enum.StrEnum):
-    """Categories of memory use, in the order of charts and tables. Only FSDP gathers weights."""
+    """Categories of memory use, in the order of charts and tables. `GATHERED` is only for FSDP."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -96,7 +96,7 @@ class Flag(enum.StrEnum):
 
 
 FLAG_TEXT = {flag: flag.text for flag in Flag}
-OVER = " over "  # Separator of a case and its baseline in the scope of a speed-up.
+OVER = " over "  # Separator of the timed scope and the baseline in the scope of a speed-up.
 LEARNING_STEPS = 200  # Shorter training runs show only that the code works.
 SMOKE_TEST = f"a smoke test (fewer than {LEARNING_STEPS} steps)"
 
@@ -169,7 +169,7 @@ METRICS: dict[str, Metric] = {
 
 
 class BadInput(ValueError):
-    """Input is not valid. Each line names a field and its value, and shows what to do."""
+    """An input is not valid. Each line names a field and its value, and shows what to do."""
 
     def __init__(self, *lines: str) -> None:
         self.lines = tuple(" ".join(line.split()) for line in lines)
@@ -244,7 +244,7 @@ class Measurement:
         return f"{name}: {' '.join(words)} (n={self.n}, {self.method}){notes}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the measurement as JSON types."""
+        """Return the fields of the measurement by name, as JSON types."""
         lists = {"samples": list(self.samples), "flags": list(self.flags)}
         return vars(self) | lists | {"details": dict(self.details)}
 
@@ -255,7 +255,7 @@ Measurements = Iterator[Measurement]
 def exact(
     metric: str, value: float, *, scope: str = "", method: str = "formula", **rest: Any
 ) -> Measurement:
-    """Return a measurement of a deterministic value. Both ends of the interval are the value."""
+    """Return a measurement of a deterministic value. Both ends of its interval equal the value."""
     rest = {"confidence": 1.0, "n": 1, "low": value, "high": value} | rest
     return Measurement(metric, value, scope=scope, method=method, **rest)
 

@@ -21,7 +21,7 @@ _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class StrictModel(pydantic.BaseModel):
-    """A pydantic model that refuses unknown names, NaN, and a boolean for a number.
+    """A pydantic model that refuses unknown names, NaN, and booleans in place of numbers.
 
     Bad values raise `BadInput` with one line per bad field. nanolib checks the whole object at each
     assignment, and a refused assignment changes nothing.
@@ -84,7 +84,7 @@ class StrictModel(pydantic.BaseModel):
 
     @classmethod
     def nested(cls, values: Values) -> dict[str, Any]:
-        """Return values as a parameters cell declares them, with minor fields in `settings`."""
+        """Return the values for a parameters cell. Fields outside `MAIN` are in `settings`."""
         if not cls.MAIN:
             return dict(values)
         settings = {name: value for name, value in values.items() if name not in cls.MAIN}
@@ -137,7 +137,7 @@ class StrictModel(pydantic.BaseModel):
 
 
 def _complaint(error: Values, known: list[str]) -> str:
-    """Return pydantic's message with the field and the value, unless the message has both."""
+    """Return pydantic's message, with the field and the value if the message lacks them."""
     where = "".join(
         f"[{part}]" if isinstance(part, int) else f".{shown(part)[1:-1]}" for part in error["loc"]
     ).lstrip(".")
@@ -201,7 +201,7 @@ def free_label(text: str) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses a repeated name."""
+    """The safe loader of PyYAML, which here also refuses a repeated name."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value]

@@ -9,7 +9,8 @@ from pathlib import Path
 from nanolib.measurement import BadInput
 
 OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
-LAUNCH_VARIABLE = "NANOLIB_LAUNCH"  # `nano run` sets `TOKEN/NAME`, to find the run of a job.
+# `nano run` sets this variable to `TOKEN/NAME`, to find the run of a job in the database.
+LAUNCH_VARIABLE = "NANOLIB_LAUNCH"
 DATABASE = "results.sqlite"
 
 
@@ -17,8 +18,9 @@ def find_checkout() -> Path | None:
     """Find the folder with `notebooks/` and `params/`, in a checkout or in a copy of the workbook.
 
     Returns:
-        The nearest folder with both, from the working folder upward. Otherwise, the
-        result is the checkout of this package, or None if there is no such checkout.
+        The nearest folder with both folders, from the working folder upward. Without such a
+        folder, the result is the checkout of this package. If this package has no checkout, the
+        result is None.
     """
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[1]):
@@ -53,7 +55,7 @@ def installed_workbook() -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Replace `~` or `~user` in a path with the home folder, if that user exists."""
+    """Replace `~` or `~user` in a path with the user's home folder, if the user exists."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

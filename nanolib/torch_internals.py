@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import (
 )
 
 # Meters observe torch's operations with a dispatch mode. nanolib computes masks outside all modes.
-# In a mode, nanolib does not compile the loops of the CPU kernel, so the mode observes the loops.
+# Within a mode, nanolib does not compile the loops of the CPU kernel, so the mode observes each
+# operation of the loops.
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,

@@ -5,7 +5,7 @@
 - `pairs` defines the settings and tasks, and stores block times.
 - `schedule` interleaves blocks of both versions, in many pairs of processes.
 - `run` performs a whole comparison, and turns block times into findings and rows.
-- `processes` starts each pair of processes.
-- `children` sends requests to these processes.
-- `worker` and `forks` answer the requests inside these processes.
+- `processes` starts pairs of processes, one process per version.
+- `children` sends requests to the processes.
+- `worker` and `forks` answer the requests inside the processes.
 """

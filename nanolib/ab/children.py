@@ -115,7 +115,7 @@ class Child(AbstractContextManager):
 
 
 class ForkServer(Child):
-    """A process that imports the modules that all versions share, and forks versions.
+    """A process that imports the modules that all versions share, and forks other processes.
 
     A fork starts in hundredths of a second. Both versions of a pair are forked from the same
     server, so the position of the server in memory affects both versions equally.
@@ -208,7 +208,7 @@ class VersionProcess(Child):
         with self._theirs:
             files = [self._theirs.fileno(), self._log.fileno()]
             self._pid = fork_server.fork(request, files)
-        # The system reports an exit code only once, so the cache stores the code.
+        # The system reports an exit code only once, so a cache stores the exit code.
         self._wait = functools.cache(functools.partial(fork_server.wait, self._pid))
 
     def send(self, **request: Any) -> None:

@@ -66,8 +66,8 @@ class Task:
     def device(self) -> str:
         """Return the device of the case, or the device that a function may use.
 
-        For a function, the device file of the NVIDIA driver shows whether there is a GPU, because
-        an import of torch takes seconds.
+        For a function, nanolib looks for the device file of the NVIDIA driver. An import of torch
+        would take seconds.
         """
         default = "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
         return str(self.factors.get("device", default))
@@ -75,12 +75,12 @@ class Task:
 
 @dataclass
 class Pairs:
-    """Median times of the blocks of A and B, in pairs.
+    """Median times of the blocks of A and B. A block of A and a block of B form a pair.
 
     Attributes:
         a: Median times of A's blocks, ms, shape [pairs].
         b: Median times of B's blocks, ms, in the same order.
-        generations: Number of block pairs from each pair of processes, in the same order.
+        generations: Number of block pairs that each pair of processes measured, in the same order.
     """
 
     a: list[float] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Pairs:
 
     @property
     def by_process(self) -> bool:
-        """Whether there are enough pairs of processes to count each of them as one sample."""
+        """Whether there are enough pairs of processes to count each such pair as one sample."""
         return len(self.generations) >= ENOUGH_PROCESS_PAIRS
 
     def data(self) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +116,7 @@ class Pairs:
 
 @dataclass
 class TaskResult:
-    """The results of a task. Each pair of processes adds blocks.
+    """The results of a task. Each pair of processes adds pairs of blocks to the results.
 
     Attributes:
         task: The task that was compared.

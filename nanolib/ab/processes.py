@@ -47,7 +47,7 @@ class Processes(AbstractContextManager):
         """End the processes and start fresh processes.
 
         Raises:
-            BadInput: The server cannot fork.
+            BadInput: The fork server failed.
         """
         if self._fork and not self._modules and self.processes:
             self._learn_modules()
@@ -71,7 +71,7 @@ class Processes(AbstractContextManager):
         """
         try:
             answers = [process.ask(do="imports") for process in self.processes]
-        except VersionDied:  # `renew` sends the request to the next pair of processes too.
+        except VersionDied:  # `renew` asks the next pair of processes again.
             return
         in_all = set.intersection(*(set(answer["modules"]) for answer in answers))
         self._modules = [name for name in answers[0]["modules"] if name in in_all]
@@ -85,7 +85,7 @@ class Processes(AbstractContextManager):
             self._fork, self._modules = False, []
 
     def _renew_fork_server(self) -> list[str]:
-        """Start another server, and return the names of the variables that its imports set."""
+        """Start another server, and return the environment variables that its imports set."""
         self._end_fork_server()
         self._fork_server, self._forked = ForkServer(self._silence_s), 0
         return self._fork_server.imports(self._modules, self._own)

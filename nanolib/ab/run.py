@@ -50,8 +50,8 @@ def run_ab(
             exception from the function stops the comparison.
 
     Raises:
-        BadInput: A revision does not exist or cannot be imported, the versions have no timed case
-            in common, or somebody edited the working tree during the run.
+        BadInput: A revision does not exist, a version's code cannot be imported, the versions have
+            no timed case in common, or somebody edited the working tree during the comparison.
     """
     with checked_out(spec.names, spec.start) as found:
         versions = spec.with_interpreters(found)
@@ -116,7 +116,7 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
 
 
 def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], Any]:
-    """Return a dict from metric, scope and method to the row of one version, for `exact_lines`."""
+    """Return the rows of one version by metric, scope and method, for `exact_lines`."""
     shared = {"experiment": task.experiment, "factors": task.factors}
     return {
         (row["metric"], row["scope"], row["method"]): row | shared
@@ -126,7 +126,7 @@ def _figures(task: Task, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, s
 
 
 def _levels(pairs: Pairs, verdict: Verdict | None) -> dict[str, float]:
-    """Return a time of A and a time of B, ms, with the same ratio as the verdict."""
+    """Return a time of A and a time of B, ms, whose ratio is the ratio of the verdict."""
     ratio = verdict.ratio if verdict else np.median(pairs.b) / np.median(pairs.a)
     base, current = paired_levels(pairs.a, pairs.b, ratio)
     return {"base": base, "current": current}

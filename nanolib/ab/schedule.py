@@ -2,10 +2,10 @@
 
 A block of A and a block of B form a pair, in random order, so drift of the machine affects both
 equally. `nano ab` measures in many pairs of processes, because a process's position in memory and
-on the cores changes its speed. With at least six pairs of processes, each pair counts as one
-sample. With fewer, each pair of blocks does. A measurement ends when the ratio is precise enough or
-the time limit is reached, and never because the result is significant. `nano ab` then judges all
-samples once.
+on the cores changes the speed of its code. With at least six pairs of processes, each of these
+pairs counts as one sample. With fewer pairs of processes, each pair of blocks counts as one sample.
+A measurement ends when the ratio is precise enough or the time limit is reached, and never because
+the result is significant. `nano ab` then judges all samples once.
 """
 
 import contextlib
@@ -28,14 +28,17 @@ from nanolib.stats.compare import Verdict, compare_paired, compare_processes, ju
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
-MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6  # Numbers of block pairs per pair of processes.
-PROCESS_PAIRS = 36  # `nano ab` divides the time for blocks by this number of process pairs.
+# Numbers of block pairs in a pair of processes: the number before `nano ab` first checks the
+# precision, the largest number, and the smallest number if time is short.
+MIN_PAIRS, MAX_PAIRS, FEWEST_PAIRS = 10, 1000, 6
+PROCESS_PAIRS = 36  # The time for blocks is enough for this number of process pairs.
 FEWEST_PROCESS_PAIRS = 2
 SURE_PROCESS_PAIRS = 20  # With fewer pairs, an interval may be narrow by chance.
-REL_CI = 0.01  # A case ends when the half-width of each ratio is at most this fraction.
-TIMED = 0.55  # Fraction of the budget for timing, because process start-up takes the rest.
+REL_CI = 0.01  # A case ends when the interval of each ratio has at most this half-width.
+TIMED = 0.55  # Fraction of the budget for timing. The start of processes takes the rest.
 # A block takes much longer than a message between processes. The load of a shared machine stays
-# constant for about 0.3 s, so both blocks of a pair have the same load. A long call is one block.
+# constant for about 0.3 s, so both blocks of a pair have the same load. A call that takes longer
+# than this time is a block of its own.
 _BLOCK_MS = 20.0
 WARM_UP_S = 0.1
 
@@ -57,7 +60,7 @@ def compare_versions(
         log: Function that receives one line of progress at a time.
 
     Raises:
-        BadInput: A version cannot run a task at all.
+        BadInput: A version cannot run a task.
     """
     on_cores = settings.timed and tasks[0].device == "cpu" and sys.platform == "linux"
     # One server cannot fork processes of two interpreters. With two servers, the positions of the
@@ -160,7 +163,7 @@ def _run_task(
 
     Args:
         sides: The processes of A and B.
-        result: The task, whose results this function extends.
+        result: Results of the task. This function adds blocks, rows and endings to the results.
         settings: How to compare the versions.
         window_s: Time limit for all timings of the task, s.
 
@@ -206,8 +209,8 @@ def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
 def _ask_both(sides: Sequence[VersionProcess], requests: Sequence[Request]) -> list[dict[str, Any]]:
     """Return the answers of both versions.
 
-    New interpreters import modules at the same time, which is faster. Forked processes answer one
-    after the other, because otherwise they would compete for the cores.
+    New interpreters answer at the same time, because the imports then end sooner. Forked processes
+    answer one after the other, because otherwise the processes would compete for the cores.
     """
     if all(side.is_forked for side in sides):
         return [side.ask(**request) for side, request in zip(sides, requests, strict=True)]

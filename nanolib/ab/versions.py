@@ -1,4 +1,4 @@
-"""Check out versions of the code, and inspect the interpreters that run them.
+"""Check out versions of the code, and inspect the interpreters that run the versions.
 
 nanolib creates a temporary worktree for each git revision, and removes the worktree at the end of
 the comparison.
@@ -35,7 +35,7 @@ class Version:
         root: Folder of the version's files.
         folder: Folder in which the user started the command, relative to the repository.
         python: Path of the interpreter that runs the version.
-        environment: Packages that differ between the two versions. An empty text means that one
+        environment: Packages that differ between the two interpreters. An empty text means that one
             interpreter runs both versions.
     """
 
@@ -208,7 +208,7 @@ def _ended_by_signal() -> Iterator[None]:
 OLDEST = (3, 11)  # The oldest Python version that can run `worker.py`.
 _MOST_NAMED = 3  # Maximum number of packages in a version's title.
 _TIMEOUT_S = 60
-# Python imports a package from the first folder with that package, so the first version counts.
+# If several folders contain a package, Python imports the first one, so that version counts.
 _LIST_PACKAGES = """
 import importlib.metadata as m, json, sys
 found = {}
@@ -225,8 +225,8 @@ class Interpreter:
 
     Attributes:
         python: Path of the interpreter.
-        packages: Maps the name of each package, in lower case, to its version. The name `python`
-            refers to the interpreter itself.
+        packages: Name of each package in lower case → its version. The name `python` means the
+            interpreter itself.
     """
 
     python: str
@@ -248,7 +248,7 @@ def inspect_interpreter(python: str) -> Interpreter:
             f"--python: {shown(python)} is not a program; "
             "name an interpreter, such as .venv/bin/python"
         )
-    # nanolib does not resolve links, because Python finds an environment by the link inside it.
+    # nanolib does not resolve links, because Python finds an environment by the link's folder.
     found = str(Path(found).absolute())
     try:
         done = subprocess.run(

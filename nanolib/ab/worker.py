@@ -51,7 +51,7 @@ def _serve_blocks(scopes: list[str], time_block: Callable[[int], Any], last: boo
         last: Whether these blocks are the last timing of the case.
 
     Returns:
-        Times in all blocks with `keep` in the request, ms, shape [blocks][calls][phases].
+        Times in each block whose request has `keep`, ms, shape [blocks][calls][phases].
     """
     kept = []
     _answer(timing=scopes, last=last)
@@ -191,10 +191,10 @@ def _list_cases(request: dict[str, Any], root: Path) -> None:
 
 
 def _list_imports(_request: dict[str, Any], root: Path) -> None:
-    """Send the names of modules outside the version, and of variables that the code has set.
+    """Send the names of imported modules outside the version, and of variables the code has set.
 
-    Modules outside the version are, for example, packages of the environment. The modules are in
-    import order.
+    Modules outside the version are, for example, packages of the environment. The names of modules
+    are in import order. The variables are environment variables.
     """
     elsewhere = [
         name
@@ -228,7 +228,7 @@ def _one_line(error: BaseException) -> str:
 
 @functools.cache
 def _loaded(file: Path) -> ModuleType:
-    """Load a file of the nanolib that runs `nano ab`, and not of the version's nanolib."""
+    """Load a file from the nanolib that runs `nano ab`, not from the version's nanolib."""
     spec = importlib.util.spec_from_file_location(f"_{file.stem}", file)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -241,7 +241,7 @@ def exit_with(parent: int) -> None:
 
 
 def _free_threads() -> None:
-    """Allow all cores for the threads that Python starts.
+    """Let the threads that Python starts use all cores.
 
     OpenMP binds the main thread to a single core, and a new thread inherits the cores of the thread
     that starts it.
@@ -281,7 +281,7 @@ def serve(connection: Connection, folders: list[str]) -> None:
 
 
 def main() -> None:
-    """Read the command line and serve."""
+    """Read the command line, and serve requests."""
     _, parent, file, *folders = sys.argv
     exit_with(int(parent))
     if hasattr(os, "sched_setaffinity"):

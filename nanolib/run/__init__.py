@@ -1,4 +1,4 @@
-"""Turn the parameters of a notebook into rows of the database: params → cases → `sweep` → rows.
+"""Make cases from the parameters of a notebook, measure the cases, and store the rows.
 
 - `params` and `case` define the cases. `dry_run`, `memory_plan` and `peaks_case` predict
   the results of the cases.
@@ -8,9 +8,10 @@
 - `provenance` records the code, the machine, and the interference of other processes.
 - `group` measures the cases of a group in turns, in this process or in a fresh one. `timeout`
   limits the time of each case.
-- `ranks` runs a case of several processes on this machine, and `torchrun` on several machines.
-- `notebooks` runs the `jobs` of a suite one after another, and `on_ray` runs them as Ray tasks.
+- `ranks` runs a case in several processes on this machine. `torchrun` runs such a case on several
+  machines.
+- `jobs` makes the jobs of a command. `notebooks` runs the jobs one after another, and `on_ray` runs
+  the jobs as Ray tasks.
 
-Only the command `torchrun` loads an experiment. Callers pass the experiment to all other modules
-as an argument.
+Only `torchrun` imports an experiment. All other modules receive the experiment as an argument.
 """

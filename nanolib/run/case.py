@@ -1,7 +1,7 @@
-"""Define the base classes of all cases, and the rows that several cases have in common.
+"""Define the base classes of all cases, and make the rows that several experiments use.
 
-A case is one combination of factors. Each case predicts its results, plans its memory, and measures
-itself.
+A case is one combination of factors, such as a sequence length and a dtype. A case can predict its
+results, plan its memory, and measure itself.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         peaks: Scope → peak of the live bytes.
-        reason: Reason why no peak is known, in one line. An unsupported case has no reason here.
+        reason: Reason why no peak is known, in one line. An unsupported case has an empty reason.
         unsupported: Reason, found during planning, why the case cannot run on this machine.
     """
 
@@ -52,10 +52,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of factors. The fields are the factors, of JSON types only.
+    """One combination of factors. Each field is a factor with a value of a JSON type.
 
     Attributes:
-        supports_ab: Whether `nano ab` can interleave the timings of two versions of the case.
+        supports_ab: Whether `nano ab` can time the case in turns in two versions of the code.
         device: Device on which the case runs.
     """
 
@@ -74,8 +74,8 @@ class Case:
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
         """Return the predictions of formulas, and the planned peak memory.
 
-        nanolib plans `peak_memory` only if the formulas predict `bytes`. The unit is MiB, as for a
-        measured peak.
+        nanolib plans `peak_memory` only if the formulas predict `bytes`. The unit of `peak_memory`
+        is MiB.
 
         Args:
             ceilings: Peak rates, as for `roofline_ms`. Without peak rates, no time is predicted.
@@ -92,7 +92,7 @@ class Case:
         return {}
 
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
-        """Yield the rows of the case, and a `Timing` for each latency to compare in the group.
+        """Yield the rows of the case, and a `Timing` for each latency that its group compares.
 
         After each `Timing`, the generator receives the rows of the timing by scope.
 
@@ -104,17 +104,17 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The group of cases that are timed in turns, or an empty string for no group."""
+        """The name of the group whose cases nanolib times in turns, or an empty string."""
         return ""
 
     @property
     def title(self) -> str:
-        """The name of the case in the rows of other cases of its group."""
+        """The name of this case as the baseline in speed-up rows of other cases."""
         return str(self)
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the other cases of the group have a speed-up over this case."""
+        """Whether nanolib computes speed-ups of the group's other cases over this case."""
         return False
 
     @property
@@ -188,7 +188,7 @@ class RanksCase(Case):
 
     @property
     def sharing(self) -> int:
-        """The number of ranks that share one memory: one on a GPU, all local ranks on a CPU."""
+        """The number of ranks that share one memory. On a GPU, each rank has its own memory."""
         return 1 if self.device.startswith("cuda") else self.ranks_here
 
     @property
@@ -247,7 +247,7 @@ def timed_call_ms(call: Callable[[], object]) -> float:
     """Return the time of one call, in ms. The time of a first call includes compilation.
 
     Raises:
-        Unsupported: The call returns before its work ends, or torch cannot compile it.
+        Unsupported: The call returns before its work ends, or torch stops compiling the function.
     """
     checked, start = CallCheck(call, "call", Unsupported), time.perf_counter()
     checked()

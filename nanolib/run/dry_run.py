@@ -28,7 +28,7 @@ _TIMING = ("budget_s", "rel_ci", "device")  # Parameters that change the duratio
 def prediction_table(
     experiment: Any, params: Params, ceilings: Ceilings | None = None
 ) -> pd.DataFrame:
-    """Return the predictions, with units, of each case to which a formula applies.
+    """Return a table of predictions for each case to which a formula applies.
 
     Args:
         experiment: Module of `nanolib.experiments`.
@@ -37,7 +37,7 @@ def prediction_table(
             is the same on every machine.
 
     Returns:
-        A table with one line per case, or one line per algorithm if a case has several.
+        A table with one line per case, or one line per algorithm if a case has several algorithms.
     """
     cases = experiment.cases(params)
     params.look(cases)
@@ -73,7 +73,7 @@ class CasePrediction(NamedTuple):
 
 
 def predict_case(case: Case, ceilings: Ceilings) -> CasePrediction:
-    """Predict a case by its formulas and its memory plan, without building a user's own model."""
+    """Predict a case by its formulas and its memory plan. nanolib does not build a user's model."""
     ms, mib, here = "—", "—", "known after a run, because the model is your own code"
     if not case.runs_code:
         if (latency := case.predict(ceilings).get("latency")) is not None:
@@ -104,7 +104,7 @@ def expected_s(
         machine_id: ID of this machine.
 
     Returns:
-        Total duration of the cases, in s, or None without an earlier run.
+        Total duration of the cases, in s, or None if no earlier run has the same timing parameters.
     """
     timing = _timing(params.model_dump(mode="json"))
     runs = store.runs("experiment = ? AND machine_id = ?", (params.NAME, machine_id))

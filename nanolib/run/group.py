@@ -25,8 +25,8 @@ from nanolib.run.timeout import DeviceLost, Outcome, PredictedOutOfMemory
 from nanolib.store import Store
 from nanolib.store.traces import recording
 
-_GRACE_S = 5.0  # Time after the limit, in which an interrupted case reports its own timeout, s.
-# The size and the time of a matrix product that shows the current speed of the machine.
+_GRACE_S = 5.0  # Extra time in which an interrupted case reports its own timeout, s.
+# nanolib multiplies matrices of this size for this time, to see the machine's current speed.
 _PACE_SIZE, _PACE_S = 512, 0.3
 
 
@@ -43,7 +43,7 @@ def grouped(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def fit_together(cases: Sequence[Case]) -> bool:
-    """Return whether the memory plans of all supported cases fit into the free memory together."""
+    """Return whether all cases that can run fit into the free memory together."""
     device, plans = cases[0].device, [case.plan() for case in cases if not case.unsupported()]
     try:
         needed = sum(plan.most or 0 for plan in plans if not shortage(plan, device))
@@ -87,8 +87,9 @@ def measure_group(
             with each row. If the process dies, the last id shows the case at fault.
 
     Returns:
-        Case id → outcome of the case, with a `speed_up` over each baseline of the same rounds. If
-        the device was lost during a case, the result contains only the outcome of that case.
+        Case id → outcome of the case, with a `speed_up` over each baseline that nanolib timed in
+        turns with the case. If the device was lost during a case, the result contains only the
+        outcome of that case.
     """
     by_id = {case.case_id: case for case in cases}
     steps = {case_id: start_case(case, params, ceilings) for case_id, case in by_id.items()}
@@ -143,7 +144,7 @@ def measure_group(
 def _speed_ups(
     case: Case, others: Sequence[Case], rounds: Sequence[Round], timing: Timing
 ) -> Iterator[Measurement]:
-    """Yield the speed-ups of a case over each baseline, by phase and for all phases together."""
+    """Yield the speed-ups of a case over each baseline, for each phase and for the total."""
     scopes = list(enumerate(timing.phases))
     if len(scopes) > 1:
         scopes.append((None, timing.total))
@@ -160,7 +161,7 @@ def _baselines(case: Case, others: Sequence[Case]) -> list[Case]:
 
 
 def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> dict[str, Outcome]:
-    """Measure the cases of a group one after another, if they do not fit into memory together.
+    """Measure the cases of a group one after another, because memory is too small for all of them.
 
     The latencies get the flag `sequential`. The machine may change its speed between two cases, so
     the interval of a speed-up is the widest that both latencies allow. nanolib also times a matrix
@@ -194,7 +195,7 @@ def measure_apart(cases: Sequence[Case], measure: Callable[[Case], Outcome]) -> 
 
 
 def _pace_ms(device: str) -> list[float]:
-    """Return a list with the time of a matrix product, ms, or an empty list on a lost device."""
+    """Return a list with the time of a matrix product, ms, or no time if the device is lost."""
     try:
         a = torch.rand(_PACE_SIZE, _PACE_SIZE, device=device)
         return [measure(lambda: a @ a, rel_ci=0.05, budget_s=_PACE_S, device=device).estimate]
@@ -246,8 +247,8 @@ def run_in_process(
         stop: Event that ends the process.
 
     Returns:
-        Case id → outcome of the case. If the process died or exceeded the limit, the case that ran
-        has failed, and the other unfinished cases have no outcome.
+        Case id → outcome of the case. If the process dies or exceeds the limit, the current case
+        fails, and the other unfinished cases have no outcome.
 
     Raises:
         Canceled: `stop` was set.
@@ -280,8 +281,8 @@ def _serve(
 ) -> None:
     """Measure cases in the fresh process, and send pairs of a case id and a value.
 
-    A value is None each time code of the case is about to run, or a new row. The last value of a
-    case is its outcome.
+    The value is None before the code of a case runs. Later values are new rows. The last value is
+    the outcome of the case.
     """
 
     def report(case_id: str, what: Any = None) -> None:

@@ -22,8 +22,8 @@ class Job:
     Attributes:
         name: Name of the notebook and of its experiment.
         load: Function that returns the module of the experiment.
-        values: Parameters to inject into the notebook, before parsing.
-        params: All parameters of the notebook, with their types checked.
+        values: Parameters to inject into the notebook. Their types are not checked.
+        params: All parameters of the notebook, with checked types.
     """
 
     name: str
@@ -70,8 +70,8 @@ def plan(
 
     Args:
         experiments: Name of a notebook → function that loads its experiment.
-        targets: A suite and some of its notebooks, notebooks of the suite `quick`, or scenarios. A
-            suite without notebooks means all of its notebooks.
+        targets: Names of scenarios, or of a suite and its notebooks. The default suite is `quick`.
+            By default, nanolib runs all notebooks of the suite.
         overrides: Parameters that replace the values in the params files.
         scheduling: Values of `label` and `resume`.
 

@@ -1,4 +1,4 @@
-"""Lock a device for one run, so that a second run waits. The lock ends with its process."""
+"""Lock a device for one run, so that a second run waits. The end of a process frees its lock."""
 
 import contextlib
 import os
@@ -46,11 +46,11 @@ def device_lock(
         device: Device, such as `cpu` or `cuda:0`.
         what: Name of this run, which other runs show while they wait.
         log: Function that receives a line when a wait begins and a line when the wait ends.
-        pause: Function that waits for a time in s between two tries. An exception in `pause`
-            ends the wait.
+        pause: Function that waits for a time in s between two attempts to lock the device. An
+            exception in `pause` ends the wait.
 
     Raises:
-        BadInput: The file at the path of the lock is not nanolib's lock file.
+        BadInput: This process cannot open the lock file.
     """
     lock, waits = FileLock(lock_path(device), mode=0o666), False
     while not _acquire(lock):
@@ -61,8 +61,8 @@ def device_lock(
     try:
         if waits:
             log(f"{device} is free; starting")
-        # If the file belongs to another user, this process cannot write its name to the file, and
-        # other runs show "another process".
+        # If the owner file belongs to another user, this process cannot write its name there. Other
+        # runs then show "another process".
         with contextlib.suppress(OSError), _owner_file(lock, "w") as file:
             file.write(f"{os.getpid()} {printable(what)}")
         yield
@@ -95,7 +95,7 @@ def _acquire(lock: FileLock) -> bool:
 
 
 def _owner_file(lock: FileLock, mode: str) -> IO[str]:
-    # Without O_NOFOLLOW, a link at this path would let another user overwrite any file.
+    # Without O_NOFOLLOW, another user's link at this path could redirect the write to any file.
     def opened(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
 
@@ -106,6 +106,6 @@ def _owner_file(lock: FileLock, mode: str) -> IO[str]:
 def _owner(lock: FileLock) -> str:
     with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
         pid, _, what = file.read().partition(" ")
-        if psutil.pid_exists(int(pid)):  # An earlier owner may have left the text.
+        if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
             return f"process {int(pid)} ({what})"
     return "another process"

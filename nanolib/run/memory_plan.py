@@ -27,7 +27,7 @@ from nanolib.run.case import Case, Plan
 from nanolib.run.params import Params
 
 UNCOUNTED = "the memory counter cannot track a compiled kernel"
-_HEADROOM = 0.9  # Share of the free memory for a case, because the system needs the rest.
+_HEADROOM = 0.9  # Share of the free memory that a case may use. The system needs the rest.
 _PLANS: dict[str, Plan] = {}
 _LOW = 2  # The smallest stack of blocks has a first and a last block.
 # nanolib plans calls at this batch size. A large prime divides only the bytes of tensors that grow
@@ -41,13 +41,13 @@ class Workload:
 
     Attributes:
         scope: Scope of the rows.
-        call: Function whose memory is planned and measured.
+        call: Function whose memory nanolib plans and measures.
         existing: Function that returns the tensors that exist before the call, such as weights and
-            inputs. By default, these are the tensors of `kinds`.
-        first: Function that creates what a first call leaves for later calls, such as a cache.
-        kinds: Function that returns a mapping `MemoryKind` → existing tensors.
+            inputs. If you set `kinds`, nanolib uses the tensors of `kinds` instead.
+        first: Function that creates the tensors that a first call leaves behind, such as a cache.
+        kinds: Function that returns a mapping from each `MemoryKind` to its existing tensors.
         phases: Parts of the call in order, as a mapping name → function, or an empty mapping.
-        owners: Function that returns a mapping `id` of an optimizer state → its weight.
+        owners: Function that returns a mapping from the `id` of each optimizer state to its weight.
     """
 
     scope: str
@@ -81,7 +81,7 @@ def planned(case: Case, workloads: Callable[[], Iterable[Workload]]) -> Plan:
 
 
 def _peak(work: Workload) -> int:
-    """Return the peak of the live bytes during a call after the first call."""
+    """Return the peak of the live bytes during a call that follows the first call."""
     work.first()
     with LiveBytes() as counter:
         counter.watch(*work.existing())
@@ -92,13 +92,14 @@ def _peak(work: Workload) -> int:
 class StackMemory:
     """Planned memory breakdowns of the calls of a model with equal blocks.
 
-    The sections of a call are each block's forward pass, the time after it, and its backward pass.
-    Each further block adds the same amount to the peak of a section. The peaks of stacks of two and
-    three blocks therefore give the peaks at any depth. The largest peak is the call's peak.
+    A call has three sections per block: the block's forward pass, the work until the next block,
+    and the block's backward pass. Each further block adds the same amount to the peak of a section.
+    The peaks of stacks of two and three blocks therefore give the peaks at any depth. The largest
+    peak is the call's peak.
 
     Args:
         depth: Number of blocks, or 0 if the model has no known stack of blocks.
-        ats: One function per planned shape, which maps a number of blocks to a `Step`.
+        ats: One function per planned shape. Each function maps a number of blocks to a `Step`.
     """
 
     def __init__(self, depth: int, *ats: Callable[[int], Any]) -> None:
@@ -144,7 +145,7 @@ def _by_section(
 
 
 def _followed_calls(at: Callable[[int], Any], depth: int) -> dict[str, MemoryTracker]:
-    """Track the memory of each call of a stack of `depth` blocks, by scope."""
+    """Track the memory of each call of a model with `depth` blocks, by scope."""
     step = at(depth)
     lists = (part for part in step.model.modules() if isinstance(part, nn.ModuleList))
     stacks = [part for part in lists if len(part) == depth]
@@ -163,7 +164,7 @@ def followed(
     Args:
         work: Call to track.
         model: Model whose modules own the memory.
-        stacks: Stacks whose blocks divide the call into sections, or None to divide it by phase.
+        stacks: Stacks whose blocks divide the call into sections, or None for sections by phase.
     """
     phases = (work.phases or {work.scope: work.call}) if stacks is None else {None: work.call}
     with MemoryTracker(model) as counter, counter.follow_modules(), contextlib.ExitStack() as hooks:
@@ -201,7 +202,7 @@ def _mark(
 
 
 def shortage(plan: Plan, device: str) -> str:
-    """Return why a plan exceeds the free memory, or an empty string if no excess is known."""
+    """Return an error if a plan exceeds the free memory, otherwise an empty string."""
     free = free_bytes(device)
     if free is None or plan.most is None or plan.most <= _HEADROOM * free:
         return ""
@@ -221,7 +222,7 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
         refused = {"status": Status.UNSUPPORTED, "message": message}
         peak = Measurement("peak_memory", scope=work.scope, **refused)
         return [peak, resident_row(work.call, work.scope)]
-    work.first()  # The plan starts from the same state.
+    work.first()  # A plan also starts after a first call.
     existing, predicted = tuple(work.existing()), plan.peaks.get(work.scope)
     return measure_memory(
         work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
@@ -246,7 +247,7 @@ def breakdown_rows(
         Rows of `peak_memory`, of `reserved_memory` or `resident_memory`, and of `memory_part` for
         each kind, in MiB. The details of `peak_memory` have bytes per part and per phase.
     """
-    work.first()  # The plan starts from the same state.
+    work.first()  # A plan also starts after a first call.
     gc.collect()
     breakdowns = followed(work, model).breakdowns()
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)

@@ -1,7 +1,8 @@
 """Run jobs one after another, each with papermill in its own process, and report the results.
 
-If a kernel was killed, papermill still saves a notebook with completed cells. A job is therefore
-done only if its run has the status `done`. The last cell of the notebook sets this status.
+If a kernel was killed, papermill still saves the notebook with its completed cells. A job is
+therefore done only if its run has the status `done`. The last cell of the notebook sets this
+status.
 """
 
 import contextlib
@@ -142,7 +143,7 @@ def run_job(
     command: Command,
     show: Callable[[NotebookResult, str], None],
 ) -> None:
-    """Run one job, and store its status in `result` and in its run.
+    """Run one job, and store the job's status in `result` and in the database.
 
     Args:
         job: Job to run.
@@ -156,7 +157,7 @@ def run_job(
     with Store(command.output / DATABASE) as store:
 
         def watch() -> None:
-            """Find the run of the job in the database, and show its progress."""
+            """Find the run of the job in the database, and show the run's progress."""
             runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
             result.run_id = str(next(iter(runs), ""))
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
@@ -219,7 +220,7 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int
 
 
 def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
-    """Set the status of the job, and the reason if it is not done."""
+    """Set the status of the job, and the message if the job is not done."""
     run = store.runs_of([result.run_id])
     status, message = ("", "") if run.empty else (run.status.iloc[0], run.message.iloc[0])
     if code == 0 and status == (RunStatus.DONE if result.cases else status):
@@ -237,7 +238,7 @@ def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
 
 
 def closing_table(results: Sequence[NotebookResult]) -> pd.DataFrame:
-    """Return a table of each job's status, cases and times, with their sum in the last line."""
+    """Return a table of each job's status, cases and times, with total times in the last line."""
     lines = []
     for result in results:
         counts = result.statuses

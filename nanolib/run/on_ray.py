@@ -4,9 +4,9 @@ Each task runs its notebook as `nano run` does, with a new folder and a new data
 returns its files, and nanolib merges the database into yours. If a node is lost, Ray runs its task
 again on another node. The results on the lost node are lost too, so no case is stored twice.
 
-`tests/benchmarks/ray_nodes.py` checks the loss of a node in a cluster of three nodes on one
-machine. After Ctrl-C, Ray ends the tasks together with this process. Neither Ctrl-C nor a cluster
-of several machines was tested.
+`tests/benchmarks/ray_nodes.py` tests the loss of a node in a cluster of three nodes on one machine.
+After Ctrl-C, Ray ends the tasks together with this process. Neither Ctrl-C nor a cluster of several
+machines was tested.
 """
 
 import logging
@@ -42,7 +42,8 @@ def run_on_ray(
         The result of each job. Jobs without cases are last, and have no result after Ctrl-C.
 
     Raises:
-        BadInput: Ray is not installed, or no node has the devices of a job.
+        BadInput: Ray is not installed or cannot be reached, no node has the devices of a job, or a
+            job has the parameter `resume`.
     """
     if any(job.values.get("resume") for job in jobs):
         raise BadInput(
@@ -116,7 +117,7 @@ def _connected() -> Iterator[Any]:
         ) from None
     except KeyError:
         raise BadInput(
-            "--on ray: the package amdsmi keeps Ray from being imported; run: pip uninstall amdsmi"
+            "--on ray: the package amdsmi prevents the import of Ray; run: pip uninstall amdsmi"
         ) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -133,7 +134,7 @@ def _connected() -> Iterator[Any]:
 
 
 def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) -> None:
-    """Merge the database of one task into the command's database, and copy its other files."""
+    """Merge a task's database into the command's database, and copy the task's other files."""
     try:
         found, files = ray.get(ready)
     except ray.exceptions.RayError as error:
@@ -155,7 +156,7 @@ def _bring_back(ray: Any, ready: Any, result: NotebookResult, command: Command) 
 def _measure(
     name: str, load: Load, values: dict[str, Any], token: str, sources: str
 ) -> tuple[NotebookResult, dict[str, bytes]]:
-    """Run one job on a node in a temporary folder, and return its result and its files."""
+    """Run one job on a node in a temporary folder, and return the job's result and files."""
     if source_digest() != sources:
         raise BadInput(
             f"ray: a node has nanolib {nanolib.__version__} with other source files; "

@@ -28,7 +28,7 @@ Batch = Annotated[int, pydantic.Field(gt=0, le=65_536)]
 Count = Annotated[int, pydantic.Field(gt=0, le=4096)]
 Steps = Annotated[int, pydantic.Field(gt=0, le=1_000_000)]
 _Value = TypeVar("_Value")
-# A list of values. Each value has cases of its own.
+# A list of values. Each value gives one or more cases.
 Grid = Annotated[list[_Value], pydantic.Field(min_length=1, max_length=64)]
 
 
@@ -46,7 +46,8 @@ class Params(StrictModel):
         suite: Name of the parameter set.
         label: Your name for the run.
         resume: Continue the last run with the same parameters, version and machine.
-        grids: Tuples of names of lists. Every combination of the lists' values is a case.
+        grids: Names of list parameters, in tuples. Each tuple gives a case for every combination of
+            its lists' values.
     """
 
     grids: ClassVar[tuple[tuple[str, ...], ...]] = ()
@@ -108,24 +109,24 @@ class Params(StrictModel):
 
         Args:
             device: Device on which the calls compute.
-            phases: Scope → call.
+            phases: Name of each scope → function to time.
             total: Scope of the sum of all phases.
         """
         return Timing(phases, total=total, **self.timing(device))
 
     def collected_by(self, collect: Collect) -> Self:
-        """Return a copy of the parameters whose timings collect their blocks with `collect`."""
+        """Return a copy of the parameters. Timings with this copy call `collect` for blocks."""
         copy = self.model_copy()
         copy._collect = collect
         return copy
 
     def defining(self) -> dict[str, Any]:
-        """Return the parameters that define what a run measures, for its fingerprint."""
+        """Return the parameters that define what a run measures, for the run's fingerprint."""
         return self.model_dump(mode="json", exclude=SCHEDULING)
 
 
 def distinct(values: list[Any]) -> list[Any]:
-    """Return `values` if no value is repeated, because a run measures each case once."""
+    """Return `values` if no value is repeated. A run measures each case only once."""
     keys = [json.dumps(value, sort_keys=True) for value in values]
     for at, key in enumerate(keys):
         if key in keys[:at]:
@@ -191,6 +192,6 @@ def fitting_config(
     if reads_text and config.vocab_size < text.VOCAB_SIZE:
         raise ValueError(
             f"overrides: vocab_size {config.vocab_size} is less than the {text.VOCAB_SIZE} values "
-            "of a byte of text; raise it"
+            "of a byte of text; raise vocab_size"
         )
     return config

@@ -1,6 +1,7 @@
-"""Measure the peak rates of a device, and compute the roofline and MFU from them.
+"""Measure the peak rates of a device, and compute the roofline and MFU from these rates.
 
-The first cases of a run measure the peak rates, or copy them from another run of the same command.
+The first cases of a run measure the peak rates, or copy the rates from another run of the same
+command.
 """
 
 from collections.abc import Iterator
@@ -17,13 +18,13 @@ from nanolib.stats.intervals import Interval
 from nanolib.store import Store
 
 METRICS_OF_CEILINGS = ("ceiling_flops", "ceiling_bytes")
-# nanolib spends more time on a peak rate than on a latency, because predictions use the rate.
+# nanolib times a peak rate for longer than a latency, because predictions use the peak rate.
 _LONGER = 4
 
 
 @dataclass(frozen=True)
 class CeilingCase(Case):
-    """The peak rate of one device for products in a dtype, `tf32` or `fp8`, or for copies."""
+    """The peak rate of a device for copies, or for matrix products in a dtype, `tf32` or `fp8`."""
 
     supports_ab: ClassVar[bool] = False  # A peak rate belongs to the machine, not to the code.
     sustained: ClassVar[bool] = False
@@ -32,7 +33,7 @@ class CeilingCase(Case):
     budget_s: float
 
     def unsupported(self) -> str:
-        """Return why the device cannot compute the product, or an empty string."""
+        """Return why the device cannot compute the matrix product, or an empty string."""
         return no_product(self.ceiling, self.device)
 
     def plan(self) -> Plan:
@@ -50,13 +51,13 @@ class CeilingCase(Case):
 
 @dataclass(frozen=True)
 class SustainedCase(CeilingCase):
-    """The peak rate of a matrix product that has already run for half of `budget_s`."""
+    """The peak rate of a matrix product in the second half of `budget_s`."""
 
     sustained: ClassVar[bool] = True
 
 
 def no_product(kind: str, device: str) -> str:
-    """Return why a device cannot multiply in `tf32` or `fp8`, or an empty string if it can."""
+    """Return why a device has no matrix product in `tf32` or `fp8`, or an empty string."""
     if kind == "fp8":
         return fp8.native(device)
     is_new = device.startswith("cuda") and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -66,14 +67,14 @@ def no_product(kind: str, device: str) -> str:
 
 
 def ceiling_cases(device: str, dtypes: list[str], budget_s: float) -> list[Case]:
-    """Make a case for the matrix product in each dtype and a case for the copy."""
+    """Make a case for the matrix product in each dtype, and a case for copies."""
     return [CeilingCase(device, name, min(_LONGER * budget_s, 2.0)) for name in (*dtypes, "copy")]
 
 
 def ceilings_of(store: Store, run_or_machine: str) -> Ceilings:
     """Return the newest peak rates of a run or a machine: dtype → FLOP/s, and `copy` → B/s.
 
-    If no interval is known, both ends of the interval are the estimate.
+    If a rate has no interval, both ends of the interval are the estimate.
 
     Args:
         store: Database of the runs.
@@ -91,15 +92,16 @@ def ceilings_of(store: Store, run_or_machine: str) -> Ceilings:
 def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
     """Return the row of a peak rate that another run of the same command has measured.
 
-    All notebooks of a command use the same peak rates, although each notebook is a run of its own.
+    All notebooks of a command use the same peak rates, although each notebook has its own run.
 
     Args:
-        case: Case that is about to be measured.
+        case: Case to measure.
         store: Database of the runs.
-        run_id: Run of the case.
+        run_id: ID of the case's run.
 
     Returns:
-        One row, or none if no other run has measured the rate or the case is not a peak rate.
+        One row. The list is empty if no other run has measured the rate, or if the case does not
+        measure a peak rate.
     """
     run = store.runs_of([run_id]).iloc[0]
     command = run.launch.partition("/")[0]
@@ -116,7 +118,7 @@ def measured_before(case: Case, store: Store, run_id: str) -> list[Measurement]:
 
 
 def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: Ceilings) -> float | None:
-    """Return the shortest time that the peak rates allow, in ms, or None if a rate is missing.
+    """Return the shortest time of a call at the peak rates, ms, or None if a rate is missing.
 
     Args:
         flops: FLOPs of one call.
@@ -136,7 +138,7 @@ def roofline_ms(flops: float, bytes_moved: float, dtype: str, ceilings: Ceilings
 def rate_rows(
     latency: Measurement, flops: float, dtype: str, ceilings: Ceilings
 ) -> Iterator[Measurement]:
-    """Yield `flops_per_second` of a latency, and `mfu` if the peak rate of the dtype is known.
+    """Yield the row `flops_per_second`, and the row `mfu` if the dtype's peak rate is known.
 
     The interval of `mfu` is the widest that the intervals of the latency and the peak rate allow.
     """

@@ -1,8 +1,8 @@
-"""Start processes that end with this process, and end them with all of their children.
+"""Start processes that end when this process ends, and kill processes with all of their children.
 
 `python -m nanolib.run.process PARENT MODULE ARGUMENT...` runs a module in a process that ends when
-its parent ends. At its top, this file imports only the standard library, because `nano ab` loads it
-under interpreters without other packages.
+its parent ends. This file imports only the standard library at its top, because `nano ab` also
+loads this file in interpreters without other packages.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 class Late(Exception):
-    """A process has exceeded the time limit between two values."""
+    """A process sent no value within the time limit."""
 
 
 class Died(Exception):
@@ -61,9 +61,9 @@ def call_in_process(
     When the generator or this process ends, the new process ends too, with all of its children.
 
     Args:
-        function: Function of a module. The first argument of the function is a function that
-            sends a value to this process. Printed output goes to standard error.
-        arguments: Other arguments of the function. Pickle must be able to send the arguments.
+        function: Function at the top level of a module. Its first argument is a callback that
+            sends a value to this process. Its output goes to standard error.
+        arguments: Other arguments of the function, which must be picklable.
         limit_s: Longest time between two values, s. Imports may take 60 s more.
         stopped: Function to call every 0.2 s. The process ends when the function returns true.
 
@@ -76,7 +76,8 @@ def call_in_process(
     process = context.Process(target=_serve, args=(os.getpid(), theirs))
     process.start()
     theirs.close()
-    # Unpickling the function imports torch. Before that, the process calls `exit_with_parent`.
+    # The new process calls `exit_with_parent` before it unpickles the function, because unpickling
+    # imports torch, which takes seconds.
     ours.send((function, arguments))
     deadline, returned = time.monotonic() + _START_S + limit_s, False
     try:
@@ -103,12 +104,12 @@ def call_in_process(
 def _serve(parent: int, connection: Connection) -> None:
     """Call the function in the new process.
 
-    The process sends an empty list after the imports, a list with each value, and then None.
+    The process sends an empty list after the imports, a list with each value, and None at the end.
     """
     exit_with_parent(parent)
     os.setsid()
     os.dup2(2, 1)
-    gc.disable()  # Collection frees nothing here, and takes a fifth of the import time of torch.
+    gc.disable()  # Garbage collection takes a fifth of torch's import time, and frees nothing.
     function, arguments = connection.recv()
     gc.enable()
     connection.send([])

@@ -83,13 +83,13 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
 
 
 def take_over(store: Store, run: Run) -> str:
-    """Find the last run with the same parameters, version and machine, and mark it as running.
+    """Find the last run with the same parameters, version and machine, and mark this run as running.
 
     The function skips runs of other living processes.
 
     Args:
         store: Database of the runs.
-        run: Record of the run that would begin now.
+        run: Record of the new run, from `new_run`.
 
     Returns:
         `run_id` of the run to continue, or an empty string.
@@ -111,7 +111,7 @@ def take_over(store: Store, run: Run) -> str:
 
 
 def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
-    """Describe the interference during the cases that have been measured.
+    """Describe the interference during the measured cases.
 
     Args:
         loads: Load of the CPUs during each case.
@@ -130,7 +130,7 @@ def interference_lines(loads: Sequence[CpuLoad], cases: int) -> list[str]:
 
 
 def flag_interference(outcome: Outcome, load: CpuLoad) -> None:
-    """Flag a case and its timed rows by the load of the CPUs during the case.
+    """Add flags to a case and its timed rows, from the load of the CPUs during the case.
 
     A timing that recorded its own load keeps its own flags. Other rows of the same scope get the
     flags of the timing.

@@ -2,9 +2,9 @@
 
     answers = run_ranks(rank, {"seq_len": 4096}, world_size=2, device="cpu", timeout_s=60)
 
-Each rank calls the function with the request, in a new process group. If a rank raises an
-exception, dies or hangs, all ranks end. `torch.multiprocessing` starts the ranks from one process,
-so they share a private network and, on a CPU, one import of torch.
+Each rank calls the function with the request, here `{"seq_len": 4096}`, in a new process group. If
+a rank raises an exception, dies or hangs, all ranks end. `torch.multiprocessing` starts the ranks
+from one process, so the ranks share a private network and, on a CPU, one import of torch.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from nanolib.run.process import Died, Late, call_in_process, exit_with_parent, s
 
 HANG_S = 60.0  # Longest time that a rank waits for another rank, s.
 _GRACE_S = 2.0  # Time for a terminated rank to write its stack, s.
-# Messages of the backends if another rank is late or has ended.
+# Backends raise errors with these words if another rank is late or has ended.
 _WAITING = r"timed out|timeout|connection (closed|reset|refused)|broken pipe"
-# NCCL raises no error. The watchdog of NCCL writes a line and aborts the process that waited.
+# NCCL raises no error in this case. NCCL's watchdog writes a line and aborts the waiting process.
 _WATCHDOG = r"\[Rank (\d+)\].*Watchdog caught collective operation timeout"
 
 _launched: Any = None  # The `Ranks` of torchrun, if any.
@@ -66,7 +66,7 @@ def under_torchrun() -> bool:
 
 
 def nodes_of(world_size: int) -> int:
-    """Return the number of machines that run this number of ranks."""
+    """Return the number of machines that `world_size` ranks need."""
     return math.ceil(world_size / _launched.ranks_per_node) if _launched else 1
 
 
@@ -82,7 +82,7 @@ def lacking(device: str, world_size: int) -> str:
     if _launched and world_size > _launched.world_size:
         return (
             f"{world_size} ranks are more than the {_launched.world_size} "
-            "that torchrun has started; give fewer"
+            "that torchrun has started; give fewer ranks"
         )
     here, gpus = math.ceil(world_size / nodes_of(world_size)), torch.cuda.device_count()
     if kind == "cuda" and here > gpus:
@@ -104,7 +104,7 @@ def run_ranks(
     """Call a function in `world_size` processes.
 
     Args:
-        body: Function of the request, in a module that each rank can import.
+        body: Function that each rank calls, in a module that each rank can import.
         request: Argument of the function, of JSON types.
         world_size: Number of ranks.
         device: Device of the ranks: `cpu` for gloo, or `cuda` for NCCL with a GPU for each rank.
@@ -151,7 +151,7 @@ def _launch(
     timeout_s: float,
     private_network: bool,
 ) -> None:
-    """Start the ranks from a process without threads, and send their results or their failure."""
+    """Start the ranks from a process without threads, and send all results or a `RankFailed`."""
     with (folder / "log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -163,7 +163,8 @@ def _launch(
     if private_network:
         with contextlib.suppress(OSError):
             enter_private_network()
-    with contextlib.suppress(Exception):  # The ranks share this import, and report errors.
+    # The ranks share this import. If the import fails, the ranks report the error.
+    with contextlib.suppress(Exception):
         importlib.import_module(request["module"])
     # Neither CUDA nor the system libraries of macOS work after a fork.
     forks = sys.platform == "linux" and request["device"] == "cpu"
@@ -204,10 +205,10 @@ def _rank(rank: int, folder: Path, request: Mapping[str, Any], parent: int) -> N
     has_answered = answer(request, store, rank)
     sys.stdout.flush()
     if not has_answered:
-        os._exit(1)  # A normal end of the process group would wait for lost ranks.
-    with contextlib.suppress(RuntimeError):  # All ranks have stored their results.
+        os._exit(1)  # A normal exit would wait for lost ranks.
+    with contextlib.suppress(RuntimeError):  # The result is already stored.
         dist.barrier()
-    os._exit(0)  # gloo's threads sometimes abort in a normal exit.
+    os._exit(0)  # In a normal exit, gloo's threads sometimes abort the process.
 
 
 def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
@@ -246,13 +247,13 @@ def answer(request: Mapping[str, Any], store: dist.Store, rank: int) -> bool:
 
 
 def results_in(store: dist.Store, world_size: int) -> list[dict[str, Any]]:
-    """Return the results that `answer` has stored, by rank, empty for a rank without a result."""
+    """Return each rank's result from `answer`, or an empty dict for a rank without a result."""
     keys = [f"result/{rank}" for rank in range(world_size)]
     return [json.loads(store.get(key)) if store.check([key]) else {} for key in keys]
 
 
 def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, bool]:
-    """Return the error of the rank that raised first, and whether all errors are timeouts."""
+    """Return the first error, and whether all errors are from waits. Errors from waits come last."""
     errors = [result["error"] for result in results if "error" in result]
     waits, _, failed = min(errors, default=(True, 0.0, None))
     return failed and RankFailed(*failed), waits
@@ -266,14 +267,14 @@ def failure(
 ) -> RankFailed:
     """Return the failure of the rank at fault.
 
-    The rank that raised first is at fault, unless it only waited for another rank. After a wait,
-    the rank at fault is a rank that was killed or that did not end.
+    The first rank with an error is at fault, unless the error is from a wait for another rank. If
+    all errors are from waits, the rank at fault was killed or did not end.
 
     Args:
         results: Results of the ranks, from `results_in`.
         folder: Folder with the log and the stacks of the ranks.
-        late_s: Time limit that the ranks have reached, s, or None if they have ended.
-        first: Number and exit code of the rank that ended first, or None.
+        late_s: Time limit that the ranks have reached, s, or None if all ranks ended in time.
+        first: Number and exit code of the first rank that ended with an error, or None.
     """
     raised, only_waited = raised_in(results)
     if not only_waited:

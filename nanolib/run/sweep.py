@@ -2,7 +2,7 @@
 
 The sweep locks the device, skips the finished cases, and stores a `started` row for each other case
 before it measures the case. If the process is killed, only the cases in progress are lost. A failed
-case becomes a row with its status and message, and the sweep goes on.
+case becomes a row with its status and message, and the sweep continues.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class SweepRun:
         return f"run {self.run_id[:8]}: {ended}; {seconds:.0f} s inside cases"
 
     def finish(self) -> str:
-        """Mark the run as done, in the last cell of a notebook.
+        """Mark the run as done. The last cell of each notebook calls this method.
 
         Returns:
             A line with the name of the database.
@@ -216,7 +216,7 @@ class _Sweep:
             say(f"not a quiet machine: {line}")
 
     def _measure_group(self, group: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure the cases of a group in turns, or one by one if they do not fit into memory."""
+        """Measure a group's cases in turns, or one by one if memory is too small for all cases."""
         if rows := measured_before(group[0], self._store, self._run_id):
             return {group[0].case_id: Outcome(rows)}
         if len(group) == 1:
@@ -234,7 +234,7 @@ class _Sweep:
         return outcomes
 
     def _measure_together(self, cases: Sequence[Case]) -> dict[str, Outcome]:
-        """Measure cases until each has an outcome, even if a case ends its process."""
+        """Measure cases until each case has an outcome, even if a case kills its process."""
         message = f"the run was killed {MAX_ATTEMPTS} times during the case; nanolib skips the case"
         outcomes = {
             case.case_id: Outcome(status=Status.ERROR, message=message)
@@ -248,14 +248,15 @@ class _Sweep:
     def _run(self, cases: Sequence[Case]) -> dict[str, Outcome]:
         """Measure cases in this process or in a fresh one."""
         for case in cases:
-            # If the whole run is killed, nobody knows which of several cases was the cause.
+            # nanolib counts only the attempts of single cases, because any case of a group may
+            # cause the end of the process.
             attempts = self._attempts.get(case.case_id, 0) + (len(cases) == 1)
             details = {"attempts": attempts}
             row = Measurement("case_duration", status=Status.STARTED, details=details)
             self._store.write_case(self._run_id, case.case_id, case.factors, [row])
         given = self._params, cases, self._store, self._run_id
-        # A case that was in progress when the run was killed may have caused the kill. A fresh
-        # process has no ranks of torchrun, and would measure the case on this machine only.
+        # A case during which the run was killed may kill its process again, so the case gets a
+        # fresh process. Under torchrun, a fresh process would lack the ranks of other machines.
         was_killed = any(case.case_id in self._attempts for case in cases)
         if (self._isolated or was_killed) and not under_torchrun():
             return run_in_process(*given, self._stop)
@@ -271,7 +272,7 @@ def is_interactive() -> bool:
 
 
 def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
-    """Create a widget in JupyterLab, a line in a terminal, and no bar in a batch notebook."""
+    """Create a progress bar in JupyterLab or a terminal, but not in a batch notebook."""
     if wanted and is_interactive():
         from tqdm.auto import tqdm as widget_bar
 
@@ -280,7 +281,7 @@ def _progress_bar(wanted: bool, **settings: Any) -> tqdm:
 
 
 def store_outcome(store: Store, run_id: str, case: Case, outcome: Outcome) -> None:
-    """Store the rows of a case, `case_duration` first, or a failure if a row is invalid."""
+    """Store the rows of a case. If a row is not valid, store only the failure of the case."""
     rows = [outcome.ending, *outcome.rows]
     try:
         store.write_case(run_id, case.case_id, case.factors, rows)

@@ -46,13 +46,13 @@ class Outcome:
     """The result of a case.
 
     Attributes:
-        rows: Measured rows, in order. They include the rows from before a failure.
+        rows: Measured rows, in order, including the rows from before a failure.
         status: Status of the case at its end.
         message: Reason for the status, in one line.
         seconds: Duration of the case, in s.
         details: More about the end of the case: `rank`, `traceback` and `device_lost` of a failure,
             and the share of the CPUs that other processes used.
-        flags: Flags of the duration.
+        flags: Flags of the row `case_duration`.
     """
 
     rows: list[Measurement] = field(default_factory=list)
@@ -89,8 +89,8 @@ class Outcome:
         """Run a part of the case, and turn an exception into the status and the message.
 
         Args:
-            timeout_s: Limit for the sum of all parts, s. Only Python code can be interrupted. A
-                kernel that never returns needs `isolation: process`.
+            timeout_s: Time limit for all parts together, s. nanolib can interrupt only Python code.
+                To end a kernel that never returns, set `isolation: process`.
 
         Raises:
             DeviceLost: This process cannot use the device again.
@@ -145,7 +145,7 @@ def planning_time_limit() -> Iterator[None]:
 
 @contextmanager
 def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
-    """Raise `error` after a time in s. Python can interrupt only the main thread."""
+    """Raise `error` after a time in s. Outside the main thread, there is no limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -174,17 +174,18 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
 def answers_of(
     function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
 ) -> tuple[list[Any], str]:
-    """Call a user's function in a fresh process, and discard what it prints.
+    """Call a user's function in a fresh process, and discard the function's output.
 
-    Ending the process enforces the time limit in compiled code too.
+    The time limit also stops compiled code, because nanolib ends the process.
 
     Args:
-        function: Generator function of a module. Pickle must be able to send the values.
+        function: Generator function of a module, with picklable values.
         arguments: Arguments of the function.
         limit_s: Time limit of each value, s.
 
     Returns:
-        All values, and why the function ended early, or an empty string.
+        All values, and the reason why the function ended early. The reason is empty if the function
+        returned.
 
     Raises:
         BadInput: The function raised `BadInput`.
@@ -209,7 +210,7 @@ def _answer(
     function: Callable[..., Iterable[Any]],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Send each value in a list, and then a `BadInput` or the reason for an early end."""
+    """Send each value in its own list. If the function fails, then send the reason."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

@@ -53,7 +53,7 @@ class Ranks:
         self._numbers = itertools.count()
 
     def run(self, request: dict[str, Any] | None) -> list[Any]:
-        """Send a request to the other ranks from rank 0, take part, and return each rank's result.
+        """Send a case to the other ranks from rank 0, take part, and return each rank's result.
 
         Args:
             request: Request of `run_ranks`, or None to end the other ranks.
@@ -79,7 +79,7 @@ class Ranks:
         return [result["answer"] for result in results]
 
     def serve(self) -> None:
-        """Take part in one case after another on a rank above 0, until rank 0 has no more cases."""
+        """On a rank above 0, take part in each case until rank 0 has no more cases."""
         for number in self._numbers:
             while not self._store.check([f"case/{number}"]):
                 time.sleep(_POLL_S)
@@ -90,13 +90,13 @@ class Ranks:
                 self._take_part(number, request)
 
     def _take_part(self, number: int, request: dict[str, Any]) -> dist.Store:
-        """Call the function of a request in a new process group, and return the result store."""
+        """Call a request's function in a new process group, and return the store of its results."""
         threads, store = torch.get_num_threads(), dist.PrefixStore(f"ranks/{number}", self._store)
         has_answered = answer(request, store, self.rank)
-        with contextlib.suppress(RuntimeError):  # Another rank may have ended with its result.
+        with contextlib.suppress(RuntimeError):  # Another rank may have stored a result and ended.
             if has_answered:
                 dist.barrier()
-            if dist.is_initialized():  # Other ranks may never have joined.
+            if dist.is_initialized():  # There is no group if another rank never joined.
                 dist.destroy_process_group()
         torch.set_num_threads(threads)
         return store
