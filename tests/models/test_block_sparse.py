@@ -39,7 +39,7 @@ from tests.models.inputs import agrees, masked_by, qkv
                 "q": torch.zeros(1, 2, 9, 8),
                 "causal": False,
             },
-            "q: has more queries than keys; for a pattern of tiles or documents, give fewer queries",
+            "q: has more queries than keys, and the pattern looks up key positions; give fewer queries",
         ),
     ],
 )

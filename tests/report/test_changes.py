@@ -78,7 +78,7 @@ def _line(at, kind=Kind.REGRESSED, ratio=1.2):
 def test_forty_ratios_are_drawn_in_the_band_of_no_change(count, shown):
     found = Comparison(tuple(_line(at) for at in range(count)), True, 0.07)
     spec, rows = _points(comparison_chart(found, "Made", "A and B."))
-    band = "Green: no change (±3%). A change counts from 7% on."
+    band = "Green: no change (±3%). Changes below 7% do not count."
     assert spec["title"]["subtitle"] == [f"A and B.{shown}", band]
     assert len({row["series"] for row in rows}) == 40
     assert "0.97" in json.dumps(spec) and "1.03" in json.dumps(spec)

@@ -45,7 +45,7 @@ def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
     times = {0: (cold_ms, cold_ms), 5: (10.0, 10.0)}
     first = say("warmup", [warmup_process("forward", at, times, needed=0.0) for at in range(5)])[0]
     assert (
-        "but the mean without warm-up differs by +25%" in first and "Use 5 warm-up steps" in first
+        "but the mean is 25% higher without warm-up" in first and "Use 5 warm-up steps" in first
     ) == said
 
 

@@ -45,7 +45,7 @@ def test_means_are_drawn_against_the_mean_after_five_steps_and_five_processes_ar
     ("needed", "ratio", "count", "said"),
     [
         (0.0, 1.04, 5, "No warm-up step is needed for forward: none of 5 fresh processes needs a"),
-        (0.0, 1.06, 5, "Use 5 warm-up steps for forward: no curve shows warm-up, but the mean without warm-up differs by +6%"),
+        (0.0, 1.06, 5, "Use 5 warm-up steps for forward: no curve shows warm-up, but the mean is 6% higher without warm-up"),
         (0.0, 1.06, 4, "No warm-up step is needed for forward: none of 4 fresh processes needs a"),
         (1.0, 1.06, 5, "1 warm-up step is enough for forward: 5 processes need 1, 1, 1, 1, 1 steps"),
     ],

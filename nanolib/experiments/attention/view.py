@@ -58,7 +58,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         data,
         title,
         subtitle=[
-            f"Forward pass, timed in turns with {dense}. Smallest of the speed-ups.",
+            f"Forward pass, timed in turns with {dense}. Smallest speed-up over any dense kernel.",
             "The time to build a reusable mask is excluded. Hollow: not settled.",
             "Dashed: upper bound from skipped tiles.",
         ],
