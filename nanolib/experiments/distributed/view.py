@@ -56,7 +56,7 @@ def decode_scaling(rows: pd.DataFrame) -> Drawing:
     )
     both = pd.concat([table, modelled], ignore_index=True)
     start = both["latency"].where(both["world_size"] == most)
-    limits = "limited by " + both["binds"]
+    limits = ("limited by " + both["binds"]).replace(f"limited by {UNCLEAR}", "limit unclear")
     data = pd.DataFrame(
         {
             "panel": _format_shapes(both),
@@ -219,11 +219,18 @@ def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
     if not kind:
         return
     where += f" on {best['ranks']} ranks"
-    ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
     if kind == UNCLEAR:
-        text, ms = unclear(f"computing, waiting and communicating {where}", ms)
+        first, _, second = compared[0]
+        parts = "compute and the sum of wait and communication"
+        if len(compared) > 1:
+            parts = "wait and communication"
+        found = {"a": first.estimate, "a_low": first.low, "a_high": first.high}
+        found |= {"b": second.estimate, "b_low": second.low, "b_high": second.high}
+        evidence = f"{in_ms(found, 'a')} and {in_ms(found, 'b')}"
+        text, ms = unclear(f"{parts} {where}", evidence)
         yield Finding(text, ms, "increase budget_s", about, compared)
         return
+    ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
     text, next_step = _LIMITS[kind]
     scales = comparing(Estimate.of(best, "efficiency"), _SCALES)
     if kind == "compute" and scales[0][1] is Order.ABOVE:
