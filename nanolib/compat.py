@@ -81,7 +81,8 @@ def _series(step: Callable[[], object], device: torch.device | str, **counts: in
     Args:
         step: Function to call.
         device: Device on which the function computes.
-        counts: Number of warm-up calls, then number of timed calls. Errors show the keywords.
+        counts: Number of warm-up calls, then number of timed calls. Error messages name each count
+        by its keyword, such as `warmup`.
     """
     for (name, value), least in zip(counts.items(), (0, 1), strict=True):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -47,8 +47,9 @@ def _import_all(modules: list[str], own: list[str], worker: ModuleType) -> list[
     """Import modules, and return the environment variables that the imports set."""
 
     def refuse(name: str, *_: object) -> None:
-        # Only a version may import its own modules. This error is not an `ImportError`, because
-        # some libraries catch an `ImportError` and continue without the module.
+        # The shared process must not import a version's own modules, because the other version
+        # would inherit them. This error is not an `ImportError`, because some libraries catch an
+        # `ImportError` and continue without the module.
         if name in own:
             raise worker.Refused(f"{name} is a version's own module")
 

@@ -50,8 +50,8 @@ def run_ab(
             exception from the function stops the comparison.
 
     Raises:
-        BadInput: A revision does not exist, a version's code cannot be imported, the versions have
-            no timed case in common, or somebody edited the working tree during the comparison.
+        BadInput: A revision does not exist, or a version's code cannot be imported. The versions
+            have no timed case in common, or the working tree changed during the comparison.
     """
     with checked_out(spec.names, spec.start) as found:
         versions = spec.with_interpreters(found)

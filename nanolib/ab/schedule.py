@@ -209,7 +209,7 @@ def _same_phases(answers: Sequence[Mapping[str, Any]]) -> bool:
 def _ask_both(sides: Sequence[VersionProcess], requests: Sequence[Request]) -> list[dict[str, Any]]:
     """Return the answers of both versions.
 
-    New interpreters answer at the same time, because the imports then end sooner. Forked processes
+    Two new interpreters answer in parallel, so that their imports finish sooner. Forked processes
     answer one after the other, because otherwise the processes would compete for the cores.
     """
     if all(side.is_forked for side in sides):

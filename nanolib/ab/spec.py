@@ -9,8 +9,8 @@ from typing import Any
 
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Task
-from nanolib.ab.versions import Interpreter, Version, differences, titles
-from nanolib.compare.findings import MISSING, NEW, Line, case_name
+from nanolib.ab.versions import Interpreter, Version, titles
+from nanolib.compare.findings import MISSING, NEW, Line, case_name, differences
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import COUNTED
 from nanolib.measurement import BadInput
@@ -65,7 +65,8 @@ class Spec:
         """Return the packages that differ between the interpreters, each with both versions."""
         if self.interpreters is None:
             return []
-        return [f"{name} {a} → {b}" for name, a, b in differences(*self.interpreters)]
+        a, b = (one.packages for one in self.interpreters)
+        return [f"{name} {old} → {new}" for name, old, new in differences(a, b)]
 
     def with_interpreters(self, versions: Sequence[Version]) -> list[Version]:
         """Return copies of the versions with the interpreters of this spec."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
+from nanolib.compare.findings import differences
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import expanded
 
@@ -272,24 +273,12 @@ def inspect_interpreter(python: str) -> Interpreter:
     return Interpreter(found, answer["packages"] | {"python": number})
 
 
-def differences(a: Interpreter, b: Interpreter) -> list[tuple[str, str, str]]:
-    """Return the packages that differ between two interpreters.
-
-    Returns:
-        Name, version in A and version in B of each package. If a package is not installed, its
-        version is `none`.
-    """
-    names = sorted({**a.packages, **b.packages}, key=lambda name: (name != "python", name))
-    pairs = [(name, a.packages.get(name, "none"), b.packages.get(name, "none")) for name in names]
-    return [pair for pair in pairs if pair[1] != pair[2]]
-
-
 def titles(a: Interpreter, b: Interpreter) -> tuple[str, str]:
     """Return a short title for each interpreter, such as `numpy 1.26.4`.
 
     The title lists packages that differ between the two interpreters.
     """
-    differ = differences(a, b)
+    differ = differences(a.packages, b.packages)
     if not differ:
         return "the first interpreter", "the second interpreter"
     rest = len(differ) - _MOST_NAMED

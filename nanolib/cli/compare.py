@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,12 @@ def compare(
     revision on this machine. With fewer runs, a slower time is only suspect. Confirm a suspect time
     with nano ab.
     """
+    from nanolib.compare.findings import differences
     from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
     from nanolib.compare.spread import repeats
 
-    then, noise, runs = _rows_of("base", base)
-    now, noise_now, runs_now = _rows_of("current", current)
+    then, noise, runs, made_by = _rows_of("base", base)
+    now, noise_now, runs_now, made_by_now = _rows_of("current", current)
     case = ["experiment", "case_id"]
     if then[case].merge(now[case]).empty:
         one, other = (
@@ -97,6 +99,8 @@ def compare(
     if across_machines:
         then, unscaled = scale_by_peaks(then, now)
     found = compare_rows(then, now, threshold, noise | noise_now, repeats([runs, runs_now]))
+    changed = (f"{name} {a} → {b}" for name, a, b in differences(made_by, made_by_now))
+    found = replace(found, differ=[*changed])
     if chart_file:
         from nanolib.report.regressions import comparison_chart
         from nanolib.report.renderer import save_as
@@ -162,7 +166,7 @@ def _echo_findings(table: Any) -> None:
 def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json: bool) -> None:
     """Show when and by how much the results of each case changed.
 
-    A timing has changed if at least three runs show the change. If only the last one or two runs
+    A change needs at least three runs on each side. If only the last one or two runs
     differ, nanolib lists the difference too. Below the table, nanolib prints a nano ab command per
     case. The command measures, in turns, the revisions before and after the latest change.
     """
@@ -206,8 +210,11 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     echo(*notes, err=as_json)
 
 
-def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
-    """Return the rows of runs, their interference, and recent latencies of the same machines.
+def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any, dict[str, str]]:
+    """Return the rows of runs, their interference, recent latencies, and the versions of packages.
+
+    The latencies are those of the same machines. The versions are those of the newest run, without
+    the hash of nanolib's source files.
 
     Args:
         side: Name of the command's argument, for the error message.
@@ -226,7 +233,9 @@ def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any]:
         run_ids = store.resolve("all" if is_file else name)
         rows = store.measurements(run_ids, samples=True)
         noise = noise_of(store, run_ids)
+        made_by = dict(store.runs_of(run_ids)["versions"].iloc[-1]) if run_ids else {}
         timings = store.figures("latency", sorted(set(rows["machine_id"])), RECENT_RUNS)
     if rows.empty:
         raise BadInput(f"{side}: {name!r} has no measurements; name another run")
-    return rows, noise, timings
+    made_by.pop("sources", None)
+    return rows, noise, timings, made_by

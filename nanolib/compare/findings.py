@@ -154,6 +154,17 @@ def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:
     return tuple(sorted(lines, key=badness))
 
 
+def differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Return the packages and settings whose versions or values differ, `python` first.
+
+    Returns:
+        Name, and the version in A and in B. The version of an absent package is `none`.
+    """
+    names = sorted({**a, **b}, key=lambda name: (name != "python", name))
+    pairs = [(name, a.get(name, "none"), b.get(name, "none")) for name in names]
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
 def with_unit(figure: str) -> str:
     """Return a metric and its scope with the unit, such as `latency forward, ms`."""
     metric = METRICS.get(figure.partition(" ")[0])

@@ -240,7 +240,7 @@ def _timing_line(
 
 
 def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
-    """Adjust the p-values of timings that can fail a gate, and separately those of all others."""
+    """Adjust the p-values of two groups: timings that can fail a build, and all other timings."""
     yield from (line for line in lines if line.verdict is None)
     timings = [line for line in lines if line.verdict is not None]
     for capped in (False, True):

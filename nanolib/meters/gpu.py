@@ -66,7 +66,7 @@ class GpuState:
     """Record the readings of one GPU's sensors. Without a driver, there are no readings.
 
     Args:
-        device: Name of the GPU in torch.
+        device: Device string of the GPU in torch, such as `cuda:0`.
         nvml: NVML module, `pynvml` by default.
     """
 

@@ -14,6 +14,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -170,13 +171,32 @@ def _dtypes(gpus: tuple[dict[str, Any], ...]) -> dict[str, str]:
     }
 
 
+# Packages that contain or compile kernels, and environment variables that choose kernels.
+_PACKAGES = ("triton", "torchao", "transformers", "flash-attn", "flash-attn-4")
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+)
+
+
 def versions() -> dict[str, str]:
-    """Return the versions that affect a measurement, to store with a run."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": sys.platform,
-    }
+    """Return the versions and environment variables that affect a measurement, for a run's row."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    found["platform"] = sys.platform
+    if torch.cuda.is_available():
+        found["cuda"] = torch.version.cuda or torch.version.hip
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["driver"] = this_machine().driver
+        if torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
 
 
 _PROC = Path("/proc/self")

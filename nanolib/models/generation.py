@@ -206,7 +206,7 @@ def generation_of(
     if captured and not static:
         raise Unsupported(
             f"{type(model).__name__} cannot decode in a CUDA graph; use a preset with dense attention and backend auto, "
-            "or leave cuda_graph out"
+            "or remove cuda_graph from optimizations"
         )
     if all(hasattr(model, name) for name in ("new_cache", "prefill", "decode")):
         return (CapturedGeneration if captured else Generation)(model, prompt, new_tokens)

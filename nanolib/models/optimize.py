@@ -163,5 +163,5 @@ def _checkpoint(model: nn.Module) -> None:
         model.activation_checkpointing_enable({"use_reentrant": False})
     else:
         raise Unsupported(
-            f"{type(model).__name__} has no activation_checkpointing_enable; leave checkpoint out"
+            f"{type(model).__name__} has no activation_checkpointing_enable; remove checkpoint from optimizations"
         )

@@ -40,7 +40,8 @@ def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _M
 def table_of(experiment: str, factor: str) -> Callable[..., Any]:
     """Return a decorator that caches a table of the cases that have a factor.
 
-    The decorated function receives the rows of these cases. If there are none, the table is empty.
+    The decorated function receives the rows of these cases. If no rows have the factor, the table
+    is empty.
 
     Args:
         experiment: Name of the experiment.

@@ -46,7 +46,7 @@ def build(
         store: Store with the runs.
         run_ids: IDs of the runs.
         folder: Folder to write to.
-        sections: Sections of the report in order. Sections without a run are left out.
+        sections: Sections of the report in order. The report omits sections without a run.
         pictures: Whether to draw the pictures, which takes most of the time.
 
     Returns:

@@ -97,5 +97,5 @@ class Part:
 
     @property
     def findings(self) -> dict[str, Sequence[Finding]]:
-        """Findings by sequence length as text. The empty text is the key of `verdict`."""
+        """Findings by sequence length as text. An empty string is the key of `verdict`."""
         return {"": self.verdict, **self.by_length}

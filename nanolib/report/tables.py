@@ -62,7 +62,7 @@ _IN_WORDS = ("algorithm", "direction", "phase", "mode", "recipe")
 
 
 def titles(columns: Iterable[Column]) -> dict[str, str]:
-    """Return the title of each column that people see, by the name of the column."""
+    """Return a dict from column name to title, for the columns that have a title."""
     return {column.name: column.title for column in columns if column.title}
 
 

@@ -210,8 +210,8 @@ def measure_on_ranks(
     """Run a case on its ranks, and return each rank's result and the flags of all rows.
 
     Args:
-        body: Function that each rank calls, as for `run_ranks`. The function reads the
-            request with `asked_case`.
+        body: Function that each rank calls, as for `run_ranks`. The function must read the request
+        with `asked_case`.
         case: Case to measure.
         params: Parameters of the distributed notebook.
         more: More values for the request, of JSON types.

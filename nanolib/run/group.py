@@ -279,7 +279,7 @@ def run_in_process(
 def _serve(
     send: Callable[[Any], None], params: Params, cases: Sequence[Case], database: str, run_id: str
 ) -> None:
-    """Measure cases in the fresh process, and send pairs of a case id and a value.
+    """Measure cases in a new process, and send pairs of a case ID and a value.
 
     The value is None before the code of a case runs. Later values are new rows. The last value is
     the outcome of the case.

@@ -4,7 +4,8 @@
 
 Each rank calls the function with the request, here `{"seq_len": 4096}`, in a new process group. If
 a rank raises an exception, dies or hangs, all ranks end. `torch.multiprocessing` starts the ranks
-from one process, so the ranks share a private network and, on a CPU, one import of torch.
+from one process, so the ranks can share a private network. On a CPU under Linux, the ranks also
+share one import of torch.
 """
 
 import contextlib
@@ -253,7 +254,7 @@ def results_in(store: dist.Store, world_size: int) -> list[dict[str, Any]]:
 
 
 def raised_in(results: Sequence[Mapping[str, Any]]) -> tuple[RankFailed | None, bool]:
-    """Return the first error, and whether all errors are from waits. Errors from waits come last."""
+    """Return the first error, preferably not from a wait, and whether all errors are from waits."""
     errors = [result["error"] for result in results if "error" in result]
     waits, _, failed = min(errors, default=(True, 0.0, None))
     return failed and RankFailed(*failed), waits

@@ -84,7 +84,7 @@ class SweepRun:
         """Mark the run as done. The last cell of each notebook calls this method.
 
         Returns:
-            A line with the name of the database.
+            One line with the run's ID and the name of the database.
         """
         self.end(RunStatus.DONE)
         return f"run {self.run_id[:8]} is in {self.store.path.name}"

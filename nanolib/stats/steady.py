@@ -132,7 +132,8 @@ def warm_up(curve: ArrayLike) -> tuple[int | None, str]:
         curve: Times of consecutive steps from the start of a process, shape [n], any unit, n >= 20.
 
     Returns:
-        Number of warm-up steps and an empty text, or None and the reason why the number is unclear.
+        Number of warm-up steps and an empty string, or None and the reason why the number is
+        unclear.
     """
     x = np.asarray(curve, dtype=float)
     half = len(x) // 2

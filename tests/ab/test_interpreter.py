@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nanolib.ab.versions import Interpreter, differences, inspect_interpreter, titles
+from nanolib.ab.versions import Interpreter, inspect_interpreter, titles
 from nanolib.store import Store
 
 from .conftest import WORK
@@ -54,7 +54,7 @@ def test_titles_name_what_differs_and_not_too_much():
     base = {f"p{at}": "1" for at in range(5)}
     a, b = Interpreter("x", base), Interpreter("y", dict.fromkeys(base, "2"))
     assert titles(a, b) == ("p0 1, p1 1, p2 1 and 2 more", "p0 2, p1 2, p2 2 and 2 more")
-    assert differences(a, Interpreter("z", base | {"q": "3"})) == [("q", "none", "3")]
+    assert titles(a, Interpreter("z", base | {"q": "3"})) == ("q none", "q 3")
     assert titles(a, a) == ("the first interpreter", "the second interpreter")
 
 

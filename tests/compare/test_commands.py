@@ -57,6 +57,16 @@ def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano)
     assert "a time without samples; no verdict" in said and "budget_s" not in said
 
 
+def test_packages_and_settings_that_differ_are_named_with_both_versions(nano):
+    of_base = {"python": "3.11.7", "torch": "2.12.0", "sources": "a"}
+    of_now = {"python": "3.12.1", "torch": "2.12.0", "sources": "b", "OMP_NUM_THREADS": "1"}
+    runs = [run_of(BASE, "base", versions=of_base), run_of(BASE, "curr", versions=of_now)]
+    ended, found = nano(runs, "base", "curr")
+    differ = ["python 3.11.7 → 3.12.1", "OMP_NUM_THREADS none → 1"]
+    assert found["differ"] == differ and f"A → B: {', '.join(differ)}\n" in ended.output
+    assert "A → B" not in nano([], "base", "base")[0].output
+
+
 def test_sides_without_a_common_case_are_refused_in_one_line(nano):
     runs = [run_of(BASE, "base"), run_of({"c": measured(5)}, "modl", "model")]
     ended, _ = nano(runs, "base", "modl")

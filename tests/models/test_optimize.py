@@ -53,7 +53,7 @@ def test_autocast_costs_digits_and_says_how_many(model, name, least, most):
 
 
 def test_what_cannot_be_checkpointed_says_so():
-    with pytest.raises(Unsupported, match="leave checkpoint out"):
+    with pytest.raises(Unsupported, match="remove checkpoint from optimizations"):
         Training(torch.nn.Embedding(300, 300), IDS, "checkpoint", 1e-3)
 
 

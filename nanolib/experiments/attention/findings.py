@@ -126,7 +126,7 @@ _EFFECTS = {
 
 @cached
 def verdict(rows: pd.DataFrame) -> list[Finding]:
-    """Return findings about the speed of sparse attention and about the loss."""
+    """Return findings about the speed of sparse and dense attention, the loss, and the roofline."""
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
         return [Finding("Attention was not measured", next_step="run nano run quick attention")]

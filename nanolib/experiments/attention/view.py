@@ -59,7 +59,7 @@ def attention_speed_up(rows: pd.DataFrame) -> Drawing:
         title,
         subtitle=[
             f"Forward pass, timed in turns with {dense}. Smallest speed-up over any dense kernel.",
-            "The time to build a reusable mask is excluded. Hollow: not settled.",
+            "The time to build a reusable mask is excluded. Hollow: not settled, or a busy machine.",
             "Dashed: upper bound from skipped tiles.",
         ],
         unit="Speed-up (×)",

@@ -182,7 +182,7 @@ def _select_longest(table: pd.DataFrame, by: list[str]) -> Iterator[tuple[str, .
 
 
 def _select_fastest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of the case with the fastest call on the most ranks, fastest first."""
+    """Return the lines of the fastest case at the largest number of ranks, sorted by latency."""
     most = table[table["world_size"] == table["world_size"].max()]
     most = most.sort_values("latency", kind="stable")
     best = most.iloc[0]

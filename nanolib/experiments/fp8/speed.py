@@ -68,7 +68,7 @@ class SpeedCase(ModelWorkCase):
         return f"{self.name} {self.mode} {precision} n={self.seq_len} batch={self.batch_size}"
 
     def unsupported(self) -> str:
-        """Return why this machine cannot run the case."""
+        """Return why this machine cannot run the case, or an empty string."""
         return no_product(product_of(self.precision), self.device) or super().unsupported()
 
     def predict(self, ceilings: Ceilings | None = None) -> Predicted:
@@ -109,7 +109,7 @@ class SpeedCase(ModelWorkCase):
         details = latency.details | {"parameters": counted.parameters}
         yield replace(latency, details=details)
         yield exact("flops", flops, scope=self.mode)
-        # The share of the peak rate refers to the peak rate of products in the same precision.
+        # FP8 and bf16 have different peak rates, so `mfu` uses that of the precision.
         yield from rate_rows(latency, flops, product_of(self.precision), ceilings)
         yield rate("tokens_per_second", step.tokens, latency)
         trace(work, self, params)

@@ -122,7 +122,7 @@ class ModelCase(ShapedCase):
 
     @property
     def group(self) -> str:
-        """Return one name for all optimizations and dtypes of a model, shape and mode."""
+        """Return the name of the group, which all optimizations and dtypes of a case share."""
         overrides = json.dumps(self.overrides, sort_keys=True)
         model = (self.device, self.preset, overrides, self.attention_type)
         return " ".join(map(str, (*model, self.seq_len, self.batch_size, self.mode)))

@@ -241,7 +241,7 @@ class Found(NamedTuple):
 
     Attributes:
         sources: Sensors that work. No two sensors measure the same energy.
-        missing: Interface of sensors → reason why the sensors are missing, and a remedy.
+        missing: Sensor interface → why its sensors are missing and, if possible, what to do.
     """
 
     sources: list[Source]

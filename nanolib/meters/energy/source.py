@@ -106,7 +106,7 @@ def read_trace(path: Path) -> tuple[list[float], list[float]]:
     """Read a recorded power trace, a CSV file with the columns `t_s` and `power_w`.
 
     Returns:
-        Moments since the first sample, s, and power at each moment, W.
+        Times since the first sample, s, and the power at each time, W.
 
     Raises:
         BadInput: The file cannot be read, lacks a column, has fewer than two samples, or has a bad

@@ -229,7 +229,7 @@ class LayerProfiler:
         self._call.pauses.append((begin, self._watch.now()))
 
     def _note(self, name: str, statistic: str, value: torch.Tensor) -> None:
-        """Add a value to the outermost running module, or to `name` if no module is running."""
+        """Add a value to the outermost running module inside the model, or else to `name`."""
         layer = self._open[1] if len(self._open) > 1 else name
         self._call.values.append((layer, statistic, value))
 

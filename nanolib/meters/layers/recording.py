@@ -41,7 +41,7 @@ class ModuleTime:
     """Recorded data of one module.
 
     Attributes:
-        name: Name in `named_modules`, which is empty for the model itself.
+        name: Name of the module in `named_modules`, or "" for the model itself.
         kind: Label of the module: `model`, `block`, or the name of its class.
         inside: Name of the timed module that first called this module, or "" for the model. The
             times of modules that the model calls directly do not overlap.

@@ -3,8 +3,9 @@
 A rank has one piece of the sequence, or two pieces that balance causal work (zigzag).
 
 The formulas of the traffic assume ring collectives, as in gloo, and as in NCCL for large messages.
-In an all-reduce over W ranks, each rank sends its payload 2(W − 1)/W times. In an all-gather, each
-rank sends its payload W − 1 times. In an all-to-all, each rank sends (W − 1)/W of its payload.
+In an all-reduce over W ranks, each rank sends 2(W − 1)/W times the size of its payload. In an
+all-gather, each rank sends its payload W − 1 times. In an all-to-all, each rank sends (W − 1)/W of
+its payload.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
 Each rank keeps its queries, and passes keys and values to the next rank.
 
 By default, each transfer to the next rank (a hop) overlaps with the computation of a block of keys.
-With causality and one piece per rank, the last of W ranks computes W blocks, and the first rank
-computes one block. `Sharding.zigzag` gives every rank the same work.
+If attention is causal and each rank has one piece, the first of W ranks computes one block, and the
+last rank computes W blocks. `Sharding.zigzag` gives every rank the same work.
 
 Source: Liu et al., Ring Attention (arXiv 2310.01889), with zigzag as in
 github.com/zhuzilin/ring-flash-attention.
@@ -178,7 +178,7 @@ def block_gradients(
         causal: Whether query i sees only the keys 0 to i.
 
     Returns:
-        Gradients of q, k and v, float32.
+        Gradients of q, k and v, float32, or float64 if `q` is float64.
     """
     kv_heads = k.shape[1]
     folded, k, v = fold_groups(q, k, v, causal)
