@@ -1,6 +1,7 @@
 """Blocks of A and B, the rules that end a comparison, and the verdict on all of them."""
 
 import contextlib
+import itertools
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -136,6 +137,8 @@ def test_pairs_are_timed_till_the_sum_of_the_phases_is_precise(monkeypatch, budg
     running = SimpleNamespace(processes=sides, renew=lambda: sides)
     monkeypatch.setattr(schedule, "Processes", lambda *_, **__: contextlib.nullcontext(running))
     monkeypatch.setattr(schedule, "WARM_UP_S", 0.0)
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second per look
+    monkeypatch.setattr(schedule, "time", clock)
     versions = [SimpleNamespace(environment="")] * 2
     task = replace(TASK, requests=({"do": "case"},) * 2)
     (result,) = compare_versions(versions, [task], Settings(budget_s=budget_s))

@@ -15,6 +15,7 @@ from nanolib.ab.schedule import (
     FEWEST_PAIRS,
     MIN_PAIRS,
     PROCESS_PAIRS,
+    REL_CI,
     TIMED,
     WARM_UP_S,
     _compare,
@@ -144,7 +145,7 @@ def replay_ab(recording, units, rng, budget_s):
             spent_s += recording.fork_server_s
         timed_s = len(found.a) / generation.pairs.shape[1] * WINDOW_S
         spent_s += recording.fork_s + WARM_UP_S + timed_s
-        if ends_after(number, spent_s, budget_s) or is_precise_enough({"": pairs}, Settings.rel_ci):
+        if ends_after(number, spent_s, budget_s) or is_precise_enough({"": pairs}, REL_CI):
             break
     return pairs
 
@@ -194,7 +195,7 @@ def _replay_processes(generation, units, rng, budget_s):
         for version, done in zip(_two_versions(rng), (UNITS[0], units), strict=True)
     )
     most, n = max(FEWEST_PAIRS, round(budget_s / Settings.budget_s * len(a))), MIN_PAIRS
-    while n < most and not precise_enough(a[:n], b[:n], Settings.rel_ci):
+    while n < most and not precise_enough(a[:n], b[:n], REL_CI):
         n = next_look(n)
     n = min(n, most, len(a))
     return Pairs(a[:n].tolist(), b[:n].tolist(), [n])
