@@ -157,20 +157,13 @@ def known_corpus(value: str) -> str:
     return value
 
 
-def fitting_config(
-    preset: str,
-    overrides: Mapping[str, Any],
-    *,
-    longest: tuple[str, int],
-    reads_text: bool,
-) -> NanoConfig:
-    """Make the config of a preset with `overrides`, and check the options of its attention.
+def check_preset(preset: str, overrides: Mapping[str, Any], longest: tuple[str, int]) -> None:
+    """Check a preset with `overrides`: its attention, its longest sequence and its vocabulary.
 
     Args:
         preset: Key of `PRESETS`.
         overrides: Fields of `NanoConfig` that differ from the preset.
         longest: Name of the parameter that sets the longest sequence, and that length in tokens.
-        reads_text: Whether the model reads bytes of text instead of random token ids.
 
     Raises:
         ValueError: A value is not valid for the preset. The message begins with the name of a
@@ -189,9 +182,8 @@ def fitting_config(
             f"{name}: {tokens} exceeds the context_length {config.context_length} of {preset}; "
             f"give a shorter length or set overrides: {{context_length: {tokens}}}"
         )
-    if reads_text and config.vocab_size < text.VOCAB_SIZE:
+    if config.vocab_size < text.VOCAB_SIZE:
         raise ValueError(
             f"overrides: vocab_size {config.vocab_size} is less than the {text.VOCAB_SIZE} values "
             "of a byte of text; raise vocab_size"
         )
-    return config

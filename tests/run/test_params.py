@@ -120,10 +120,8 @@ def test_as_many_combinations_are_listed_as_a_run_may_have():
 
 def test_a_sequence_may_be_as_long_as_the_context_and_bytes_of_text_need_their_values():
     longest = NanoConfig.from_preset("decoder_tiny").context_length
-    shared.fitting_config(
-        "decoder_tiny", {"vocab_size": 256}, longest=("a", longest), reads_text=True
-    )
+    shared.check_preset("decoder_tiny", {"vocab_size": 256}, ("a", longest))
     with pytest.raises(ValueError, match=f"a: {longest + 1} exceeds the context_length {longest}"):
-        shared.fitting_config("decoder_tiny", {}, longest=("a", longest + 1))
+        shared.check_preset("decoder_tiny", {}, ("a", longest + 1))
     with pytest.raises(ValueError, match="vocab_size 255 is less than the 256 values"):
-        shared.fitting_config("decoder_tiny", {"vocab_size": 255}, reads_text=True)
+        shared.check_preset("decoder_tiny", {"vocab_size": 255}, ("a", longest))

@@ -51,8 +51,6 @@ class OwnModelParams(shared.Params):
 
     # This parameter sets the sequence lengths.
     LENGTHS: ClassVar[str] = "seq_lens"
-    # If true, presets read bytes of text, and their vocabulary needs an id for each byte.
-    READS_TEXT: ClassVar[bool] = True
     # The keys are fields of a preset, and the values are the parameters that set these fields.
     CHOSEN: ClassVar[dict[str, str]] = {}
 
@@ -92,8 +90,7 @@ class OwnModelParams(shared.Params):
                 )
         if not self.model:
             for preset, changes in product(self.presets, self.changes()):
-                reads = {"longest": self.reads, "reads_text": self.READS_TEXT}
-                shared.fitting_config(preset, changes, **reads)
+                shared.check_preset(preset, changes, self.reads)
         elif not runs_code(self.model):
             with contextlib.suppress(Unsupported):  # The cases report a missing library.
                 config = check_hugging_face(self.model, self.model_options, *self.reads)
