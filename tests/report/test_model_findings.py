@@ -65,16 +65,17 @@ def test_what_no_warm_up_does_to_the_mean_is_reported_over_all_processes(say, ra
     assert line == f"{said}, the range over 5 processes, and a CV of 33%."
 
 
-def test_a_peak_is_reported_with_what_uses_it(say):
+@pytest.mark.parametrize(("weights", "said"), [(2**20, "weights 25%; "), (2**10, "")])
+def test_a_peak_is_reported_with_what_uses_it(say, weights, said):
     parts = [
-        ["weights", "a", "", "", 2**20],
+        ["weights", "a", "", "", weights],
         ["saved activations", "b.*", "aten::mm", "mine:7", 3 * 2**20],
     ]
     row = exact("peak_memory", 4.0, scope="training_step", predicted=4.0, details={"parts": parts})
     lines = say("model", [inference(), model_case("training", [row])])
     assert next(line for line in lines if "Peak memory" in line) == (
-        f"{TINY}: Peak memory (training step) is 4 MiB, of which saved activations are 75%: "
-        "weights 25%; the plan is 4 MiB."
+        f"{TINY}: Peak memory (training step) is 4 MiB, of which saved activations are "
+        f"{'75' if said else '100'}%: {said}the plan is 4 MiB."
     )
 
 

@@ -201,11 +201,12 @@ def _memory(rows: pd.DataFrame) -> Iterator[Finding]:
     for _, row in peak_table(rows).iterrows():
         sizes = bytes_by_kind(row)
         (kind, most), *rest = (sizes / sizes.sum()).items()
-        evidence = ", ".join(f"{other} {share:.0%}" for other, share in rest if share >= 0.05)
+        evidence = [", ".join(f"{other} {share:.0%}" for other, share in rest if share >= 0.05)]
         if pd.notna(row["predicted"]):
-            evidence += f"; the plan is {row['predicted']:,.0f} MiB"
+            evidence.append(f"the plan is {row['predicted']:,.0f} MiB")
         call = f"Peak memory ({CALLS[row['scope']]}) is {row['estimate']:,.0f} MiB"
-        yield Finding(f"{call}, of which {kind} are {most:.0%}", evidence, about=_about(row))
+        text = f"{call}, of which {kind} are {most:.0%}"
+        yield Finding(text, "; ".join(filter(None, evidence)), about=_about(row))
 
 
 def _batches(rows: pd.DataFrame) -> Iterator[Finding]:
