@@ -117,8 +117,8 @@ class Child(AbstractContextManager):
 class ForkServer(Child):
     """A process that imports the modules that all versions share, and forks other processes.
 
-    A fork starts in hundredths of a second. Both versions of a pair are forked from the same
-    server, so the position of the server in memory affects both versions equally.
+    A forked process starts in tens of milliseconds. Both versions of a pair are forked from the
+    same server, so the position of the server in memory affects both versions equally.
 
     Args:
         silence_s: Time limit for the imports, s.

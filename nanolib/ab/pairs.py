@@ -47,7 +47,7 @@ class Task:
 
     Attributes:
         experiment: Name of the case's notebook, or `CALL` for a function.
-        case_id: Id of the case in the database.
+        case_id: ID of the case in the database.
         factors: Names and values of the factors that define the case.
         requests: The requests that start the case in A and in B.
     """

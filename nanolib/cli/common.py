@@ -61,7 +61,7 @@ class Amount(click.ParamType):
 
 
 class NewFile(click.ParamType):
-    """A path of a file to write. The command checks the path before a measurement starts."""
+    """Path of a file to write. The command checks the path before a measurement starts."""
 
     name = "file"
 

@@ -213,8 +213,8 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
 def _rows_of(side: str, name: str) -> tuple[Any, dict[str, list[str]], Any, dict[str, str]]:
     """Return the rows of runs, their interference, recent latencies, and the versions of packages.
 
-    The latencies are those of the same machines. The versions are those of the newest run, without
-    the hash of nanolib's source files.
+    The latencies are from the machines of the runs. The versions are those of the newest run,
+    without the hash of nanolib's source files.
 
     Args:
         side: Name of the command's argument, for the error message.

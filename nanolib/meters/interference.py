@@ -96,7 +96,7 @@ class CpuLoad:
 
 @contextlib.contextmanager
 def watch_cpus() -> Iterator[CpuLoad]:
-    """Measure the load of the CPUs within the context. The load is complete after the context."""
+    """Measure the load of the CPUs within the context. The load is set when the context ends."""
     load, before = CpuLoad(), cpu_times()
     try:
         yield load

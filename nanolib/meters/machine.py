@@ -252,7 +252,7 @@ def memory_limits() -> list[tuple[int, int]]:
 def limit_threads() -> Iterator[None]:
     """Limit torch's threads to the usable cores within the context, unless OMP_NUM_THREADS is set.
 
-    torch respects the CPU affinity but not a CPU quota. With a quota of half a core, the kernel
+    torch respects the CPU affinity but not a CPU quota. If the quota is half a core, the system
     would pause two threads most of the time.
     """
     before = torch.get_num_threads()

@@ -145,7 +145,7 @@ class BytesRead(TorchDispatchMode):
                     continue
                 if info is not None and info.is_write:
                     self._written[key] += _elements(x)
-                elif key not in made:  # A view reads nothing.
+                elif key not in made:  # An operation that returns a view reads no elements.
                     self._read[key] = max(self._read[key], _taken(func, args, x, out))
         return out
 

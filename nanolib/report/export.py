@@ -18,7 +18,7 @@ _ENDINGS = (".sqlite", ".json", ".csv", ".md")
 
 
 def write(store: Store, run_ids: list[str], target: Path) -> None:
-    """Write runs to a file whose ending sets the format. A failure leaves no file.
+    """Write runs to a file whose ending sets the format. A failed export leaves no partial file.
 
     Args:
         store: Store with the runs.

@@ -222,7 +222,7 @@ def memory_rows(work: Workload, device: str, plan: Plan, counted: bool = True) -
         refused = {"status": Status.UNSUPPORTED, "message": message}
         peak = Measurement("peak_memory", scope=work.scope, **refused)
         return [peak, resident_row(work.call, work.scope)]
-    work.first()  # A plan also starts after a first call.
+    work.first()  # The plan assumes a first call too.
     existing, predicted = tuple(work.existing()), plan.peaks.get(work.scope)
     return measure_memory(
         work.call, device=device, existing=existing, scope=work.scope, predicted_bytes=predicted
@@ -247,7 +247,7 @@ def breakdown_rows(
         Rows of `peak_memory`, of `reserved_memory` or `resident_memory`, and of `memory_part` for
         each kind, in MiB. The details of `peak_memory` have bytes per part and per phase.
     """
-    work.first()  # A plan also starts after a first call.
+    work.first()  # The plan assumes a first call too.
     gc.collect()
     breakdowns = followed(work, model).breakdowns()
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)

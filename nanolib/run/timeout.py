@@ -174,7 +174,7 @@ def _time_limit(seconds: float, error: BaseException) -> Iterator[None]:
 def answers_of(
     function: Callable[..., Iterable[Any]], *arguments: Any, limit_s: float
 ) -> tuple[list[Any], str]:
-    """Call a user's function in a fresh process, and discard the function's output.
+    """Call a user's function in a fresh process, and discard what the function prints.
 
     The time limit also stops compiled code, because nanolib ends the process.
 

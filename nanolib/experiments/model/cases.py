@@ -155,7 +155,7 @@ def check_hugging_face(name: str, options: Mapping[str, Any], field: str, longes
 
 
 def model_name(preset: str, overrides: dict[str, Any], optimization: str = "eager") -> str:
-    """Return a name of a model for charts and tables, with the overrides and the optimization."""
+    """Return a model's name for charts and tables, with its overrides and optimization."""
     changed = ", ".join(f"{name} {value}" for name, value in overrides.items())
     if len(changed) > 60:
         digest = hashlib.sha256(json.dumps(overrides, sort_keys=True).encode()).hexdigest()

@@ -210,7 +210,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="nanolib-heads")
 
 
-_COMPILING = threading.Lock()  # Python 3.11 cannot parse code in two threads at once.
+_COMPILING = threading.Lock()  # In Python 3.11, parsing code in two threads at once can fail.
 
 
 @functools.cache

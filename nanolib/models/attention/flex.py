@@ -163,7 +163,7 @@ def drawn_mask(
         causal: Whether a query sees only keys at or before its own position.
         heads: Number of different masks.
         device: Device of the inputs.
-        planning: Current mode of fake tensors, or None. Each mode needs its own tensors.
+        planning: Current `FakeTensorMode`, or None. Each mode needs its own tensors.
     """
     tile = kernel_tile(device.type, options.block_size)
     plans = static_mask(options, q_len, kv_len, causal, heads, tile).plans

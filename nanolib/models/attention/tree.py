@@ -112,7 +112,7 @@ class _Decode:
     ranks: Ranks
 
     def visible(self, rank: int) -> Tensor | None:
-        """Return whether a query sees a key of a rank, bool [q_len, local_len].
+        """Return a mask of the keys of a rank that each query sees, bool, shape [q_len, local_len].
 
         Return None if every query sees every key of the rank.
         """
