@@ -10,7 +10,7 @@ from typing import Any
 from nanolib.ab.children import VersionDied, VersionProcess
 from nanolib.ab.pairs import CALL, Request, Task
 from nanolib.ab.versions import Interpreter, Version, titles
-from nanolib.compare.findings import MISSING, NEW, Line, case_name, differences
+from nanolib.compare.findings import MISSING, NEW, Line, case_name, describe_differences
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import COUNTED
 from nanolib.measurement import BadInput
@@ -65,8 +65,7 @@ class Spec:
         """Return the packages that differ between the interpreters, each with both versions."""
         if self.interpreters is None:
             return []
-        a, b = (one.packages for one in self.interpreters)
-        return [f"{name} {old} → {new}" for name, old, new in differences(a, b)]
+        return describe_differences(*(one.packages for one in self.interpreters))
 
     def with_interpreters(self, versions: Sequence[Version]) -> list[Version]:
         """Return copies of the versions with the interpreters of this spec."""

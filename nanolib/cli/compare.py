@@ -80,7 +80,7 @@ def compare(
     revision on this machine. With fewer runs, a slower time is only suspect. Confirm a suspect time
     with nano ab.
     """
-    from nanolib.compare.findings import differences
+    from nanolib.compare.findings import describe_differences
     from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
     from nanolib.compare.spread import repeats
 
@@ -99,8 +99,7 @@ def compare(
     if across_machines:
         then, unscaled = scale_by_peaks(then, now)
     found = compare_rows(then, now, threshold, noise | noise_now, repeats([runs, runs_now]))
-    changed = (f"{name} {a} → {b}" for name, a, b in differences(made_by, made_by_now))
-    found = replace(found, differ=[*changed])
+    found = replace(found, differ=describe_differences(made_by, made_by_now))
     if chart_file:
         from nanolib.report.regressions import comparison_chart
         from nanolib.report.renderer import save_as

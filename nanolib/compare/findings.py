@@ -165,6 +165,11 @@ def differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[tuple[str, s
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
+def describe_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """Describe what differs between two sets of versions, such as `torch 2.12.0 → 2.13.0`."""
+    return [f"{name} {old} → {new}" for name, old, new in differences(a, b)]
+
+
 def with_unit(figure: str) -> str:
     """Return a metric and its scope with the unit, such as `latency forward, ms`."""
     metric = METRICS.get(figure.partition(" ")[0])

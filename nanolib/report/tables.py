@@ -270,14 +270,14 @@ def joined(messages: pd.Series) -> str:
     return "; ".join(dict.fromkeys(message for message in messages if message))
 
 
-def with_ends(row: pd.Series, column: str, unit: str = "") -> str:
+def with_ends(row: Mapping[str, Any], column: str, unit: str = "") -> str:
     """Format a number of a line with its unit and its interval, such as `4.06× [3.98 … 4.10]`."""
     figure = format_with_interval(*(row[f"{column}{end}"] for end in ("", "_low", "_high")))
     number, space, ends = figure.partition(" ")
     return f"{number}{unit}{space}{ends}"
 
 
-def in_ms(row: pd.Series, column: str) -> str:
+def in_ms(row: Mapping[str, Any], column: str) -> str:
     """Format a time of a line with its interval, in ms."""
     return with_ends(row, column, " ms")
 

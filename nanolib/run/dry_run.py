@@ -50,7 +50,7 @@ def prediction_table(
             line = {"case": f"{case}, {algorithm}" if algorithm else str(case)}
             for name, value in predicted.items():
                 unit = f" ({_UNITS[name]})" if name in _UNITS else ""
-                own = value.get(algorithm) if isinstance(value, dict) else value
+                own = value.get(algorithm, "") if isinstance(value, dict) else value
                 line[name.replace("_", " ") + unit] = _text(name, own)
             lines.append(line)
     return pd.DataFrame(lines).fillna("")
@@ -125,7 +125,7 @@ def _timing(params: Mapping[str, Any]) -> list[Any]:
     return [params.get(name) for name in _TIMING]
 
 
-def _text(name: str, value: float | str | None) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
+def _text(name: str, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
     return format_number(value / MIB if name == "bytes" else value)

@@ -42,8 +42,7 @@ class Workload:
     Attributes:
         scope: Scope of the rows.
         call: Function whose memory nanolib plans and measures.
-        existing: Function that returns the tensors that exist before the call, such as weights and
-            inputs. If you set `kinds`, nanolib uses the tensors of `kinds` instead.
+        existing: Function that returns the tensors from before the call, unless you set `kinds`.
         first: Function that creates the tensors that a first call leaves behind, such as a cache.
         kinds: Function that returns a mapping from each `MemoryKind` to its existing tensors.
         phases: Parts of the call in order, as a mapping name → function, or an empty mapping.
@@ -249,9 +248,23 @@ def breakdown_rows(
     """
     work.first()  # The plan assumes a first call too.
     gc.collect()
-    breakdowns = followed(work, model).breakdowns()
+    counter = followed(work, model)
+    breakdowns = counter.breakdowns()
     breakdown = max(breakdowns.values(), key=lambda each: each.peak)
-    peak, *others = memory_rows(work, device, plan)
+    if device.startswith("cuda"):
+        peak, *others = memory_rows(work, device, plan)
+    else:  # On a CPU, the tracker has already counted the peak.
+        predicted = plan.peaks.get(work.scope)
+        peak = exact(
+            "peak_memory",
+            breakdown.peak / MIB,
+            predicted=None if predicted is None else predicted / MIB,
+            scope=work.scope,
+            method="live_tensor_bytes",
+            details={"before": counter.existing / MIB},
+        )
+        work.first()
+        others = [resident_row(work.call, work.scope)]
     parts = [[*part, size] for part, size in breakdown.largest(len(breakdown.parts))]
     phases = {phase: each.peak for phase, each in breakdowns.items() if phase is not None}
     peak.details.update(parts=parts, phases=phases)

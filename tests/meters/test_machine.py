@@ -92,6 +92,23 @@ def test_a_gpu_is_told_by_its_properties_and_what_computes_a_type_by_its_generat
     assert this_machine().driver == "unknown (division by zero)"
 
 
+def test_a_run_knows_what_computes_and_chooses_its_kernels(monkeypatch):
+    """On a CPU without CUDA's libraries, and beside them where there is a GPU."""
+    for name in machine._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    usual = machine.versions()
+    assert usual["torch"] == torch.__version__ and usual["torchao"] and "cuda" not in usual
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(machine, "this_machine", lambda: SimpleNamespace(driver="580.1"))
+    own = {"cuda": "13.0", "cudnn": "91900", "nccl": "2.28.9", "driver": "580.1"}
+    assert machine.versions() == usual | own | {"OMP_NUM_THREADS": "2"}
+
+
 def test_auto_is_the_first_accelerator_and_cuda_the_first_gpu(monkeypatch):
     assert resolve_device("auto") == resolve_device("cpu") == "cpu"
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)

@@ -18,6 +18,19 @@ def _refuse(*_):
     raise _Refused("Driver Not Loaded")
 
 
+def _nvml(**own):
+    """A driver of one GPU of an older generation, whose functions may be replaced."""
+    usual = {
+        "NVMLError": _Refused,
+        "NVML_FI_DEV_POWER_INSTANT": 186,
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (7, 5),
+    }
+    return SimpleNamespace(**usual | own)
+
+
 NO_DRIVER = SimpleNamespace(NVMLError=_Refused, nvmlInit=_refuse)
 
 
@@ -103,16 +116,10 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
         refused = 0 if "nvml_power_instant" in answers else 3
         return [SimpleNamespace(nvmlReturn=refused, value=SimpleNamespace(uiVal=80000))]
 
-    nvml = SimpleNamespace(
-        NVMLError=_Refused,
-        NVML_FI_DEV_POWER_INSTANT=186,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
+    nvml = _nvml(
         nvmlDeviceGetTotalEnergyConsumption=lambda gpu: asked("nvml_counter", 5000),
         nvmlDeviceGetFieldValues=fields,
         nvmlDeviceGetPowerUsage=lambda gpu: asked("nvml_power", 70000),
-        nvmlDeviceGetCudaComputeCapability=lambda handle: (7, 5),
     )
     (source,) = find_sources(tmp_path, nvml).sources
     assert source.name == name
@@ -127,12 +134,8 @@ def test_a_gpu_counts_energy_if_it_can_and_else_tells_its_power_now(tmp_path, na
 def test_of_several_gpus_each_is_read_that_can_be_and_newer_ones_give_means_of_a_second(
     tmp_path, major, period_s
 ):
-    nvml = SimpleNamespace(
-        NVMLError=_Refused,
-        NVML_FI_DEV_POWER_INSTANT=186,
-        nvmlInit=lambda: None,
+    nvml = _nvml(
         nvmlDeviceGetCount=lambda: 3,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetTotalEnergyConsumption=lambda gpu: 0,  # not supported
         nvmlDeviceGetFieldValues=_refuse,
         nvmlDeviceGetPowerUsage=lambda gpu: _refuse() if gpu == 1 else 70_000,

@@ -224,10 +224,7 @@ def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
         parts = "compute and the sum of wait and communication"
         if len(compared) > 1:
             parts = "wait and communication"
-        found = {"a": first.estimate, "a_low": first.low, "a_high": first.high}
-        found |= {"b": second.estimate, "b_low": second.low, "b_high": second.high}
-        evidence = f"{in_ms(found, 'a')} and {in_ms(found, 'b')}"
-        text, ms = unclear(f"{parts} {where}", evidence)
+        text, ms = unclear(f"{parts} {where}", f"{_format_ms(first)} and {_format_ms(second)}")
         yield Finding(text, ms, "increase budget_s", about, compared)
         return
     ms = ", ".join(f"{part} {in_ms(best, part)}" for part in KINDS)
@@ -236,6 +233,10 @@ def _state_limit(best: pd.Series, where: str, about: str) -> Iterator[Finding]:
     if kind == "compute" and scales[0][1] is Order.ABOVE:
         next_step, compared = "add a larger number to world_sizes", compared + scales
     yield Finding(f"{text} {where}", ms, next_step, about, compared)
+
+
+def _format_ms(time: Estimate) -> str:
+    return in_ms({"ms": time.estimate, "ms_low": time.low, "ms_high": time.high}, "ms")
 
 
 SECTION = Section(
