@@ -219,9 +219,10 @@ def _draw_lines(
 
 
 def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
-    """Return heights, in the unit of the values, at which no two labels overlap."""
+    """Return heights, in the unit of the values, at which labels overlap nothing."""
     scale, unscale = (math.log, math.exp) if axis.log else (float, float)
-    px = _HEIGHT / (scale(axis.domain[1]) - scale(axis.domain[0]))
+    bottom, top = map(scale, axis.domain)
+    px = _HEIGHT / (top - bottom)
     drawn = data["y"].fillna(data["pred"]) if "pred" in data else data["y"]
     found = pd.Series(np.nan, index=data.index)
     for _, group in drawn.dropna().groupby(data["x"]):
@@ -230,7 +231,8 @@ def _label_heights(data: pd.DataFrame, axis: Axis) -> pd.Series:
         free = at.to_numpy() - steps
         # Moving labels only up or only down makes the gaps. The mean of both positions keeps them.
         both = np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]
-        found[at.index] = [unscale(one / px) for one in both / 2 + steps]
+        above_axis = np.maximum(both / 2, bottom * px + _LABEL_GAP / 2) + steps
+        found[at.index] = [unscale(one / px) for one in above_axis]
     return found
 
 
