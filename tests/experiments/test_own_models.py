@@ -14,7 +14,13 @@ ASKED = {
         "idle_s": 0.1,
         "profiling": ["minimal", "deep"],
     },
-    "warmup": {"seq_len": 8, "steps": 6, "curve_steps": 20, "warmup_steps": [0]},
+    "warmup": {
+        "directions": ["forward_backward"],
+        "seq_len": 8,
+        "steps": 6,
+        "curve_steps": 20,
+        "warmup_steps": [0],
+    },
     "fp8": {
         "seq_len": 16,
         "modes": ["forward", "training_step"],

@@ -112,7 +112,7 @@ def _redrawn(rows, rng):
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.experiment)
 def test_no_finding_contradicts_its_rows(section, stored):
     rng, numbered = np.random.default_rng(0), stored.reset_index(drop=True)
-    for _ in range(20):
+    for _ in range(8):
         runs = [_redrawn(numbered, rng).assign(run_id=name) for name in ("first", "second")]
         rows = pd.concat(runs, ignore_index=True)
         for finding in section.verdict(rows):

@@ -74,10 +74,12 @@ def measure_overhead(
 
     def seconds(config: ProfilingConfig | None = None) -> np.ndarray:
         """Run a block of calls, and return wall time and CPU time per call, s, shape [2]."""
-        call()  # A bare call precedes each block, with or without a profiler.
         # torch's profiler records every other detailed call in deep mode, so the count is even.
         count = calls + calls % 2 if config and config.has_details else calls
         with LayerProfiler(model, config, sink=sink) if config else nullcontext() as profiler:
+            call()  # The first call after the profiler's start takes longer, so it is not timed.
+            if profiler:
+                profiler.flush()
             synchronize()
             start = np.array([time.perf_counter(), time.thread_time()])
             for _ in range(count):
