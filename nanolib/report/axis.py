@@ -78,7 +78,7 @@ def domain_of(
     """
     values = np.append(_numbers(data, value), more)
     if "part" in data:  # A bar is as long as the sum of its parts.
-        values = np.append(values, data.groupby("series")[value].sum())
+        values = np.append(values, data.groupby(["panel", "series"])[value].sum())
     values = values[np.isfinite(values)]
     if not len(values):
         return None

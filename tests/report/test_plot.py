@@ -52,11 +52,19 @@ def test_a_line_over_one_place_is_drawn_as_rows_and_one_series_is_named_in_the_t
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other():
-    ends = {"x": [1] * 6 + [2] * 6, "y": [1.0, 1.01, 1.02, 1.03, 5.0, 5.01] * 2}
+    ends = {"x": [1] * 6 + [2] * 6, "y": [0.0, 0.01, 0.02, 0.03, 5.0, 5.01] * 2}
     spec, rows = _drawn(series=[*"abcdef"] * 2, **ends)
     low, high = spec["layer"][-1]["encoding"]["y"]["scale"]["domain"]
-    at = sorted(row["end"] * 260 / (high - low) for row in rows if row.get("x") == 2)
+    at = sorted((row["end"] - low) * 260 / (high - low) for row in rows if row.get("x") == 2)
     assert min(b - a for a, b in itertools.pairwise(at)) > 13
+    assert at[0] > 6  # and not the axis
+
+
+def test_bars_of_each_panel_have_one_axis_as_long_as_the_longest_bar():
+    parts = {"series": ["a", "a", "b"] * 2, "x": [1.0, 2.0, 4.0] * 2, "part": ["p", "q", "p"] * 2}
+    spec = plot(pd.DataFrame(parts | {"panel": list("kkklll")}), "Made", "bars").to_dict()
+    axes = [panel["layer"][0]["encoding"]["x"]["scale"]["domain"] for panel in spec["vconcat"]]
+    assert axes == [[0, pytest.approx(4.24)]] * 2
 
 
 def test_what_is_not_to_be_relied_on_is_hollow_and_what_is_predicted_dashed():
