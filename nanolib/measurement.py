@@ -275,9 +275,11 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"
 
 
-def did_you_mean(word: Any, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(
+    word: Any, known: Iterable[str], otherwise: str = "", similarity: float = 0.6
+) -> str:
     """Return `did you mean …?` with a similar known word, or `otherwise` if no word is similar."""
-    near = difflib.get_close_matches(str(word), [*known], 1)
+    near = difflib.get_close_matches(str(word), [*known], 1, similarity)
     return f"did you mean {near[0]}?" if near else otherwise
 
 

@@ -14,6 +14,7 @@ import yaml
 from nanolib.measurement import RUN_ID, BadInput, did_you_mean, shown
 
 _MOST_LINES = 20  # Maximum number of errors in a message.
+_MISSPELLED = 0.75  # Least similarity of a variable's name to the name of a field.
 _MOST_INT = 2**63 - 1  # The largest integer that SQLite can store.
 Values = Mapping[str, Any]  # Name of a field → value.
 # Unicode categories of control and format characters, surrogates, and separators of lines.
@@ -120,8 +121,9 @@ class StrictModel(pydantic.BaseModel):
         """
         names = [*cls.model_fields, *(["settings"] if cls.MAIN else [])]
         for name, value in namespace.items():  # papermill accepts misspelled parameters.
-            is_value = isinstance(value, int | float | str | list | dict)
-            if is_value and name not in names and (hint := did_you_mean(name, names)):
+            if name in names or not isinstance(value, int | float | str | list | dict):
+                continue
+            if hint := did_you_mean(name, names, similarity=_MISSPELLED):
                 raise BadInput(f"{cls.NAME}.{name}: unknown name; {hint} Otherwise rename it")
         return cls(**{name: namespace[name] for name in names if name in namespace})
 

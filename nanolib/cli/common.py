@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nanolib.measurement import BadInput, printable, shown
-from nanolib.paths import OUTPUT_VARIABLE, database_path, expanded, output_folder
+from nanolib.paths import OUTPUT_VARIABLE, expanded, output_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,9 +90,15 @@ def echo(*lines: Any, err: bool = False) -> None:
         click.echo(printable(str(line)), err=err)
 
 
+def to_json(value: Any) -> str:
+    """Return a value as JSON text, with null for infinite numbers and NaN."""
+    text = json.dumps(value, default=str)
+    return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
+
+
 def echo_json(value: Any) -> None:
     """Print a value as JSON."""
-    echo(*json.dumps(value, indent=1, default=str).split("\n"))
+    echo(*to_json(value).split("\n"))
 
 
 def complain(*lines: str) -> None:
@@ -238,10 +243,6 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except BadInput as error:
             complain(*error.lines)
-        except sqlite3.DatabaseError as error:
-            from nanolib.store.connection import unusable
-
-            complain(unusable(database_path(), error))
         except BrokenPipeError:  # The program that reads the output has ended.
             # Python flushes standard output at exit. The flush must not fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

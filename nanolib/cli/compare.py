@@ -1,6 +1,5 @@
 """Compare two stored runs with `nano compare`, and all stored runs with `nano history`."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,8 +21,9 @@ from nanolib.cli.common import (
     json_option,
     option,
     output_option,
+    to_json,
 )
-from nanolib.measurement import BadInput
+from nanolib.measurement import METRICS, BadInput, Direction
 from nanolib.paths import DATABASE
 
 _everything = click.option(
@@ -115,7 +115,7 @@ def compare(
     echo("      for a reliable answer, run: nano ab REV_A REV_B")
     if not found.same_machine:
         echo("note: the machines differ, so the exit code is 0 for any result")
-    is_lost = strict and found.same_machine and found.lost
+    is_lost = strict and found.same_machine and (found.lost or not found.compared)
     sys.exit(EXIT_FAILED if found.regressed or is_lost else EXIT_OK)
 
 
@@ -132,8 +132,10 @@ def show_comparison(
     echo(*notes)
     _echo_findings(found.table(everything))
     echo(summary)
+    if not found.compared:
+        echo("no case was measured successfully on both sides, so nothing was compared")
     if json_file:
-        json_file.write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
+        json_file.write_text(to_json(found.to_dict()), encoding="utf-8")
     if markdown_file:
         text = "\n\n".join([summary, *notes, markdown_table(found.table())]) + "\n"
         markdown_file.write_text(text, encoding="utf-8")
@@ -202,7 +204,10 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
         notes.append(
             f"in {newest} series, only the last one or two runs differ; repeat the notebook"
         )
-    if found and most_runs < LEAST_HISTORY:
+    is_exact = METRICS[metric].direction is Direction.EQUAL
+    if skipped := 0 if is_exact else sum((one.points["estimate"] <= 0).any() for one in found):
+        notes.append(f"{skipped} series have a value of 0 or less, so nanolib found no ratio there")
+    if found and most_runs < LEAST_HISTORY and not is_exact:
         notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
     if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):
         notes += ["to measure, in turns, the revisions before and after a change:", *commands]

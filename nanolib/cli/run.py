@@ -129,13 +129,13 @@ def _check_packages(*, reports: bool) -> None:
 
 
 def _conclude(result: Any) -> list[str]:
-    """Return the question and the conclusions of a notebook as lines of text."""
+    """Return the question and the conclusions of a finished notebook as lines of text."""
     from nanolib.experiments import sections
     from nanolib.report.finding import grouped
     from nanolib.store import Store
 
     with Store(create=False) as store:
-        rows = store.measurements([result.run_id] if result.run_id else [])
+        rows = store.measurements([result.run_id] if result.status == "done" else [])
     for section in sections():
         if section.experiment in set(rows["experiment"]):
             lines = [section.question]

@@ -124,6 +124,11 @@ class Comparison:
         return self.same_machine and Kind.REGRESSED in self.counts
 
     @property
+    def compared(self) -> bool:
+        """Whether at least one metric has a value on both sides."""
+        return any(None not in (line.base, line.current) for line in self.lines)
+
+    @property
     def lost(self) -> bool:
         """Whether an experiment, case or metric of the base is missing or failed."""
         return bool(self.missing) or any(line.finding in (MISSING, FAILED) for line in self.lines)

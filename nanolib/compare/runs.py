@@ -151,8 +151,14 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
         if one.ending is not None:
             yield _case_line(one.ending, finding, message)
         return
-    if then.is_ok and now.ending is not None and not now.is_ok:
-        yield _case_line(now.ending, FAILED, f"{now.ending['status']}: {now.ending['message']}")
+    if now.ending is not None and not now.is_ok:
+        message = f"{now.ending['status']}: {now.ending['message']}"
+        if then.is_ok:
+            yield _case_line(now.ending, FAILED, message)
+        elif now.ending["status"] != Status.UNSUPPORTED:
+            yield _case_line(now.ending, Kind.INCONCLUSIVE, f"{message}; not measured in base")
+    elif then.ending is not None and not then.is_ok:
+        yield _case_line(now.ending or then.ending, NEW, "not measured in base")
     for key, row in then.figures.items() if then.is_ok and now.is_ok else ():
         if row["metric"] in (*COUNTED, "latency") and key not in now.figures:
             message = f"not in current with method {row['method']}"
@@ -222,6 +228,8 @@ def _timing_line(
         reason = "no steady state in one run; measure again"
     elif not (len(then["samples"]) and len(now["samples"])):
         reason = "a time without samples; no verdict"
+    elif not all((medians > 0).all() for medians in blocks):
+        reason = "a time that is not above 0; no verdict"
     else:
         try:
             verdict = compare(*blocks, threshold=threshold, spread=spread)

@@ -8,7 +8,9 @@ status.
 import contextlib
 import functools
 import itertools
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +35,7 @@ from nanolib.store import Store
 
 _POLL_S = 0.3
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
+_LEAST_FREE = 2**16  # Disk space without which papermill cannot save a notebook, in bytes.
 _KERNEL_DIED = 138  # papermill's exit code after the death of a kernel.
 
 
@@ -46,7 +49,8 @@ class NotebookResult:
         status: Status of the job: `done`, `failed`, `interrupted` or `not started`.
         message: Reason for a failure or an interruption, in one line.
         seconds: Wall time of the job, s.
-        measured_s: Wall time inside cases, s.
+        measured_s: Wall time inside the cases that this command measured, s.
+        resumed: Number of cases that an earlier command has measured.
         finished: Number of cases that have ended.
         statuses: Number of cases by status.
         run_id: ID of the run, or an empty string if the notebook has not created a run.
@@ -59,6 +63,7 @@ class NotebookResult:
     message: str = ""
     seconds: float = 0.0
     measured_s: float = 0.0
+    resumed: int = 0
     finished: int = 0
     statuses: dict[str, int] = field(default_factory=dict)
     run_id: str = ""
@@ -66,7 +71,9 @@ class NotebookResult:
 
     def lines(self) -> list[str]:
         """Return lines about the result for a terminal."""
+        resumed = f"{self.resumed} of {self.cases} cases were finished before"
         return [
+            *([f"{self.name}: {resumed}"] if self.resumed else []),
             *(f"{self.name}: not a quiet machine: {line}" for line in self.interference),
             f"{self.name}: {self.status} in {self.seconds:.0f} s {self.message}".rstrip(),
         ]
@@ -158,8 +165,13 @@ def run_job(
 
         def watch() -> None:
             """Find the run of the job in the database, and show the run's progress."""
-            runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
-            result.run_id = str(next(iter(runs), ""))
+            if not result.run_id:
+                runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
+                result.run_id = str(next(iter(runs), ""))
+                if job.params.resume:
+                    endings = store.case_endings(result.run_id)
+                    result.resumed = sum(count for _, count, _ in endings)
+                    result.measured_s = -sum(seconds for *_, seconds in endings)
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
             if names and not result.run_id and (owner := lock_owner(resolve_device(device))):
@@ -213,7 +225,9 @@ def _run_papermill(job: Job, command: Command, watch: Callable[[], None]) -> int
         finally:
             kill_tree(process.pid)
             process.wait()
-            if target.exists():
+            # On a full disk, papermill leaves half a notebook.
+            with contextlib.suppress(OSError, ValueError):
+                json.loads(target.read_bytes())
                 target.replace(command.output / target.name)
             watch()
     return process.returncode
@@ -229,10 +243,15 @@ def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
     result.status = RunStatus.FAILED
     if message:
         result.message = message
+    elif shutil.disk_usage(log.parent).free < _LEAST_FREE:
+        result.message = "the disk is full; free space, and run again with --resume"
     elif code == 0:
         result.message = "the notebook ended before its last cell marked the run as done"
     elif code == _KERNEL_DIED:
-        result.message = f"the kernel died, perhaps because memory ran out; see {log}"
+        result.message = (
+            f"the kernel died, perhaps because memory ran out; see {log}; "
+            "--resume continues after the last finished case"
+        )
     else:
         result.message = describe_exit(code, log.read_text(errors="replace"))
 

@@ -85,7 +85,8 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
 def take_over(store: Store, run: Run) -> str:
     """Find the last run with the same parameters, version and machine, and mark this run as running.
 
-    The function skips runs of other living processes.
+    The function skips runs of other living processes. A label other than the run's own means a new
+    run, unless the run has no label and is not done.
 
     Args:
         store: Database of the runs.
@@ -98,9 +99,13 @@ def take_over(store: Store, run: Run) -> str:
         is_ours = before.process == run.process
         if before.status == RunStatus.RUNNING and not is_ours and alive(before.process):
             continue
+        is_named = before.label or before.status == RunStatus.DONE
+        if run.label not in ("", before.label) and is_named:
+            continue
         store.update_run(
             before.run_id,
             status=RunStatus.RUNNING,
+            message="",
             process=run.process,
             launch=run.launch or before.launch,
             label=run.label or before.label,

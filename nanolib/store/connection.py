@@ -1,5 +1,6 @@
 """Create, open and merge database files, and write transactions."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -42,21 +43,21 @@ class Connection:
             make_database(self.path)
         if self.path.is_dir():
             raise BadInput(f"database: {self.path} is a folder; name a file")
-        self.connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+        self.connection = _connected(self.path)
         try:
             check_version(self.connection, self.path)
+            self.connection.execute("PRAGMA foreign_keys = ON")
+            # A network file system may have refused WAL. Any other journal mode needs full syncs to
+            # survive a power failure.
+            journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
+            synchronous = "NORMAL" if journal_mode == "wal" else "FULL"
+            self.connection.execute(f"PRAGMA synchronous = {synchronous}")
         except sqlite3.DatabaseError as error:
             self.connection.close()
             raise BadInput(unusable(self.path, error)) from None
         except BadInput:
             self.connection.close()
             raise
-        self.connection.execute("PRAGMA foreign_keys = ON")
-        # A network file system may have refused WAL. Any other journal mode needs full syncs to
-        # survive a power failure.
-        journal_mode = value_of(self.connection.execute("PRAGMA journal_mode"))
-        synchronous = "NORMAL" if journal_mode == "wal" else "FULL"
-        self.connection.execute(f"PRAGMA synchronous = {synchronous}")
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -104,6 +105,8 @@ class Connection:
             with self.transaction() as db:
                 return _merge_attached(db)
         except sqlite3.DatabaseError as error:
+            if value_of(self.connection.execute("PRAGMA main.quick_check(1)")) != "ok":
+                raise BadInput(unusable(self.path, error)) from None
             raise BadInput(
                 f"database: {path} cannot be merged ({error}); nothing changed; name another file"
             ) from None
@@ -117,8 +120,22 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
+        # The error of pandas contains the error of SQLite.
+        found = error if isinstance(error, sqlite3.Error) else getattr(error, "__cause__", None)
+        if isinstance(found, sqlite3.DatabaseError) and not isinstance(error, BadInput):
+            raise BadInput(unusable(self.path, found)) from error
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    """Connect to a file. In a read-only folder, SQLite cannot create the files that WAL needs."""
+    options = {"timeout": WAIT_S, "isolation_level": None}
+    if os.access(path.parent, os.W_OK):
+        return sqlite3.connect(path, **options)
+    has_wal = path.with_name(f"{path.name}-wal").exists()
+    mode = "mode=ro" if has_wal else "immutable=1"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, **options)
 
 
 def make_database(path: Path) -> None:

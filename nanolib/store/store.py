@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, RunStatus
-from nanolib.store.connection import unusable, value_of
+from nanolib.store.connection import value_of
 from nanolib.store.identity import gone
 from nanolib.store.query import Reader, listed
 from nanolib.store.schema import LISTED, Run, columns_of, encode, insert
@@ -205,7 +205,10 @@ class Store(Reader):
                 self.connection.execute("VACUUM")
                 self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.OperationalError as error:
-                raise BadInput(unusable(self.path, error)) from error
+                raise BadInput(
+                    f"database: {self.path} is as large as before, although {len(chosen)} run(s) "
+                    f"were deleted ({error}); free space, and clean again"
+                ) from error
         return chosen
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from nanolib.cli import main
 from nanolib.compare.runs import BUSY
-from nanolib.measurement import Flag, Measurement, exact
+from nanolib.measurement import Flag, Measurement, Status, exact
 from nanolib.store import Store
 from tests.compare.test_compare import failed, measured, run_of
 from tests.store.rows import MACHINE
@@ -48,6 +48,24 @@ def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, flags, 
         first, *_ = ended.output.splitlines()
         assert first == f"run curr began on a busy machine: {disturbed[0]}" == found["noise"][0]
     assert next(line for line in found["lines"] if line["finding"] == "suspect")["ratio"] > 1.2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_where_nothing_was_measured_twice_nothing_passes(nano, strict):
+    bad = failed(Status.UNSUPPORTED)
+    base = {"both": failed(), "cannot": bad, "then": failed(), "now": measured(1)}
+    now = {"both": failed(Status.OOM), "cannot": bad, "then": measured(1), "now": bad}
+    runs = [run_of(base, "base"), run_of(now, "curr")]
+    ended, found = nano(runs, "base", "curr", *["--strict"] * strict)
+    assert [(line["case"].split()[0], line["finding"], line["message"]) for line in found["lines"]] == [
+        ("now", "failed", "unsupported: why"),
+        ("both", "inconclusive", "oom: why; not measured in base"),
+        ("then", "new", "not measured in base"),
+    ]  # fmt: skip
+    assert "so nothing was compared" in ended.output and ended.exit_code == strict
+    runs = [run_of({"cannot": bad}, run_id) for run_id in ("one", "two")]
+    ended, _ = nano(runs, "one", "two", *["--strict"] * strict)
+    assert "so nothing was compared" in ended.output and ended.exit_code == strict
 
 
 def test_what_has_no_blocks_gets_no_verdict_and_no_remedy_that_cannot_help(nano):

@@ -189,15 +189,17 @@ def test_memory_that_was_or_is_nothing_has_a_finding_and_no_figure_is_no_change(
 
 def test_what_failed_before_and_now_is_neither_lost_nor_missing(found):
     comparison = found({"a": failed(Status.OOM), "b": measured(1)[:1]}, {"a": failed()})
-    assert comparison.counts == {"missing": 1}
+    assert comparison.counts == {"missing": 1, "inconclusive": 1}
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_timing_needs_a_steady_state_and_samples_on_both_sides(found, side):
-    sides = [{name: measured(at + 2 * n) for n, name in enumerate("ab")} for at in (1, 9)]
-    unsteady, bare = sides[side]["a"], sides[side]["b"]
+def test_a_timing_needs_a_steady_state_and_valid_samples_on_both_sides(found, side):
+    sides = [{name: measured(at + 2 * n) for n, name in enumerate("abc")} for at in (1, 9)]
+    unsteady, bare, zero = (sides[side][name] for name in "abc")
+    zero[1] = replace(zero[1], samples=(0.0, *zero[1].samples[1:]))
     unsteady[1] = replace(unsteady[1], flags=(Flag.NO_STEADY_STATE,))
     bare[1] = replace(bare[1], samples=())
     lines = _lines(found(*sides))
     assert "no steady state in one run" in lines["a", "latency"].message
     assert lines["b", "latency"].message == "a time without samples; no verdict"
+    assert lines["c", "latency"].message == "a time that is not above 0; no verdict"

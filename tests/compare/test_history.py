@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +16,11 @@ from nanolib.store import Run, Store
 from tests.store.rows import MACHINE
 
 
-def _run(index, level, flops=100.0, revision=None):
+def _run(index, level, flops=100.0, revision=None, more=()):
     wiggle = 1 + 0.002 * (index % 3)
     times = [level * wiggle * (1 + 0.001 * (i % 7)) for i in range(40)]
     rows = [Measurement("case_duration", 1.0), summarize(times, scope="forward")]
-    rows.append(exact("flops", flops, scope="forward"))
+    rows += [exact("flops", flops, scope="forward"), *more]
     cases = {"c1": ({"name": "dense", "seq_len": 8, "dtype": "float32"}, rows)}
     named = {"run_id": f"run{index}", "git_revision": revision or f"rev{index}"}
     return Run("attention", MACHINE, rows=cases, **named)
@@ -64,6 +65,23 @@ def test_a_deterministic_figure_that_was_nothing_changes_too(store):
     (history,) = histories(store, "flops", ["m1"])
     assert [(change.at, change.worse) for change in history.changes] == [(2, True), (4, True)]
     assert [str(change).split(" between")[0] for change in history.changes] == ["from 0", "-100.0%"]
+
+
+def test_series_without_a_ratio_are_named_and_json_has_no_infinity(store, tmp_path):
+    for index, flops in enumerate((0.0, 50.0)):
+        lost = Measurement("loss_difference", 0.5 - index, scope="forward")
+        store.add(_run(index, 10.0, flops, more=[lost]))
+
+    def nano(metric, *more):
+        asked = ["history", "--metric", metric, "--output", str(tmp_path), *more]
+        return CliRunner().invoke(main, asked)
+
+    told = nano("loss_difference").output
+    assert "1 series have a value of 0 or less, so nanolib found no ratio there" in told
+    assert "0 or less" not in nano("latency").output + nano("flops").output
+    assert "a change needs" in told and "a change needs" not in nano("flops").output
+    (shown,) = json.loads(nano("flops", "--json").stdout)["shown"]
+    assert [change["ratio"] for change in shown["changes"]] == [None]
 
 
 def _history(case, values, *changes, metric="latency"):

@@ -57,7 +57,8 @@ def test_a_variable_whose_name_is_nearly_a_parameter_is_refused():
         BadInput, match=r"^model.sequence_lens: unknown name; did you mean seq_lens"
     ):
         Params.collect({"seed": 3, "sequence_lens": [64]})
-    assert Params.collect({"seed": 3, "notes": "mine", "sequence_lens": len}) == Params(seed=3)
+    own = {"notes": "mine", "sequence_lens": len, "results": [1], "steps": 2, "size": 3}
+    assert Params.collect({"seed": 3} | own) == Params(seed=3)
 
 
 def test_a_notebook_that_declares_all_of_its_parameters_has_no_settings(tmp_path, monkeypatch):

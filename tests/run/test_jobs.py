@@ -1,5 +1,8 @@
 """Jobs run one after another on a machine that may be busy, and Ctrl-C ends the last of them."""
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 
 from nanolib.experiments import ALL
@@ -38,16 +41,18 @@ def test_a_command_says_first_that_the_machine_is_busy_and_ctrl_c_starts_no_othe
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "said"),
+    ("code", "message", "free", "said"),
     [
-        (0, "", "the notebook ended before its last cell marked the run as done"),
-        (138, "", "the kernel died, perhaps because memory ran out; see "),
-        (1, "", "the process exited with code 1: BadInput: one line"),
-        (-9, "", "the process was killed by SIGKILL"),
-        (1, "the run says why", "the run says why"),
+        (0, "", 2**30, "the notebook ended before its last cell marked the run as done"),
+        (138, "", 2**30, "the kernel died, perhaps because memory ran out; see "),
+        (1, "", 2**30, "the process exited with code 1: BadInput: one line"),
+        (-9, "", 2**30, "the process was killed by SIGKILL"),
+        (1, "the run says why", 0, "the run says why"),
+        (1, "", 0, "the disk is full; free space, and run again with --resume"),
     ],
 )
-def test_a_job_that_is_not_done_says_why(tmp_path, store, code, message, said):
+def test_a_job_that_is_not_done_says_why(tmp_path, monkeypatch, store, code, message, free, said):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     (tmp_path / "log").write_text("Traceback\nBadInput: one line\n")
     result = notebooks.NotebookResult("attention", cases=2, run_id=store.add(make_run(rows={})))
     store.update_run(result.run_id, message=message)

@@ -52,11 +52,14 @@ def test_run_measures_and_reports_and_plain_papermill_continues_the_run(tmp_path
     assert (folder / "attention.ipynb").exists() and (folder / "report" / "index.html").exists()
     listed = CliRunner().invoke(main, ["runs", "--output", str(folder)])
     assert "mine" in listed.output and "done" in listed.output
-    ended = _plain_papermill(folder, f"{SMALL} label=plain resume=true")
+    ended = _plain_papermill(folder, f"{SMALL} label=mine resume=true")
     assert ended.returncode == 0, ended.stderr
     with Store(folder / "results.sqlite") as store:
         (run,) = store.runs().itertuples()  # all cases were done, so nothing was measured again
-    assert (run.status, run.label) == ("done", "plain")
+    assert (run.status, run.label) == ("done", "mine")
+    ended = CliRunner().invoke(main, [*command, "--resume", "--no-report"])
+    assert "attention: 3 of 3 cases were finished before" in ended.output
+    assert re.search(r"^attention done +3 +3 +— +0\.0 ", ended.output, re.MULTILINE)
 
 
 def test_a_bad_parameter_in_plain_papermill_is_one_line(tmp_path):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from nanolib.measurement import BadInput, Measurement
+from nanolib.measurement import BadInput, Measurement, RunStatus
 from nanolib.meters.machine import this_machine
 from nanolib.paths import checkout
 from nanolib.run import provenance, sweep
@@ -62,14 +62,26 @@ def test_resume_continues_the_last_run_of_equal_parameters_that_no_other_process
     measure("ok", resume=True).finish()
     assert len(store.runs()) == 2  # the process of the first run is alive
     for run_id, label in zip(store.runs().run_id, ("before", "last"), strict=True):
-        store.update_run(run_id, process=f"{host()}:{os.getppid()}:1.00", label=label, launch=label)
+        gone = {"process": f"{host()}:{os.getppid()}:1.00", "message": "killed"}
+        store.update_run(run_id, **gone, label=label, launch=label)
     measure("ok", resume=True)
     _, run = store.runs().to_dict("records")  # its process is gone, so the last is continued
-    assert (run["label"], run["launch"], run["process"]) == ("last", "last", process_name())
-    measure("ok", resume=True, label="again")
-    assert list(store.runs().label) == ["before", "again"]
+    found = [run[name] for name in ("label", "launch", "process", "message")]
+    assert found == ["last", "last", process_name(), ""]
     measure("ok", resume=True, seed=1)
     assert len(store.runs()) == 3
+
+
+def test_a_run_that_is_done_or_has_a_label_takes_no_other_label(measure, store):
+    measure("ok").end(RunStatus.INTERRUPTED)
+    measure("ok", resume=True, label="one").finish()  # the interrupted run had no label yet
+    assert list(store.runs().label) == ["one"]
+    measure("ok", resume=True, label="two")
+    measure("ok", resume=True, label="two")
+    assert list(store.runs().label) == ["one", "two"]
+    measure("ok", seed=1).finish()
+    measure("ok", resume=True, seed=1, label="one")
+    assert list(store.runs().label) == ["one", "two", "", "one"]
 
 
 def test_parameters_without_a_case_are_refused(measure, store):

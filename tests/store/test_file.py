@@ -111,6 +111,19 @@ def test_a_full_disk_is_one_line_and_what_was_there_stays(tmp_path):
         assert len(store.runs()) == len(stored) == len(store.measurements()) > 5
 
 
+def test_a_file_in_a_read_only_folder_is_read_and_not_written(tmp_path, monkeypatch):
+    path = tmp_path / "results.sqlite"
+    with Store(path) as store:
+        store.add(make_run("a"))
+        monkeypatch.setattr("os.access", lambda *_: False)
+        with Store(path, create=False) as other:  # beside a program that writes
+            assert list(other.runs().run_id) == ["a"]
+    with Store(path, create=False) as store:
+        assert list(store.runs().run_id) == ["a"] and not list(tmp_path.glob("*-shm"))
+        with pytest.raises(BadInput, match=r"cannot be used .*readonly"):
+            store.add(make_run("b"))
+
+
 def _no_links(*_):
     raise OSError("no links here")
 
@@ -128,3 +141,31 @@ def test_a_file_is_put_in_place_whole_or_not_at_all(tmp_path, monkeypatch, link)
         file.write_text("half")
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
+
+
+def test_of_two_files_the_damaged_one_is_named_in_one_line(tmp_path):
+    paths = ours, theirs = [tmp_path / name / "results.sqlite" for name in ("ours", "theirs")]
+    for path in paths:
+        with Store(path) as store:
+            store.add(make_run(path.parent.name))
+
+    def nano(*arguments):
+        ended = CliRunner().invoke(main, [*arguments, "--output", str(ours.parent)])
+        assert (ended.exit_code, ended.output.count("\n")) == (2, 1), ended.output
+        return ended.output
+
+    whole = theirs.read_bytes()
+    # the tables are damaged, and the schema around them is not
+    tables = slice(2 * 4096, 19 * 4096)
+    theirs.write_bytes(whole[: tables.start].ljust(tables.stop, b"x") + whole[tables.stop :])
+    assert f"{theirs} cannot be opened" in nano("compare", str(theirs), "latest")
+    assert f"{theirs} cannot be merged" in nano("merge", str(theirs))
+    ours.write_bytes(theirs.read_bytes())
+    theirs.write_bytes(whole)
+    for command in (
+        ("merge", str(theirs)),
+        ("report",),
+        ("runs",),
+        ("compare", str(theirs), "latest"),
+    ):
+        assert f"{ours} cannot be opened" in nano(*command)

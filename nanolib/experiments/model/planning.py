@@ -36,7 +36,8 @@ def memory_bytes(amount: str | int) -> int:
         size = TypeAdapter(ByteSize).validate_python(amount)
     except (ValueError, OverflowError):
         size = 0
-    if size <= 0:
+    has_no_unit = isinstance(amount, str) and amount.strip().isdecimal()
+    if size <= 0 or has_no_unit:
         raise BadInput(f"memory: {shown(amount)} is not valid; use an amount such as 80GiB or 24GB")
     return size
 

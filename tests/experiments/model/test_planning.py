@@ -211,6 +211,7 @@ BAD = {
     "failing:fails": "model: 'failing:fails' cannot be planned, because AssertionError: never",
     "nowhere.json": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
     f"{TINY} --memory 5parsec": "memory: '5parsec' is not valid",
+    f"{TINY} --memory 80": "memory: '80' is not valid; use an amount such as 80GiB",
     f"{TINY} --memory {'9' * 400}GiB": "is not valid; use an amount such as 80GiB",
     f"{TINY} --ranks 3 --batch-size 4": "ranks: must divide batch_size 4, got 3",
     f"{TINY} --dtype int3": "dtype: 'int3' is not a known dtype",
