@@ -80,8 +80,8 @@ def compare(
     revision on this machine. With fewer runs, a slower time is only suspect. Confirm a suspect time
     with nano ab.
     """
-    from nanolib.compare.findings import describe_differences
-    from nanolib.compare.runs import compare_rows, overall_shift, scale_by_peaks
+    from nanolib.compare.findings import describe_differences, overall_shift
+    from nanolib.compare.runs import compare_rows, scale_by_peaks
     from nanolib.compare.spread import repeats
 
     then, noise, runs, made_by = _rows_of("base", base)

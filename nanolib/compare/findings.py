@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from nanolib.measurement import METRICS
-from nanolib.numbers import format_number
+from nanolib.numbers import format_number, format_with_interval
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict
+from nanolib.stats.intervals import TooFewSamples, median_interval
 
 CHANGED, MISSING, FAILED, NEW = "changed", "missing", "failed", "new"
 _WORST_FIRST = (
@@ -196,3 +198,14 @@ def case_name(factors: Mapping[str, Any]) -> str:
         named.append("compiled")
     sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]
     return " ".join(named + sizes)
+
+
+def overall_shift(lines: Sequence[Line]) -> str:
+    """Return a sentence with the median ratio of all latencies."""
+    ratios = [line.verdict.ratio for line in lines if line.verdict is not None]
+    try:
+        low, ratio, high = np.exp(median_interval(np.log(ratios)))
+    except TooFewSamples:
+        return f"{len(ratios)} latencies are too few for a ratio over all latencies"
+    shift = format_with_interval(ratio, low, high)
+    return f"median current / base, scaled by peak rates: {shift} over {len(ratios)} latencies"

@@ -26,9 +26,8 @@ from nanolib.compare.findings import (
 )
 from nanolib.compare.spread import KEY, LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
 from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
-from nanolib.numbers import format_with_interval
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
-from nanolib.stats.intervals import TooFewSamples, median_interval
+from nanolib.stats.intervals import TooFewSamples
 
 _EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
 _COUNTED_MEMORY = ("peak_memory", "reserved_memory")
@@ -294,14 +293,3 @@ def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFr
             row |= {name: row[name] * ratio for name in _TIMES}
         rows.append(row)
     return pd.DataFrame(rows, columns=base.columns), unknown
-
-
-def overall_shift(lines: Sequence[Line]) -> str:
-    """Return a sentence with the median ratio of all latencies."""
-    ratios = [line.verdict.ratio for line in lines if line.verdict is not None]
-    try:
-        low, ratio, high = np.exp(median_interval(np.log(ratios)))
-    except TooFewSamples:
-        return f"{len(ratios)} latencies are too few for a ratio over all latencies"
-    shift = format_with_interval(ratio, low, high)
-    return f"median current / base, scaled by peak rates: {shift} over {len(ratios)} latencies"

@@ -235,6 +235,8 @@ def judge_together(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def _logs(name: str, values: ArrayLike) -> np.ndarray:
     x = np.asarray(values, dtype=float)
+    if x.ndim != 1:
+        raise BadInput(f"{name}: shape {list(x.shape)} is not one list; give a value per block")
     if len(x) < 6:
         raise TooFewSamples(f"{name}: {len(x)} blocks are too few to compare; take at least 6")
     if not (np.isfinite(x) & (x > 0)).all():
@@ -251,6 +253,10 @@ def _verdict(
     logs: list[Interval], p: float, effect: float, threshold: float, direction: Direction
 ) -> Verdict:
     wide, narrow = (Interval(*(math.exp(end) for end in interval)) for interval in logs)
+    if not 0 <= threshold < 1:
+        raise BadInput(f"threshold: must be a share from 0 to below 1, got {threshold!r}")
+    if Direction(direction) is Direction.EQUAL:
+        raise BadInput("direction: a ratio needs lower or higher, got equal")
     rest = threshold, Direction(direction)
     verdict = Verdict(Kind.INCONCLUSIVE, wide.estimate, wide, p, effect, narrow, p, *rest)
     return replace(verdict, kind=_kind(verdict, p))

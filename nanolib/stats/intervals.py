@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import bdtr, stdtrit  # Importing `scipy.stats` would take a second.
 
+from nanolib.measurement import BadInput
+
 
 class Interval(NamedTuple):
     """An estimate and the two ends of its interval, in the same unit."""
@@ -31,10 +33,11 @@ def median_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
     Raises:
         TooFewSamples: n is too small for the requested confidence.
+        BadInput: A sample is not finite, or the confidence is not in (0, 1).
 
     Source: Hettmansperger & Sheather (1986). `scipy.stats.mstats.median_cihs` gives the same ends.
     """
-    x = np.sort(np.asarray(samples, dtype=float))
+    x = np.sort(_checked(samples, confidence))
     n = len(x)
     if n < 2 or range_confidence(n) < confidence:
         raise TooFewSamples(
@@ -60,15 +63,26 @@ def mean_interval(samples: ArrayLike, confidence: float = 0.95) -> Interval:
 
     Raises:
         TooFewSamples: There are fewer than two samples.
+        BadInput: A sample is not finite, or the confidence is not in (0, 1).
 
     Source: Student (1908). `scipy.stats.t.interval` gives the same ends.
     """
-    x = np.asarray(samples, dtype=float)
+    x = _checked(samples, confidence)
     n = len(x)
     if n < 2:
         raise TooFewSamples(f"{n} sample(s) give no interval for the mean; take at least two")
     half = float(stdtrit(n - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(n))
     return Interval(float(x.mean()) - half, float(x.mean()), float(x.mean()) + half)
+
+
+def _checked(samples: ArrayLike, confidence: float) -> np.ndarray:
+    """Return the samples as an array, after a check of both arguments."""
+    x = np.asarray(samples, dtype=float)
+    if x.ndim != 1 or not np.isfinite(x).all():
+        raise BadInput("samples: a sample is not a finite number; give one list of finite numbers")
+    if not 0 < confidence < 1:
+        raise BadInput(f"confidence: must be between 0 and 1, got {confidence!r}")
+    return x
 
 
 def _coverage(n: int, depth: int) -> float:

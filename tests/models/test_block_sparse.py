@@ -30,7 +30,12 @@ from tests.models.inputs import agrees, masked_by, qkv
         ({"q": torch.zeros(2, 2, 4, 8)}, "k: shape"),
         ({"q": torch.zeros(1, 2, 9, 8)}, "q: 9 causal queries over 4 keys"),
         ({name: torch.zeros(1, 2, 0, 8) for name in "kv"}, "q, k: 4 queries and 0 keys; give at"),
-        ({"q": torch.zeros(1, 2, 4, 8, dtype=int)}, "q: dtype torch.int64 is not a floating-point"),
+        (
+            {"q": torch.zeros(1, 2, 4, 8, dtype=int)},
+            "q, k, v: torch.int64, torch.float32 and torch",
+        ),
+        (dict.fromkeys("qkv", torch.zeros(1, 2, 4, 8, dtype=int)), "q: dtype torch.int64 is not a"),
+        ({"scale": 0.0}, "scale: must be greater than 0, got 0.0"),
         ({"options": "window"}, "attention_options: 'window' is not a mapping; give names and"),
         (
             {

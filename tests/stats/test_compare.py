@@ -183,6 +183,11 @@ def test_higher_is_better_reverses_the_verdict_and_invalid_blocks_are_refused(co
         compared([1] * 6, [0] * 6)
     with pytest.raises(BadInput, match="7 blocks, but base has 6"):
         compare_paired([1] * 6, [1] * 7)
+    with pytest.raises(BadInput, match=r"base: shape \[6, 2\] is not one list"):
+        compared([[1, 2]] * 6, [1] * 6)
+    for rule in ({"threshold": 1.0}, {"threshold": math.nan}, {"direction": "equal"}):
+        with pytest.raises(BadInput, match=f"^{next(iter(rule))}: "):
+            compared(a, b, **rule)
 
 
 def _processes(rng, effect, spread, share, pairs=45):

@@ -1,12 +1,14 @@
 """Intervals for medians, means, signed ranks and link costs, against scipy, numpy and simulation."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.stats.mstats import median_cihs
 
+from nanolib.measurement import BadInput
 from nanolib.stats.intervals import TooFewSamples, mean_interval, median_interval
 from nanolib.stats.scaling import link_cost
 from nanolib.stats.signed_ranks import capped_centre, capped_p
@@ -78,7 +80,7 @@ def test_the_means_interval_is_students():
     ("interval", "values", "said"),
     [
         (median_interval, ([1, 2, 3, 4, 5],), "5 samples cannot give a 95% interval"),
-        (median_interval, ([1], 0.0), "1 samples"),
+        (median_interval, ([1], 0.01), "1 samples"),
         (mean_interval, ([1.0],), r"1 sample\(s\) give no interval"),
         (capped_centre, ([1, 2, 3, 4, 5],), "5 pairs cannot give a 95% interval"),
         (link_cost, ([1], [8], [1.0]), "messages of one size"),
@@ -88,6 +90,21 @@ def test_the_means_interval_is_students():
 def test_too_few_samples_are_refused(interval, values, said):
     with pytest.raises(TooFewSamples, match=said):
         interval(*values)
+
+
+@pytest.mark.parametrize("interval", [median_interval, mean_interval])
+@pytest.mark.parametrize(
+    ("samples", "confidence", "said"),
+    [
+        ([1, 2, 3, 4, 5, math.nan], 0.95, "samples: a sample is not a finite number"),
+        ([[1, 2, 3], [4, 5, 6]], 0.95, "give one list of finite numbers"),
+        (range(9), 0.0, "confidence: must be between 0 and 1, got 0.0"),
+        (range(9), 1.0, "confidence: must be between 0 and 1, got 1.0"),
+    ],
+)
+def test_what_has_no_interval_is_refused(interval, samples, confidence, said):
+    with pytest.raises(BadInput, match=said):
+        interval(samples, confidence)
 
 
 def _enumerated(x):

@@ -36,8 +36,7 @@ def memory_bytes(amount: str | int) -> int:
         size = TypeAdapter(ByteSize).validate_python(amount)
     except (ValueError, OverflowError):
         size = 0
-    has_no_unit = isinstance(amount, str) and amount.strip().isdecimal()
-    if size <= 0 or has_no_unit:
+    if size <= 0 or (isinstance(amount, str) and amount.strip().isdecimal()):
         raise BadInput(f"memory: {shown(amount)} is not valid; use an amount such as 80GiB or 24GB")
     return size
 
@@ -46,7 +45,7 @@ class Request(StrictModel):
     """Arguments of `plan`."""
 
     model: str
-    memory: Annotated[int, BeforeValidator(memory_bytes)]
+    memory: Annotated[int | str, BeforeValidator(memory_bytes)]
     seq_len: shared.Length = 1024
     batch_size: shared.Batch = 1
     dtype: str | None = None

@@ -130,6 +130,8 @@ def _checked(
     read = np.flatnonzero(~np.isnan(x))
     if len(read) < 2:
         raise BadInput(f"power_w: {len(read)} sample(s) are not NaN; give at least two samples")
+    if not ((x[read] >= 0) & np.isfinite(x[read])).all():
+        raise BadInput("power_w: a sample is infinite or below 0; give finite values from 0")
     if not (np.diff(t) >= 0).all():
         raise BadInput("t_s: a moment is NaN or out of order; sort the samples by time")
     if not start_s < end_s:

@@ -144,6 +144,8 @@ def attend(
     _check_lengths(q.shape[2], k.shape[2], causal)
     if not q.is_floating_point():
         raise BadInput(f"q: dtype {q.dtype} is not a floating-point dtype; convert q, k and v")
+    if scale is not None and not scale > 0:
+        raise BadInput(f"scale: must be greater than 0, got {scale!r}")
     more = {} if scores is None else {"scores": scores}
     return _module(kind).attend(
         q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more
@@ -181,10 +183,10 @@ def work(
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Check that the shapes of q, k and v fit each other.
+    """Check that the shapes and dtypes of q, k and v fit each other.
 
     Raises:
-        BadInput: The shapes of q, k and v do not fit each other.
+        BadInput: The shapes or dtypes of q, k and v do not fit each other.
 
     Example:
         >>> check_shapes(torch.rand(1, 2, 8, 16), torch.rand(1, 3, 8, 16), torch.rand(1, 3, 8, 16))
@@ -199,6 +201,8 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise BadInput(
             f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; give the same shape"
         )
+    if not q.dtype == k.dtype == v.dtype:
+        raise BadInput(f"q, k, v: {q.dtype}, {k.dtype} and {v.dtype}; give one dtype")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise BadInput(
             f"k: shape {list(k.shape)} does not fit q's {list(q.shape)}; batch and head_dim must agree"
