@@ -103,6 +103,9 @@ def test_a_chart_draws_what_acts_as_text(tmp_path):
     drawn = (tmp_path / "x.svg").read_text()
     assert r"\x1b[31mred" in drawn and not {*"\x1b\x00\x07\x08"} & {*drawn}
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    renderer.save_as(chart.encode(x="name:N"), tmp_path / "x.html")
+    page = (tmp_path / "x.html").read_text()
+    assert page.count("<script>") == 2 and "u003cscript>alert(1)" in page
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Run suites and notebooks with `nano run`, and examine this machine with `nano doctor`."""
 
 import itertools
+import signal
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -97,6 +98,8 @@ def run(
         results = run_on_ray(jobs, shared, echo)
     else:
         import_user_code(jobs)  # On Ray, each node imports the user's code.
+        # A cluster ends a job with SIGTERM. The job then stops as after Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         results = run_jobs(jobs, shared, echo, _conclude)
     echo("")
     echo_table(closing_table(results))

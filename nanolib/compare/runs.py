@@ -100,6 +100,9 @@ def compare_rows(
                         _timing_line(*pair, threshold, noise, repeats if machines else None)
                     )
             lines += [replace(line, machine=machine) for line in found]
+    both = ({name for case in cases.values() for name, *_ in case.figures} for cases in (then, now))
+    if others := sorted(set.intersection(*both).difference(COUNTED, ["latency"])):
+        notes.append(f"not compared: {', '.join(others)}; see nano history --metric NAME")
     timings = [line.message for line in lines if line.verdict is not None]
     if unknown := timings.count(UNKNOWN):
         few = f"{unknown} of {len(timings)} timings have fewer than {LEAST_RUNS} earlier runs of one revision"

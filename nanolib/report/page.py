@@ -1,5 +1,6 @@
 """Write the report as a page that needs no network, as Markdown, and as files of the results."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -40,7 +41,8 @@ def build(
     the machine of its newest run. `profiling_report.md` is the report in Markdown. Each chart has a
     picture as PNG and as SVG. For each experiment NAME, `NAME_summary.csv` and `NAME_summary.md`
     contain the main table, and `NAME_profile.json` contains the runs, measurements and findings.
-    Every further table with at least one line becomes a CSV file and a Markdown file too.
+    Every further table with at least one line becomes a CSV file and a Markdown file too. Such files
+    of an earlier report are deleted.
 
     Args:
         store: Store with the runs.
@@ -52,6 +54,7 @@ def build(
     Returns:
         Path of the page, `index.html` in the folder.
     """
+    sections = [*sections]
     (rows, runs), machines = store.shown(run_ids), store.machines()
     make_folder(folder)
     # nanolib moves all files to the folder at the end, so a failure does not damage an old report.
@@ -78,6 +81,9 @@ def build(
         (made / "index.html").write_text(page, encoding="utf-8")
         for picture in pending:
             picture.result()
+        # Files of an earlier report would show other runs.
+        for name in itertools.chain(*map(_file_names, sections)):
+            (folder / name).unlink(missing_ok=True)
         for file in made.iterdir():
             file.replace(folder / file.name)
     return folder / "index.html"
@@ -143,11 +149,26 @@ def _by_length(section: Section, rows: pd.DataFrame) -> Iterator[tuple[str, list
             yield f"{length:.0f}", findings
 
 
+def _table_name(experiment: str, at: int, title: str) -> str:
+    """Return the name of the files of a section's table, without an ending."""
+    name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
+    return f"{experiment}_{name}"
+
+
+def _file_names(section: Section) -> Iterator[str]:
+    """Yield the names of all files that a report may have for a section."""
+    yield f"{section.experiment}_profile.json"
+    tables = (_table_name(section.experiment, *one) for one in enumerate(section.tables))
+    pictures = (*section.charts, *section.files)
+    for names, endings in ((tables, (".csv", ".md")), (pictures, (".png", ".svg"))):
+        yield from (name + ending for name in names for ending in endings)
+
+
 def _write_files(part: Part, runs: pd.DataFrame, folder: Path) -> None:
     for at, (title, (table, readable)) in enumerate(part.tables.items()):
-        name = re.sub(r"[^a-z0-9]+", "_", title.lower()) if at else "summary"
+        name = _table_name(part.name, at, title)
         for ending, text in (("csv", csv_text(table)), ("md", markdown_table(readable) + "\n")):
-            (folder / f"{part.name}_{name}.{ending}").write_text(text, encoding="utf-8")
+            (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
     own = overview.of_experiment(part.rows, part.name)
     tables = {"runs": runs[runs["experiment"] == part.name], "measurements": own}
     text = json_text(tables, verdict=list(map(str, part.verdict)))

@@ -8,6 +8,7 @@ import base64
 import contextlib
 import functools
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def save(spec: dict[str, Any], folder: Path, name: str) -> None:
         (folder / f"{name}{ending}").write_bytes(content)
 
 
+def _page(spec: dict[str, Any]) -> str:
+    """Return an HTML page with a Vega chart. Without `<`, no text of the chart can end the script."""
+    data = json.dumps(spec).replace("<", "\\u003c")
+    return (
+        '<!doctype html><meta charset="utf-8"><title>nanolib chart</title><div id="chart"></div>'
+        f"<script>{javascript()}</script>"
+        f'<script>vegaEmbed("#chart", {data}, {{renderer: "svg"}})</script>'
+    )
+
+
 def save_as(chart: Drawing, path: Path) -> None:
     """Write a chart to a file.
 
@@ -98,7 +109,7 @@ def save_as(chart: Drawing, path: Path) -> None:
     spec = chart.to_dict()
     found = _pictures(spec)
     if path.suffix == ".html":
-        found[".html"] = vl_convert.vega_to_html(compiled(spec), bundle=True).encode()
+        found[".html"] = _page(compiled(spec)).encode()
     if path.suffix not in found:
         raise BadInput(f"--chart: {path} must end with .html, .png or .svg")
     path.write_bytes(found[path.suffix])

@@ -34,6 +34,7 @@ from nanolib.run.process import describe_exit, kill_tree, python, start
 from nanolib.store import Store
 
 _POLL_S = 0.3
+_WAITING = "waiting for"
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
 _LEAST_FREE = 2**16  # Disk space without which papermill cannot save a notebook, in bytes.
 _KERNEL_DIED = 138  # papermill's exit code after the death of a kernel.
@@ -126,7 +127,12 @@ def run_jobs(
         log(f"not a quiet machine: {line}")
     bar = tqdm(total=total, bar_format=_BAR, disable=None, file=sys.stderr, dynamic_ncols=True)
 
+    waits = set()
+
     def show(result: NotebookResult, text: str) -> None:
+        if bar.disable and text.startswith(_WAITING) and result.name not in waits:
+            waits.add(result.name)
+            log(f"{result.name}: {text}")
         bar.set_description_str(printable(f"{result.name}: {text}" if text else result.name))
         bar.update(sum(each.finished for each in results) - bar.n)
 
@@ -175,7 +181,7 @@ def run_job(
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
             if names and not result.run_id and (owner := lock_owner(resolve_device(device))):
-                current = f"waiting for {device}: in use by {owner}"
+                current = f"{_WAITING} {device}: in use by {owner}"
             show(result, current)
 
         try:
@@ -183,7 +189,10 @@ def run_job(
             _judge(result, code, store, command.logs / f"{job.title}.log")
         except KeyboardInterrupt:
             result.status = RunStatus.INTERRUPTED
-            result.message = "stopped by Ctrl-C; --resume continues after the last finished case"
+            result.message = (
+                "stopped by Ctrl-C or SIGTERM; --resume continues after the last finished case"
+            )
+            store.forget_started(result.run_id)
         result.seconds = time.perf_counter() - began
         if result.run_id and result.status != RunStatus.DONE:
             store.update_run(result.run_id, status=result.status, message=result.message)

@@ -32,6 +32,11 @@ class CeilingCase(Case):
     ceiling: str
     budget_s: float
 
+    @property
+    def factors(self) -> dict[str, Any]:
+        """The factors that define the case. A longer budget measures the same rate."""
+        return {"device": self.device, "ceiling": self.ceiling}
+
     def unsupported(self) -> str:
         """Return why the device cannot compute the matrix product, or an empty string."""
         return no_product(self.ceiling, self.device)

@@ -160,6 +160,7 @@ def measure(
         try:
             _Sweep(params, sweep_run, stop).measure(cases, progress, on_progress)
         except (KeyboardInterrupt, Canceled):
+            store.forget_started(sweep_run.run_id)
             sweep_run.end(RunStatus.INTERRUPTED, "stopped by the user")
             raise
         except BaseException as error:

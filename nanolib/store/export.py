@@ -14,8 +14,8 @@ from typing import Any
 from nanolib.measurement import BadInput, RunStatus
 from nanolib.paths import expanded, put_in_place
 from nanolib.store.connection import write_schema
-from nanolib.store.query import Reader, listed
-from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert
+from nanolib.store.query import Reader
+from nanolib.store.schema import JSON, LISTED, TRACE_TABLES, columns_of, insert, listed
 
 PUBLIC = {
     "machines": (
@@ -89,7 +89,7 @@ _TEXTS = {
     "gpus",
     "driver",
 }
-_DROPPED = ("traceback", "corpus")  # JSON keys that an export leaves out.
+_DROPPED = ("traceback", "corpus", "power_trace")  # JSON keys that an export leaves out.
 _REQUIRED = {"process", "launch"}  # The schema requires these columns. An export leaves them empty.
 _HOME = re.compile(
     r"(?<![\w/])/(?:home|Users)/[^\s/:'\"]+|(?<![\w/])/root(?=/)|\b[A-Za-z]:\\Users\\[^\s\\:'\"]+"

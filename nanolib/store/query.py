@@ -9,24 +9,26 @@ from typing import TYPE_CHECKING, Any
 from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
 from nanolib.store.connection import Connection, value_of
 from nanolib.store.identity import gone
-from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES
+from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES, listed
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
+# A merge adds older runs later, so the rowid alone is not the order of the runs.
+_OLDEST_FIRST, _NEWEST_FIRST = "started, runs.rowid", "started DESC, runs.rowid DESC"
 _NEWEST = f"""
 WITH measured AS (SELECT DISTINCT run_id, case_id FROM measurements WHERE run_id IN {LISTED}),
 aged AS (
-    SELECT run_id, case_id, experiment, r.rowid AS number,
+    SELECT run_id, case_id, experiment, started, runs.rowid AS number,
         row_number() OVER (
-            PARTITION BY machine_id, experiment, case_id ORDER BY r.rowid DESC
+            PARTITION BY machine_id, experiment, case_id ORDER BY {_NEWEST_FIRST}
         ) AS age
-    FROM measured JOIN runs r USING (run_id)
+    FROM measured JOIN runs USING (run_id)
 ),
 newest AS (
     SELECT run_id, case_id,
-        row_number() OVER (PARTITION BY experiment ORDER BY number DESC) AS place
+        row_number() OVER (PARTITION BY experiment ORDER BY started DESC, number DESC) AS place
     FROM aged WHERE age = 1
 )
 SELECT results.* FROM newest JOIN results USING (run_id, case_id) WHERE place <= ? ORDER BY id
@@ -71,7 +73,7 @@ class Reader(Connection):
             where: SQL condition with `?` for each value. The condition must not contain user input.
             values: Values for the condition.
         """
-        frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY rowid", values)
+        frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
         running = frame["status"] == RunStatus.RUNNING
         frame.loc[running & frame["process"].map(gone).astype(bool), "status"] = (
             RunStatus.INTERRUPTED.value
@@ -86,7 +88,7 @@ class Reader(Connection):
         """Return the ID of each experiment's newest run. Runs that are done have precedence."""
         query = (
             "SELECT run_id FROM (SELECT run_id, experiment, row_number()"
-            " OVER (PARTITION BY experiment ORDER BY status = ? DESC, rowid DESC) AS place"
+            f" OVER (PARTITION BY experiment ORDER BY status = ? DESC, {_NEWEST_FIRST}) AS place"
             " FROM runs) WHERE place = 1 ORDER BY experiment"
         )
         return [run_id for (run_id,) in self.connection.execute(query, [RunStatus.DONE])]
@@ -102,7 +104,7 @@ class Reader(Connection):
         samples: bool = False,
         newest: int | None = None,
     ) -> pd.DataFrame:
-        """Read the measurements, in the order in which nanolib wrote them.
+        """Read the measurements, oldest run first, in the order in which nanolib wrote them.
 
         Each factor has a column `factor.NAME`. The column `factors` contains all factors.
 
@@ -121,6 +123,9 @@ class Reader(Connection):
         else:
             run_ids = self.resolve("all") if run_ids is None else run_ids
             frame = self._read(_NEWEST, [listed(run_ids), newest])
+        age = frame["run_id"].map({run_id: at for at, run_id in enumerate(self.resolve("all"))})
+        if not age.is_monotonic_increasing:
+            frame = frame.loc[age.sort_values(kind="stable").index].reset_index(drop=True)
         if samples:
             frame["samples"] = [
                 np.frombuffer(blob or b"", dtype="<f8") for blob in frame["samples"]
@@ -169,7 +174,8 @@ class Reader(Connection):
         """
         query = (
             "WITH chosen AS (SELECT run_id, started, git_revision, machine_id, experiment,"
-            " row_number() OVER (PARTITION BY machine_id, experiment ORDER BY rowid DESC) AS place"
+            " row_number()"
+            f" OVER (PARTITION BY machine_id, experiment ORDER BY {_NEWEST_FIRST}) AS place"
             f" FROM runs WHERE machine_id IN {LISTED})"
             " SELECT run_id, started, git_revision, machine_id, experiment, case_id, factors,"
             " scope, method, estimate, low, high, confidence"
@@ -191,7 +197,8 @@ class Reader(Connection):
         query = (
             "SELECT before.run_id FROM runs before JOIN runs USING (experiment, suite, machine_id)"
             " WHERE runs.run_id = ? AND experiment != ? AND before.status = 'done'"
-            " AND before.rowid < runs.rowid ORDER BY before.rowid DESC LIMIT 1"
+            " AND (before.started, before.rowid) < (runs.started, runs.rowid)"
+            " ORDER BY before.started DESC, before.rowid DESC LIMIT 1"
         )
         found = (self.connection.execute(query, (run_id, but)) for run_id in run_ids)
         return list(dict.fromkeys(before for rows in found for (before,) in rows))
@@ -212,7 +219,7 @@ class Reader(Connection):
             BadInput: No run has this name.
         """
         runs = self.connection.execute(
-            "SELECT run_id, label, experiment, suite FROM runs ORDER BY rowid"
+            f"SELECT run_id, label, experiment, suite FROM runs ORDER BY {_OLDEST_FIRST}"
         ).fetchall()
         if name == "all":
             return [run_id for run_id, *_ in runs]
@@ -221,18 +228,18 @@ class Reader(Connection):
         for place in range(4):
             if found := [run[0] for run in runs if name and run[place] == name]:
                 return found
-        if found := [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]:
+        found = [run_id for run_id, *_ in runs if len(name) >= 4 and run_id.startswith(name)]
+        if len(found) > 1:
+            raise BadInput(f"run: {shown(name)} is the start of {len(found)} IDs; give more digits")
+        if found:
             return found
-        known = dict.fromkeys(word for _, *words in runs for word in words if word)
-        hint = did_you_mean(name, known)
-        raise BadInput(
-            f"run: {shown(name)} is not in the database; {hint and f'{hint} '}"
-            "`nano runs` lists all runs"
-        )
+        hint = did_you_mean(name, dict.fromkeys(word for _, *words in runs for word in words))
+        text = f"run: {shown(name)} is not in the database; {hint and f'{hint} '}"
+        raise BadInput(f"{text}`nano runs` lists all runs")
 
     def _launch(self, name: str) -> list[str]:
         """Return the IDs of the runs that `latest` or `latest~N` names."""
-        query = "SELECT run_id, launch, experiment FROM runs ORDER BY rowid DESC"
+        query = f"SELECT run_id, launch, experiment FROM runs ORDER BY {_NEWEST_FIRST}"
         commands: dict[str, list[tuple[str, str]]] = {}
         for run_id, launch, experiment in self.connection.execute(query):
             command = launch.partition("/")[0] or run_id
@@ -283,11 +290,6 @@ class Reader(Connection):
         for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
         return frame
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as a JSON list, the value for `LISTED` in a query."""
-    return json.dumps(list(names))
 
 
 def _among(run_ids: Iterable[str] | None) -> tuple[str, list[str]]:

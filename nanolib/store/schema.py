@@ -110,6 +110,13 @@ SCHEMA = (
 
 # Queries take values as one JSON list, because SQLite limits the number of `?` in a query.
 LISTED = "(SELECT value FROM json_each(?))"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a JSON list, the value for `LISTED` in a query."""
+    return json.dumps(list(names))
+
+
 DURING = "during "  # First word of each line about interference during cases.
 
 

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nanolib.measurement import BadInput, Measurement, RunStatus
+from nanolib.measurement import BadInput, Measurement, RunStatus, Status
 from nanolib.store.connection import value_of
 from nanolib.store.identity import gone
-from nanolib.store.query import Reader, listed
-from nanolib.store.schema import LISTED, Run, columns_of, encode, insert
+from nanolib.store.query import Reader
+from nanolib.store.schema import LISTED, Run, columns_of, encode, insert, listed
 from nanolib.store.traces import Trace, TraceWriter
 
 __all__ = ["Run", "Store"]
@@ -149,6 +149,12 @@ class Store(Reader):
                 f"traces: some rows of {self.path} could not be written ({failure}); "
                 "free space, or name another database"
             )
+
+    def forget_started(self, run_id: str) -> None:
+        """Delete the `started` rows of a run that the user stopped, so that no attempt counts."""
+        query = "DELETE FROM measurements WHERE run_id = ? AND status = ?"
+        with self.transaction() as db:
+            db.execute(query, (run_id, Status.STARTED))
 
     def mark_dead_runs(self) -> None:
         """Mark each run in progress as `interrupted` if the process of the run has ended."""

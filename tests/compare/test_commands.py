@@ -85,6 +85,13 @@ def test_packages_and_settings_that_differ_are_named_with_both_versions(nano):
     assert "A → B" not in nano([], "base", "base")[0].output
 
 
+def test_metrics_that_are_not_compared_are_named(nano):
+    more = [Measurement("energy", 3.0, scope="decode"), Measurement("loss", 2.0)]
+    runs = [run_of({"a": [*measured(1), *more]}, run_id) for run_id in ("base", "curr")]
+    ended, _ = nano(runs, "base", "curr")
+    assert "not compared: energy, loss; see nano history --metric NAME\n" in ended.output
+
+
 def test_sides_without_a_common_case_are_refused_in_one_line(nano):
     runs = [run_of(BASE, "base"), run_of({"c": measured(5)}, "modl", "model")]
     ended, _ = nano(runs, "base", "modl")

@@ -49,6 +49,10 @@ def test_the_report_is_whole_self_contained_and_escaped(store, tmp_path):
     assert "<script>" not in markdown and not re.search(r"(?<!\\)\]\(http", markdown)
     profile = json.loads((index.parent / "attention_profile.json").read_text())
     assert len(profile["measurements"]) == len(store.measurements(["evil"]))
+    (index.parent / "attention_notes.md").touch()  # a user's own
+    page.build(store, store.resolve("warmup"), index.parent, SECTIONS, pictures=False)
+    assert [file.name for file in index.parent.glob("attention*")] == ["attention_notes.md"]
+    assert (index.parent / "warmup_summary.csv").exists()
 
 
 @pytest.mark.parametrize(("ending", "headers"), [(".csv", 1), (".md", 2)])

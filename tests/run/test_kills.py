@@ -52,7 +52,7 @@ def run(tmp_path):
         started[0].kill()
 
 
-def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
+def test_a_stop_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
     nano, database = run(ATTENTION), tmp_path / "results.sqlite"
 
     def a_case_has_ended():
@@ -63,7 +63,7 @@ def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
 
     until(a_case_has_ended, HANGING_S)
     below = nano.children(recursive=True)
-    nano.send_signal(signal.SIGINT)
+    nano.send_signal(signal.SIGTERM)  # as of a cluster; it is handled as Ctrl-C is
     assert nano.wait(60) == 130
     text = (tmp_path / "said").read_text()
     assert "stopped by Ctrl-C" in text and "was not measured" not in text
@@ -71,6 +71,7 @@ def test_ctrl_c_saves_what_is_finished_and_leaves_no_process(run, tmp_path):
     with Store(database) as store:
         (run,) = store.runs().itertuples()
         assert run.status == "interrupted" and store.finished_cases(run.run_id)
+        assert not store.started_attempts(run.run_id)  # unlike a kill, it counts for nothing
 
 
 def test_nothing_that_a_run_started_lives_on_when_it_is_killed(run, tmp_path):

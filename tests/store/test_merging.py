@@ -41,6 +41,7 @@ def _copy(path, status, finished):
         store.add(make_run("both", rows=rows))
         store.update_run("both", status=status)
         store.add(make_run("last"))
+        store.connection.execute("UPDATE runs SET started = rowid")  # in both files
 
 
 @pytest.mark.parametrize(

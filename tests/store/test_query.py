@@ -127,11 +127,19 @@ def test_a_name_stands_for_runs_in_a_fixed_order(store, name, found):
             store.resolve(name)
 
 
-def test_what_is_newest_follows_the_order_in_which_runs_came_and_no_clock(store):
-    for run_id, day in (("z", 9), ("a", 5), ("m", 1)):
+def test_the_start_of_two_ids_names_neither(store):
+    for end in "12":
+        store.add(make_run(f"abcd{end}"))
+    with pytest.raises(BadInput, match="'abcd' is the start of 2 IDs; give more digits"):
+        store.resolve("abcd")
+
+
+def test_what_is_newest_started_last_whenever_it_was_merged(store):
+    for run_id, day in (("m", 9), ("z", 1), ("a", 1)):
         store.add(make_run(run_id, rows=_cases("x")))
         store.update_run(run_id, started=f"2026-01-{day:02}T00:00:00.000000Z")
-    assert list(store.runs().run_id) == ["z", "a", "m"]
+    for rows in (store.runs(), store.measurements()):
+        assert list(rows.run_id) == ["z", "a", "m"]
     assert store.resolve("latest") == store.newest_runs() == ["m"]
     assert store.runs_before("m") == ["a"] and list(store.measurements(newest=1).run_id) == ["m"]
     store.update_run("m", status="failed")
