@@ -166,7 +166,7 @@ def run_job(
     """
     began = time.perf_counter()
     names = {case.case_id: str(case) for case in job.cases()}
-    device = getattr(job.params, "device", "cpu")
+    device = resolve_device(getattr(job.params, "device", "cpu"))
     with Store(command.output / DATABASE) as store:
 
         def watch() -> None:
@@ -180,7 +180,7 @@ def run_job(
                     result.measured_s = -sum(seconds for *_, seconds in endings)
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
-            if names and not result.run_id and (owner := lock_owner(resolve_device(device))):
+            if names and not result.run_id and (owner := lock_owner(device)):
                 current = f"{_WAITING} {device}: in use by {owner}"
             show(result, current)
 

@@ -5,7 +5,7 @@ import torch
 
 from nanolib.measurement import Status
 from nanolib.meters import memory
-from nanolib.meters.memory import measure_memory, peak_memory
+from nanolib.meters.memory import free_bytes, measure_memory, peak_memory
 from nanolib.meters.tensor_bytes import workspace_bytes
 
 
@@ -82,6 +82,8 @@ def test_a_gpus_allocator_gives_both_peaks_in_mib_and_what_else_was_alive_is_no_
     ]
     for row in rows:
         assert (row.details, row.method) == ({"before": 1.0}, "cuda_allocator")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (7 * 2**20, 9 * 2**20))
+    assert free_bytes("cuda:0") == (7 + 2 - 1) * 2**20  # reserved memory is free for tensors
 
 
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default

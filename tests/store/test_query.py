@@ -29,6 +29,7 @@ def test_of_a_case_in_several_runs_the_newest_on_each_machine_is_shown(store):
     assert [store.count_cases(runs) for runs in ("abcd", "a", "")] == [4, 2, 0]
     rows, runs = store.shown("abcd")
     assert _shown(rows) == newest and "samples" in rows and list(runs.run_id) == list("abcd")
+    assert "samples" not in store.measurements()
 
 
 def test_a_history_has_one_metric_of_the_last_runs_of_each_machine(store):
