@@ -15,6 +15,7 @@ from nanolib.ab.run import lines_of
 from nanolib.ab.schedule import (
     _compare,
     _judge,
+    _run_task,
     block_calls,
     compare_versions,
     ends_after,
@@ -153,6 +154,21 @@ def test_pairs_are_timed_till_the_sum_of_the_phases_is_precise(monkeypatch, budg
     assert set(result.blocks["backward"].b) == {2.5, 4.5}
     assert result.rows[0] == [{"at": 2 * len(blocks)}] and not result.failures
     assert set(result.verdicts) == {"forward", "backward", "total"}
+
+
+@pytest.mark.parametrize(
+    ("of_b", "ending"),
+    [
+        ({"timing": ["forward"]}, ("error", "the phases of B differ from the phases of A")),
+        ({"ended": "error", "message": "why"}, ("error", "why")),
+    ],
+)
+def test_other_phases_are_an_error_of_b_and_a_failure_keeps_its_reason(of_b, ending):
+    answers = {"timing": ["forward", "backward"], "last": True}, of_b
+    sides = [SimpleNamespace(is_forked=True, ask=lambda one=one, **_: one) for one in answers]
+    result = TaskResult(TASK)
+    assert not _run_task(sides, result, Settings(), 1.0)
+    assert result.endings == [("ok", ""), ending]
 
 
 def _row(metric, estimate, scope="forward"):

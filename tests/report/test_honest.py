@@ -50,7 +50,7 @@ def test_no_warm_up_is_not_said_beside_a_mean_that_needs_it(say, cold_ms, said):
 
 
 @pytest.mark.parametrize("steps", [LEARNING_STEPS - 1, LEARNING_STEPS])
-def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
+def test_runs_too_short_to_learn_are_smoke_tests(say, measured, steps):
     short, losses = steps < LEARNING_STEPS, {"replaced": (0.1, 0.2, 0.3)}
     parity = say("fp8", [parity_case("fp8_rowwise", "equivalent", 0.0, steps=steps)])
     cases = [attention_case("dense", 9.9, 10, 10.1), quality_case(0.5, losses, steps)]
@@ -58,6 +58,8 @@ def test_runs_too_short_to_learn_are_smoke_tests(say, steps):
     for lines, claim in ((parity, "equivalent to bf16"), (quality, "increases the loss")):
         text = "\n".join(lines)
         assert ("a smoke test" in text) == short == (claim not in text)
+    drawn = str(CHARTS["attention_quality"](measured("attention", cases)).to_dict())
+    assert ("a smoke test" in drawn) == short
 
 
 @pytest.mark.parametrize(("low", "nothing"), [(-0.5, True), (0.0, True), (0.5, False)])
