@@ -175,8 +175,8 @@ def run_job(
                 runs = store.runs("launch = ?", (command.launch(job.title),)).run_id
                 result.run_id = str(next(iter(runs), ""))
                 if job.params.resume:
+                    result.resumed = len(store.finished_cases(result.run_id))
                     endings = store.case_endings(result.run_id)
-                    result.resumed = sum(count for _, count, _ in endings)
                     result.measured_s = -sum(seconds for *_, seconds in endings)
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
             current = next(map(names.get, store.started_attempts(result.run_id)), "")

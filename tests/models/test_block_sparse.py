@@ -32,7 +32,7 @@ from tests.models.inputs import agrees, masked_by, qkv
         ({name: torch.zeros(1, 2, 0, 8) for name in "kv"}, "q, k: 4 queries and 0 keys; give at"),
         (
             {"q": torch.zeros(1, 2, 4, 8, dtype=int)},
-            "q, k, v: torch.int64, torch.float32 and torch",
+            "k, v: are torch.float32 and torch.float32",
         ),
         (dict.fromkeys("qkv", torch.zeros(1, 2, 4, 8, dtype=int)), "q: dtype torch.int64 is not a"),
         ({"scale": 0.0}, "scale: must be greater than 0, got 0.0"),

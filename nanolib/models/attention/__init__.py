@@ -201,8 +201,6 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise BadInput(
             f"v: shape {list(v.shape)} differs from k's {list(k.shape)}; give the same shape"
         )
-    if not q.dtype == k.dtype == v.dtype:
-        raise BadInput(f"q, k, v: {q.dtype}, {k.dtype} and {v.dtype}; give one dtype")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise BadInput(
             f"k: shape {list(k.shape)} does not fit q's {list(q.shape)}; batch and head_dim must agree"
@@ -211,6 +209,8 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise BadInput(
             f"k: {k.shape[1]} heads do not divide q's {q.shape[1]} heads; give k a divisor of q's number of heads"
         )
+    if not q.dtype == k.dtype == v.dtype:
+        raise BadInput(f"k, v: are {k.dtype} and {v.dtype}; give q's {q.dtype}")
 
 
 def _check_lengths(q_len: int, kv_len: int, causal: bool) -> None:
