@@ -171,7 +171,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
     differ, nanolib lists the difference too. Below the table, nanolib prints a nano ab command per
     case. The command measures, in turns, the revisions before and after the latest change.
     """
-    from nanolib.compare.history import histories, table
+    from nanolib.compare.history import has_ratios, histories, table
     from nanolib.stats.changes import LEAST_HISTORY
     from nanolib.store import Store
 
@@ -204,9 +204,9 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
         notes.append(
             f"in {newest} series, only the last one or two runs differ; repeat the notebook"
         )
-    is_exact = METRICS[metric].direction is Direction.EQUAL
-    if skipped := 0 if is_exact else sum((one.points["estimate"] <= 0).any() for one in found):
+    if skipped := sum(not has_ratios(one.points, metric) for one in found):
         notes.append(f"{skipped} series have a value of 0 or less, so nanolib found no ratio there")
+    is_exact = METRICS[metric].direction is Direction.EQUAL
     if found and most_runs < LEAST_HISTORY and not is_exact:
         notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")
     if commands := dict.fromkeys(f"  {one.command}" for one in stepped if one.command):

@@ -19,6 +19,7 @@ from nanolib.cli.common import (
     file_option,
     option,
     pairs_option,
+    to_json,
 )
 from nanolib.measurement import BadInput, shown
 from nanolib.paths import checkout, expanded, find_checkout, installed_workbook
@@ -194,7 +195,7 @@ def plan(
         **rest,
     )
     if json_file:
-        json_file.write_text(json.dumps(found.to_dict(), indent=1), encoding="utf-8")
+        json_file.write_text(to_json(found.to_dict()), encoding="utf-8")
     echo(found.title, *found.sentences, "")
     echo_table(found.table())
     echo("", "The largest batch that fits, by context length (tokens)")

@@ -133,6 +133,12 @@ def histories(
     return result
 
 
+def has_ratios(points: pd.DataFrame, metric: str) -> bool:
+    """Return whether nanolib searches a series. A ratio needs values above 0 if the metric varies."""
+    is_exact = METRICS[metric].direction is Direction.EQUAL
+    return is_exact or bool((points["estimate"] > 0).all())
+
+
 def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], Change | None]:
     """Find the changes of a metric's level, and a possible change in the last one or two runs."""
     values, direction = points["estimate"].to_numpy(dtype=float), METRICS[metric].direction
@@ -147,7 +153,7 @@ def find_steps(points: pd.DataFrame, metric: str) -> tuple[tuple[Change, ...], C
         with np.errstate(divide="ignore"):  # The ratio to a level of 0 is infinite.
             ratios = values[places] / values[places - 1]
         return tuple(change(*step) for step in zip(places, ratios, strict=True)), None
-    if (values <= 0).any():
+    if not has_ratios(points, metric):
         return (), None
     # The interval of a few blocks has a lower confidence, so all intervals are scaled to 95 %.
     widening = 1.96 / ndtri((1 + points["confidence"].astype(float).fillna(0.95)) / 2)

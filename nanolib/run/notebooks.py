@@ -34,7 +34,7 @@ from nanolib.run.process import describe_exit, kill_tree, python, start
 from nanolib.store import Store
 
 _POLL_S = 0.3
-_WAITING = "waiting for"
+_RESUME = "--resume continues after the last finished case"
 _BAR = "{desc} · case {n_fmt} of {total_fmt} {bar} {elapsed} · about {remaining} left"
 _LEAST_FREE = 2**16  # Disk space without which papermill cannot save a notebook, in bytes.
 _KERNEL_DIED = 138  # papermill's exit code after the death of a kernel.
@@ -130,7 +130,8 @@ def run_jobs(
     waits = set()
 
     def show(result: NotebookResult, text: str) -> None:
-        if bar.disable and text.startswith(_WAITING) and result.name not in waits:
+        # Before a job has a run, the only text is a line about a wait.
+        if bar.disable and text and not result.run_id and result.name not in waits:
             waits.add(result.name)
             log(f"{result.name}: {text}")
         bar.set_description_str(printable(f"{result.name}: {text}" if text else result.name))
@@ -181,7 +182,7 @@ def run_job(
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
             if names and not result.run_id and (owner := lock_owner(device)):
-                current = f"{_WAITING} {device}: in use by {owner}"
+                current = f"waiting for {device}: in use by {owner}"
             show(result, current)
 
         try:
@@ -189,9 +190,7 @@ def run_job(
             _judge(result, code, store, command.logs / f"{job.title}.log")
         except KeyboardInterrupt:
             result.status = RunStatus.INTERRUPTED
-            result.message = (
-                "stopped by Ctrl-C or SIGTERM; --resume continues after the last finished case"
-            )
+            result.message = f"stopped by Ctrl-C or SIGTERM; {_RESUME}"
             store.forget_started(result.run_id)
         result.seconds = time.perf_counter() - began
         if result.run_id and result.status != RunStatus.DONE:
@@ -257,10 +256,7 @@ def _judge(result: NotebookResult, code: int, store: Store, log: Path) -> None:
     elif code == 0:
         result.message = "the notebook ended before its last cell marked the run as done"
     elif code == _KERNEL_DIED:
-        result.message = (
-            f"the kernel died, perhaps because memory ran out; see {log}; "
-            "--resume continues after the last finished case"
-        )
+        result.message = f"the kernel died, perhaps because memory ran out; see {log}; {_RESUME}"
     else:
         result.message = describe_exit(code, log.read_text(errors="replace"))
 

@@ -31,7 +31,7 @@ def _here(monkeypatch):
     ("text", "expected"),
     [
         (HOME, "~"),
-        (f"File '{HOME}/work/train.py', line 3", "File '…/train.py', line 3"),
+        (f"File '{HOME}/runs/train.py', line 3", "File '…/train.py', line 3"),
         ("/home/quilla/x.txt", "~/x.txt"),
         ("/Users/quilla/secret/x.txt:3", "…/x.txt:3"),
         ("no such file: /srv/quilla/data/", "no such file: …/"),
