@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -70,12 +70,17 @@ def device_lock(
         lock.release()
 
 
-def lock_owner(device: str) -> str:
-    """Return the name of the process that uses the device now, or an empty string."""
+def lock_owner(device: str, ours: Container[int] = ()) -> str:
+    """Return the name of the process that uses the device now, or an empty string.
+
+    Args:
+        device: Device, such as `cpu` or `cuda:0`.
+        ours: IDs of processes that do not count.
+    """
     lock = FileLock(lock_path(device), mode=0o666)
     with contextlib.suppress(BadInput):  # The run that locks the device reports the error.
         if not _acquire(lock):
-            return _owner(lock)
+            return _owner(lock, ours)
         lock.release()
     return ""
 
@@ -103,9 +108,11 @@ def _owner_file(lock: FileLock, mode: str) -> IO[str]:
     return open(path, mode, errors="replace", opener=opened)
 
 
-def _owner(lock: FileLock) -> str:
+def _owner(lock: FileLock, ours: Container[int] = ()) -> str:
     with contextlib.suppress(OSError, ValueError), _owner_file(lock, "r") as file:
         pid, _, what = file.read().partition(" ")
+        if int(pid) in ours:
+            return ""
         if psutil.pid_exists(int(pid)):  # The text may be from an earlier owner.
             return f"process {int(pid)} ({what})"
     return "another process"

@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
+import psutil
 import yaml
 from tqdm import tqdm
 
@@ -181,8 +182,11 @@ def run_job(
                     result.measured_s = -sum(seconds for *_, seconds in endings)
             result.finished = len(store.finished_cases(result.run_id) & names.keys())
             current = next(map(names.get, store.started_attempts(result.run_id)), "")
-            if names and not result.run_id and (owner := lock_owner(device)):
-                current = f"waiting for {device}: in use by {owner}"
+            if names and not result.run_id:
+                # The job locks the device before it has a run.
+                ours = {child.pid for child in psutil.Process().children(recursive=True)}
+                if owner := lock_owner(device, ours):
+                    current = f"waiting for {device}: in use by {owner}"
             show(result, current)
 
         try:

@@ -40,6 +40,21 @@ def test_a_command_says_first_that_the_machine_is_busy_and_ctrl_c_starts_no_othe
     assert said and BUSY not in said
 
 
+def test_a_command_without_a_terminal_says_once_that_it_waits(tmp_path, monkeypatch):
+    def run(job, command, watch):
+        watch(), watch()
+        return 1
+
+    said = []
+    monkeypatch.setattr(notebooks, "find_interference", lambda device: [])
+    monkeypatch.setattr(notebooks, "_run_papermill", run)
+    monkeypatch.setattr(notebooks, "_judge", lambda result, *_: setattr(result, "status", "failed"))
+    monkeypatch.setattr(notebooks, "lock_owner", lambda device, ours: "process 7 (model)")
+    notebooks.run_jobs(plan(ALL, SCENARIOS[:1], {}, {}), notebooks.Command(tmp_path), said.append)
+    waits = f"{SCENARIOS[0]}: waiting for cpu: in use by process 7 (model)"
+    assert said.count(waits) == 1
+
+
 @pytest.mark.parametrize(
     ("code", "message", "free", "said"),
     [

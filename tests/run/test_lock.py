@@ -46,7 +46,7 @@ def test_a_second_run_waits_and_says_for_whom_until_a_crash_releases_the_device(
 
     assert place.stat().st_mode & 0o777 == 0o666  # other users lock it too
     said, owner = [], f"process {other.pid} (the other)"
-    assert lock.lock_owner("d") == owner
+    assert lock.lock_owner("d") == owner and lock.lock_owner("d", [other.pid]) == ""
     with lock.device_lock("d", "me", said.append, pause=crash):
         assert lock.lock_owner("d") == f"process {os.getpid()} (me)"
     waits = f"waiting for d: in use by {owner}; this run starts afterwards"
