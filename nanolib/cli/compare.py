@@ -78,11 +78,11 @@ def compare(
     The runs were measured at different times. A slower time is a regression only if the change is
     larger than the spread between other runs. The spread needs three or more runs of one committed
     revision on this machine. With fewer runs, a slower time is only suspect. Confirm a suspect time
-    with nano ab.
+    with nano ab. A changed energy, loss or error is suspect if its intervals do not overlap.
     """
     from nanolib.compare.findings import describe_differences, overall_shift
-    from nanolib.compare.runs import compare_rows, scale_by_peaks
-    from nanolib.compare.spread import repeats
+    from nanolib.compare.runs import compare_rows
+    from nanolib.compare.spread import repeats, scale_by_peaks
 
     then, noise, runs, made_by = _rows_of("base", base)
     now, noise_now, runs_now, made_by_now = _rows_of("current", current)
@@ -205,7 +205,7 @@ def history(experiments: tuple[str, ...], metric: str, everything: bool, as_json
             f"in {newest} series, only the last one or two runs differ; repeat the notebook"
         )
     if skipped := sum(not has_ratios(one.points, metric) for one in found):
-        notes.append(f"{skipped} series have a value of 0 or less, so nanolib found no ratio there")
+        notes.append(f"{skipped} series with a value of 0 or less were not searched for changes")
     is_exact = METRICS[metric].direction is Direction.EQUAL
     if found and most_runs < LEAST_HISTORY and not is_exact:
         notes.append(f"a change needs {LEAST_HISTORY} runs; to compare two runs, use nano compare")

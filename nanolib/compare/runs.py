@@ -24,7 +24,7 @@ from nanolib.compare.findings import (
     case_name,
     worst_first,
 )
-from nanolib.compare.spread import KEY, LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
+from nanolib.compare.spread import LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
 from nanolib.measurement import METRICS, BadInput, Direction, Flag, Provenance, Status
 from nanolib.stats.compare import THRESHOLD, Kind, compare, judge_together
 from nanolib.stats.intervals import TooFewSamples
@@ -32,6 +32,8 @@ from nanolib.stats.intervals import TooFewSamples
 _EQUAL = [name for name, metric in METRICS.items() if metric.direction is Direction.EQUAL]
 _COUNTED_MEMORY = ("peak_memory", "reserved_memory")
 COUNTED = (*_COUNTED_MEMORY, *_EQUAL)
+# These metrics have no blocks, so nanolib compares their intervals.
+_BY_INTERVAL = ("energy_per_token", "loss", "relative_error", "sqnr")
 BUSY = "the machine was busy; measure again or use nano ab"
 
 Row = Mapping[str, Any]
@@ -101,7 +103,7 @@ def compare_rows(
                     )
             lines += [replace(line, machine=machine) for line in found]
     both = ({name for case in cases.values() for name, *_ in case.figures} for cases in (then, now))
-    if others := sorted(set.intersection(*both).difference(COUNTED, ["latency"])):
+    if others := sorted(set.intersection(*both).difference(COUNTED, _BY_INTERVAL, ["latency"])):
         notes.append(f"not compared: {', '.join(others)}; see nano history --metric NAME")
     timings = [line.message for line in lines if line.verdict is not None]
     if unknown := timings.count(UNKNOWN):
@@ -162,10 +164,11 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
     elif then.ending is not None and not then.is_ok:
         yield _case_line(now.ending or then.ending, NEW, "not measured in base")
     for key, row in then.figures.items() if then.is_ok and now.is_ok else ():
-        if row["metric"] in (*COUNTED, "latency") and key not in now.figures:
+        if row["metric"] in (*COUNTED, *_BY_INTERVAL, "latency") and key not in now.figures:
             message = f"not in current with method {row['method']}"
             yield replace(_line(row, row, MISSING, message=message), current=None)
     yield from exact_lines(then.figures, now.figures, threshold)
+    yield from _moved_lines(then.figures, now.figures, threshold)
 
 
 def _case_line(row: Row, finding: str, message: str) -> Line:
@@ -203,6 +206,24 @@ def exact_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]
         if abs(worse) > threshold:
             finding = Kind.REGRESSED if worse > 0 else Kind.IMPROVED
         yield _line(before, after, finding)
+
+
+def _moved_lines(then: Figures, now: Figures, threshold: float) -> Iterator[Line]:
+    """Yield the values that changed by more than the threshold, and whose intervals do not overlap.
+
+    Such a change may still be a spread between runs, so it is `suspect` at most.
+    """
+    for before, after in _pairs(then, now, _BY_INTERVAL):
+        (low, high), (new_low, new_high) = (
+            [row["estimate"] if math.isnan(row[end]) else row[end] for end in ("low", "high")]
+            for row in (before, after)
+        )
+        step = after["estimate"] - before["estimate"]
+        is_apart = new_low > high or new_high < low
+        if is_apart and abs(step) > threshold * abs(before["estimate"]):
+            way = "higher" if step > 0 else "lower"
+            message = f"{way}; the intervals do not overlap; repeat both runs to confirm the change"
+            yield _line(before, after, Kind.SUSPECT, message=message)
 
 
 def block_medians(row: Row) -> np.ndarray:
@@ -263,36 +284,3 @@ def _adjusted(lines: Sequence[Line]) -> Iterator[Line]:
             if capped and verdict.kind is Kind.SUSPECT:
                 message += f"; {line.message}"
             yield replace(line, finding=verdict.kind, verdict=verdict, message=message)
-
-
-_TIMES = ["estimate", "low", "high", "predicted", "samples"]
-
-
-def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """Scale each latency of the base to another machine, by the peak rates of both machines.
-
-    The scaling factor is the ratio of the predicted times of a case. A prediction is the time of
-    the case at the measured peak rates of its run.
-
-    Args:
-        base: Measurements of the base, with their samples.
-        current: Measurements of the other machine, with their samples.
-
-    Returns:
-        The base with scaled latencies, and the number of latencies that were excluded because they
-        have no prediction.
-    """
-    _, *key = KEY  # The machines differ, so the key excludes their IDs.
-    timed = current[current["metric"] == "latency"]
-    predicted = timed.set_index(key)["predicted"].to_dict()
-    rows, unknown = [], 0
-    for row in base.to_dict("records"):
-        timing = tuple(row[name] for name in key)
-        if row["metric"] == "latency" and timing in predicted:
-            ratio = predicted[timing] / row["predicted"] if row["predicted"] else np.nan
-            if not ratio > 0:
-                unknown += 1
-                continue
-            row |= {name: row[name] * ratio for name in _TIMES}
-        rows.append(row)
-    return pd.DataFrame(rows, columns=base.columns), unknown

@@ -1,4 +1,4 @@
-"""Estimate the spread between runs of one revision on one machine."""
+"""Estimate the spread between runs of one revision, and scale latencies to another machine."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -50,3 +50,36 @@ def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None
         return None
     squares = float(((logs.obj - logs.transform("mean"))[enough] ** 2).sum())
     return Spread(math.sqrt(squares / freedom), freedom)
+
+
+_TIMES = ["estimate", "low", "high", "predicted", "samples"]
+
+
+def scale_by_peaks(base: pd.DataFrame, current: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """Scale each latency of the base to another machine, by the peak rates of both machines.
+
+    The scaling factor is the ratio of the predicted times of a case. A prediction is the time of
+    the case at the measured peak rates of its run.
+
+    Args:
+        base: Measurements of the base, with their samples.
+        current: Measurements of the other machine, with their samples.
+
+    Returns:
+        The base with scaled latencies, and the number of latencies that were excluded because they
+        have no prediction.
+    """
+    _, *key = KEY  # The machines differ, so the key excludes their IDs.
+    timed = current[current["metric"] == "latency"]
+    predicted = timed.set_index(key)["predicted"].to_dict()
+    rows, unknown = [], 0
+    for row in base.to_dict("records"):
+        timing = tuple(row[name] for name in key)
+        if row["metric"] == "latency" and timing in predicted:
+            ratio = predicted[timing] / row["predicted"] if row["predicted"] else np.nan
+            if not ratio > 0:
+                unknown += 1
+                continue
+            row |= {name: row[name] * ratio for name in _TIMES}
+        rows.append(row)
+    return pd.DataFrame(rows, columns=base.columns), unknown

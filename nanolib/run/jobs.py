@@ -165,7 +165,7 @@ def read_job(
     Raises:
         BadInput: A file cannot be read, or the notebook is unknown.
     """
-    known = notebooks()
+    known = [name for name in notebooks() if name != "summary"]
     named = {name for name in names or (a.stem, b.stem) if name in known}
     if len(named) != 1:
         raise BadInput(

@@ -143,6 +143,7 @@ BAD = {
     "base . attention --call work:run": "--call: cannot be combined with a notebook",
     "base . --setup work:run": "--setup: 'work:run' needs --call",
     "a.yml b.yml": "params: a.yml and b.yml do not name the same notebook",
+    "a.yml b.yml summary": "params: a.yml and b.yml do not name the same notebook",
 }
 
 

@@ -86,10 +86,33 @@ def test_packages_and_settings_that_differ_are_named_with_both_versions(nano):
 
 
 def test_metrics_that_are_not_compared_are_named(nano):
-    more = [Measurement("energy", 3.0, scope="decode"), Measurement("loss", 2.0)]
+    more = [Measurement("energy", 3.0, scope="decode"), Measurement("power", 2.0)]
     runs = [run_of({"a": [*measured(1), *more]}, run_id) for run_id in ("base", "curr")]
     ended, _ = nano(runs, "base", "curr")
-    assert "not compared: energy, loss; see nano history --metric NAME\n" in ended.output
+    assert "not compared: energy, power; see nano history --metric NAME\n" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("metric", "base", "current", "way"),
+    [
+        ("energy_per_token", (0.9, 1.0, 1.1), (1.11, 1.2, 1.3), "higher"),
+        ("energy_per_token", (0.9, 1.0, 1.1), (1.09, 1.2, 1.3), ""),
+        ("loss", (2.0, 2.1, 2.2), (1.8, 1.9, 1.99), "lower"),
+        ("relative_error", (None, 2e-7, None), (None, 0.3, None), "higher"),
+        ("relative_error", (1e-7, 1e-7, 1e-7), (1.04e-7, 1.04e-7, 1.04e-7), ""),
+        ("sqnr", (40.0, 40.0, 40.0), (37.9, 37.9, 37.9), "lower"),
+    ],
+)
+def test_a_value_without_blocks_is_suspect_if_its_interval_moved(nano, metric, base, current, way):
+    def run(run_id, ends):
+        low, estimate, high = ends
+        row = Measurement(metric, estimate, low, high, scope="decode")
+        return run_of({"a": [*measured(1), row]}, run_id)
+
+    ended, found = nano([run("base", base), run("curr", current)], "base", "curr")
+    moved = [line for line in found["lines"] if line["metric"] == f"{metric} decode"]
+    assert [line["message"].split(";")[0] for line in moved] == [way] * bool(way)
+    assert all(line["finding"] == "suspect" for line in moved) and ended.exit_code == 0
 
 
 def test_sides_without_a_common_case_are_refused_in_one_line(nano):

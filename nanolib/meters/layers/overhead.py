@@ -24,7 +24,7 @@ _LEAST_BLOCK_S = 0.01
 _READINGS = 20
 _AGAIN, _WATCHED = "again", "watched"
 # Intended overhead of the detailed calls of each mode, as a share of a bare call's time.
-DETAIL_SHARES = {"standard": 0.02, "deep": 0.06}
+DETAIL_SHARES = {"standard": 0.005, "deep": 0.04}
 # If nanolib chooses the detailed calls, at least every 128th call is a detailed call.
 _RAREST = 128
 
