@@ -10,7 +10,15 @@ from nanolib.ab.pairs import Pairs, Settings, Task, TaskResult
 from nanolib.ab.schedule import Log, compare_versions
 from nanolib.ab.spec import Spec
 from nanolib.ab.versions import Version, checked_out
-from nanolib.compare.findings import CHANGED, FAILED, NEW, Comparison, Line, worst_first
+from nanolib.compare.findings import (
+    CHANGED,
+    FAILED,
+    NEW,
+    Comparison,
+    Line,
+    case_names,
+    worst_first,
+)
 from nanolib.compare.history import TIMED
 from nanolib.compare.runs import exact_lines
 from nanolib.measurement import BadInput, Direction, Measurement, Status
@@ -71,8 +79,11 @@ def run_ab(
                 "revision: files of the working tree were edited during the measurement; "
                 "run nano ab again"
             )
+    names = case_names((task.experiment, task.case_id, task.factors) for task in tasks)
     for result in results:
-        lines += lines_of(result, spec.metric, settings)
+        case = names[result.task.experiment, result.task.case_id]
+        found = lines_of(result, spec.metric, settings)
+        lines += [replace(line, case=case) for line in found]
     comparison = Comparison(worst_first(lines), True, settings.threshold, differ=spec.differences)
     return AbResult(comparison, (versions[0], versions[1]), tuple(results))
 

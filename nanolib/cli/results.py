@@ -137,7 +137,7 @@ def merge(databases: tuple[str, ...]) -> None:
     "--keep",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Keep the newest N runs and delete the rest.",
+    help="Keep the newest N runs and delete the rest, or only the old ones with --older-than.",
 )
 @click.option(
     "--run",

@@ -1,6 +1,7 @@
 """Describe the findings of a comparison, sort them, and decide whether a gate fails."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nanolib.measurement import METRICS
+from nanolib.measurement import METRICS, shown
 from nanolib.numbers import format_number, format_with_interval
 from nanolib.stats.compare import THRESHOLD, Kind, Verdict
 from nanolib.stats.intervals import TooFewSamples, median_interval
@@ -198,6 +199,36 @@ def case_name(factors: Mapping[str, Any]) -> str:
         named.append("compiled")
     sizes = [f"{name}={factors[name]}" for name in _SIZES if name in factors]
     return " ".join(named + sizes)
+
+
+def case_names(
+    cases: Iterable[tuple[str, str, Mapping[str, Any]]],
+) -> dict[tuple[str, str], str]:
+    """Return a name for each case, by experiment and case ID.
+
+    If several cases have the same `case_name`, the factors that tell them apart follow the name.
+
+    Args:
+        cases: Experiment, case ID and factors of each case. A case may occur several times.
+    """
+    alike: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = defaultdict(dict)
+    for experiment, case_id, factors in cases:
+        alike[experiment, case_name(factors)][case_id] = factors
+    names = {}
+    for (experiment, name), found in alike.items():
+        lines = [{one: shown(value) for one, value in each.items()} for each in found.values()]
+        factors = dict.fromkeys(factor for line in lines for factor in line)
+        apart = [one for one in factors if len({line.get(one) for line in lines}) > 1]
+        for case_id, line in zip(found, lines, strict=True):
+            differs = (f"{factor}={line.get(factor, 'none')}" for factor in apart)
+            names[experiment, case_id] = " ".join([name, *differs])
+    return names
+
+
+def cases_in(rows: pd.DataFrame) -> Iterable[tuple[str, str, Mapping[str, Any]]]:
+    """Return the experiment, ID and factors of each case that occurs in measurements."""
+    cases = rows.drop_duplicates(["experiment", "case_id"])
+    return cases[["experiment", "case_id", "factors"]].itertuples(index=False, name=None)
 
 
 def overall_shift(lines: Sequence[Line]) -> str:

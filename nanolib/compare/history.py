@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from nanolib.compare.findings import Comparison, case_name, with_unit
+from nanolib.compare.findings import Comparison, case_names, cases_in, with_unit
 from nanolib.compare.runs import compare_rows
 from nanolib.compare.spread import KEY, RECENT_RUNS, repeats
 from nanolib.measurement import METRICS, BadInput, Direction
@@ -50,7 +50,9 @@ class Change:
         if not (self.before or self.after):
             where = "between runs without a revision; check the code, the machine and its packages"
         elif self.before == self.after:
-            where = f"at the same revision {self.after}; check the machine and its packages"
+            where = (
+                f"at the same revision {self.after}; check your code, the machine and its packages"
+            )
         so_far = f", in {self.runs} run{'s' if self.runs > 1 else ''} so far" if self.runs else ""
         return f"{'from 0' if math.isinf(self.ratio) else f'{self.ratio - 1:+.1%}'} {where}{so_far}"
 
@@ -122,9 +124,10 @@ def histories(
         raise BadInput(f"--metric: {metric!r} is unknown; use one of {', '.join(METRICS)}")
     result = []
     figures = store.figures(metric, machine_ids, last)
+    names = case_names(cases_in(figures))
     for (machine_id, experiment, case_id, scope, _), group in figures.groupby(KEY, sort=False):
         if len(group) > 1:
-            case = case_name(group["factors"].iloc[-1])
+            case = names[experiment, case_id]
             points = group[_POINTS].reset_index(drop=True)
             steps = find_steps(points, metric)
             result.append(

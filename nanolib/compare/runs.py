@@ -22,6 +22,8 @@ from nanolib.compare.findings import (
     Comparison,
     Line,
     case_name,
+    case_names,
+    cases_in,
     worst_first,
 )
 from nanolib.compare.spread import LEAST_RUNS, UNKNOWN, Repeats, spread_between_runs
@@ -88,12 +90,13 @@ def compare_rows(
         short = ", ".join(f"machine {one[:6]}" for one in others)
         notes.append(f"not compared, because only one side has runs: {short}")
     then, now = (_newest_cases(rows, machines) for rows in (base, current))
+    names = case_names([*cases_in(base), *cases_in(current)])
     in_base, in_current = ({key[:2] for key in cases} for cases in (then, now))
     notes += _only_in("base", in_base - in_current)
     notes += _only_in("current", in_current - in_base)
     lines = []
     for key in dict.fromkeys((*then, *now)):
-        machine, experiment, _ = key
+        machine, experiment, case_id = key
         if (machine, experiment) in in_base & in_current:
             found = list(_case_lines(then.get(key), now.get(key), threshold))
             if key in then and key in now:
@@ -101,7 +104,8 @@ def compare_rows(
                     found.append(
                         _timing_line(*pair, threshold, noise, repeats if machines else None)
                     )
-            lines += [replace(line, machine=machine) for line in found]
+            case = names[experiment, case_id]
+            lines += [replace(line, machine=machine, case=case) for line in found]
     both = ({name for case in cases.values() for name, *_ in case.figures} for cases in (then, now))
     if others := sorted(set.intersection(*both).difference(COUNTED, _BY_INTERVAL, ["latency"])):
         notes.append(f"not compared: {', '.join(others)}; see nano history --metric NAME")
@@ -156,7 +160,8 @@ def _case_lines(then: _Case | None, now: _Case | None, threshold: float) -> Iter
             yield _case_line(one.ending, finding, message)
         return
     if now.ending is not None and not now.is_ok:
-        message = f"{now.ending['status']}: {now.ending['message']}"
+        why = now.ending["message"] or "the process ended during the case"
+        message = f"{now.ending['status']}: {why}"
         if then.is_ok:
             yield _case_line(now.ending, FAILED, message)
         elif now.ending["status"] != Status.UNSUPPORTED:
@@ -251,6 +256,8 @@ def _timing_line(
         reason = "no steady state in one run; measure again"
     elif not (len(then["samples"]) and len(now["samples"])):
         reason = "a time without samples; no verdict"
+    elif 1 in (len(then["samples"]), len(now["samples"])):
+        reason = "a single time; no verdict"
     elif not all((medians > 0).all() for medians in blocks):
         reason = "a time that is not above 0; no verdict"
     else:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from nanolib.stats.compare import Spread
 
-LEAST_RUNS = 3  # With fewer runs of a revision, the spread is unknown.
+LEAST_RUNS = 3  # With fewer runs of the same code, the spread is unknown.
 RECENT_RUNS = 60  # Largest number of runs per experiment and machine in charts and spreads.
 UNKNOWN = "the spread between runs is unknown; use nano ab to decide"
 KEY = ["machine_id", "experiment", "case_id", "scope", "method"]  # Columns that identify a timing.
@@ -29,7 +29,10 @@ def repeats(figures: Iterable[pd.DataFrame]) -> dict[tuple[str, ...], pd.DataFra
 
 
 def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None:
-    """Return the spread of a timing between runs, pooled over revisions.
+    """Return the spread of a timing between runs of the same code, pooled over all versions.
+
+    The runs of a version have one revision and one fingerprint. The fingerprint covers the
+    parameters, the packages, the settings of the environment, and the user's own functions.
 
     Args:
         of: Runs of each timing, from `repeats`.
@@ -37,15 +40,16 @@ def spread_between_runs(of: Repeats, timing: Mapping[str, Any]) -> Spread | None
             run may be slow.
 
     Returns:
-        The spread, or None if no revision has three other runs.
+        The spread, or None if no version has three other runs.
     """
     runs = of.get(tuple(timing[name] for name in KEY))
     if runs is None:
         return None
     others = runs[runs["run_id"] != timing["run_id"]]
-    logs = np.log(others["estimate"].astype(float)).groupby(others["git_revision"])
+    version = others["git_revision"] + " " + others["fingerprint"]
+    logs = np.log(others["estimate"].astype(float)).groupby(version)
     enough = logs.transform("size") >= LEAST_RUNS
-    freedom = int(enough.sum()) - others["git_revision"][enough].nunique()
+    freedom = int(enough.sum()) - version[enough].nunique()
     if not freedom:
         return None
     squares = float(((logs.obj - logs.transform("mean"))[enough] ** 2).sum())

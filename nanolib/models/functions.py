@@ -1,6 +1,10 @@
 """Import a user's function by its name, `package.module:function`."""
 
-import importlib
+import contextlib
+import hashlib
+import importlib.util
+import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +13,9 @@ from typing import Any
 from torch import nn
 
 from nanolib.measurement import BadInput, cause, shown
+
+# The name of a function within JSON. The group is the first part of the name of its module.
+_NAME = re.compile(r'"([^\W\d]\w*)(?:\.\w+)*:[^\W\d]\w*"')
 
 
 def check_function(field: str, name: str, other: str = "") -> None:
@@ -39,8 +46,7 @@ def imported(field: str, name: str) -> Callable[..., Any]:
     """
     check_function(field, name)
     module_name, _, function = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    _find_in_working_directory()
     try:
         found = getattr(importlib.import_module(module_name), function, None)
     except ModuleNotFoundError as error:
@@ -56,3 +62,33 @@ def imported(field: str, name: str) -> Callable[..., Any]:
             f"{field}: {module_name} has no function {function!r}; name one of its functions"
         )
     return found
+
+
+def _find_in_working_directory() -> None:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def code_digest(values: Any) -> str:
+    """Return a hash of the source files of the user's functions that values name.
+
+    The hash covers all files of a function's package, or the single file of a module.
+
+    Args:
+        values: Values of JSON types. Some of them may be names such as `package.module:function`.
+
+    Returns:
+        The hash, or an empty string if the values name no function that exists.
+    """
+    _find_in_working_directory()
+    files: set[Path] = set()
+    for name in _NAME.findall(json.dumps(values)):
+        with contextlib.suppress(ImportError, ValueError):  # The run reports the missing module.
+            if found := importlib.util.find_spec(name):
+                folders = found.submodule_search_locations or ()
+                files.update(*(Path(folder).rglob("*.py") for folder in folders))
+                files.update([Path(found.origin)] if found.origin else [])
+    digest = hashlib.sha256()
+    for file in sorted(filter(Path.is_file, files)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12] if files else ""

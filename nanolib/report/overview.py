@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from nanolib.compare.findings import case_name
+from nanolib.compare.findings import case_names, cases_in
 from nanolib.measurement import FLAG_TEXT
 from nanolib.numbers import format_number
 from nanolib.report.finding import MOST_FINDINGS, Finding
@@ -169,7 +169,9 @@ def run_facts(runs: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
 def failures(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the failed cases, with the columns `experiment`, `case`, `status` and `message`."""
     bad = _failed(rows)
-    case = bad["factors"].map(case_name)
+    names = case_names(cases_in(bad))
+    keys = zip(bad["experiment"], bad["case_id"], strict=True)
+    case = pd.Series([names[key] for key in keys], index=bad.index, dtype=str)
     if bad["machine_id"].nunique() > 1:
         case = bad["machine_id"].map(machine_name) + ": " + case
     return bad.assign(case=case)[["experiment", "case", "status", "message"]]

@@ -1,10 +1,19 @@
 """Report changes between two versions, between runs, and over all runs of each case."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 
-from nanolib.compare.findings import CHANGED, FAILED, MISSING, Comparison, Line, case_name
+from nanolib.compare.findings import (
+    CHANGED,
+    FAILED,
+    MISSING,
+    Comparison,
+    Line,
+    case_names,
+    cases_in,
+)
 from nanolib.compare.history import History
 from nanolib.measurement import METRICS
 from nanolib.report.finding import Estimate, Finding, comparing
@@ -60,18 +69,25 @@ def changes(since: Comparison | None, found: list[History]) -> Part:
 
 def ab_comparison(rows: pd.DataFrame) -> Comparison:
     """Return the comparison that `nano ab` stored, with a note that names A and B."""
-    lines, versions, threshold = [], "", THRESHOLD
-    for row in pick(of_experiment(rows, "ab"), "ratio").to_dict("records"):
+    lines, versions, threshold = [], [], THRESHOLD
+    rows = pick(of_experiment(rows, "ab"), "ratio")
+    names = case_names(cases_in(rows))
+    for row in rows.to_dict("records"):
         details, ratio = row["details"], row["estimate"]
         interval = Interval(row["low"], ratio, row["high"])
         p, effect = details["p"], details["minimum_detectable_effect"]
         verdict = Verdict(details["kind"], ratio, interval, p, effect, interval, p)
         levels = paired_levels(details["base_ms"], details["current_ms"], ratio)
         evidence = f"{row['n']} pairs in {len(details['generations'])} pairs of processes"
-        case = case_name(row["factors"])
+        case = names[row["experiment"], row["case_id"]]
         lines.append(Line("", case, row["scope"], verdict.kind, *levels, verdict, evidence))
-        versions, threshold = f"A is {details['a']}, B is {details['b']}", details["threshold"]
-    return Comparison(tuple(lines), True, threshold, noise=[versions])
+        versions.append(f"A is {details['a']}, B is {details['b']}")
+        threshold = details["threshold"]
+    if len(set(versions)) > 1:
+        pairs = zip(lines, versions, strict=True)
+        lines = [replace(line, message=f"{line.message}, {both}") for line, both in pairs]
+        versions = [f"A and B of {len(set(versions))} comparisons"]
+    return Comparison(tuple(lines), True, threshold, noise=versions[:1] or [""])
 
 
 @cached

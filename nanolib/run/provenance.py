@@ -15,6 +15,7 @@ from nanolib.measurement import METRICS, Flag, Provenance, RunStatus
 from nanolib.meters.interference import CpuLoad, find_interference
 from nanolib.meters.machine import this_machine, versions
 from nanolib.meters.time.turns import ROUNDS
+from nanolib.models.functions import code_digest
 from nanolib.paths import LAUNCH_VARIABLE
 from nanolib.run.lock import say
 from nanolib.run.params import Params
@@ -64,6 +65,8 @@ def new_run(name: str, params: Params, device: str, cases: int) -> Run:
     for line in interference:
         say(f"not a quiet machine: {line}")
     made_by = versions() | {"nanolib": nanolib.__version__, "sources": source_digest()}
+    if own_code := code_digest(params.defining()):
+        made_by["own code"] = own_code
     identity = [name, params.defining(), made_by, machine.machine_id, device]
     return Run(
         experiment=name,

@@ -100,7 +100,7 @@ class Connection:
                 After an error, this database is unchanged.
         """
         check_mergeable(path, self.path)
-        self.connection.execute("ATTACH DATABASE ? AS other", (str(path),))
+        self.connection.execute("ATTACH DATABASE ? AS other", (_uri(Path(path)),))
         try:
             with self.transaction() as db:
                 return _merge_attached(db)
@@ -129,13 +129,16 @@ class Connection:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
-    """Connect to a file. In a read-only folder, SQLite cannot create the files that WAL needs."""
-    options = {"timeout": WAIT_S, "isolation_level": None}
+    return sqlite3.connect(_uri(path), timeout=WAIT_S, isolation_level=None, uri=True)
+
+
+def _uri(path: Path) -> str:
+    """Return the URI of a file. In a read-only folder, SQLite cannot create the files for WAL."""
+    uri = path.absolute().as_uri()
     if os.access(path.parent, os.W_OK):
-        return sqlite3.connect(path, **options)
+        return uri
     has_wal = path.with_name(f"{path.name}-wal").exists()
-    mode = "mode=ro" if has_wal else "immutable=1"
-    return sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, **options)
+    return f"{uri}?mode=ro" if has_wal else f"{uri}?immutable=1"
 
 
 def make_database(path: Path) -> None:
@@ -195,6 +198,15 @@ def value_of(rows: sqlite3.Cursor) -> Any:
     """Return the single value that a query has selected."""
     ((value,),) = rows
     return value
+
+
+def days_ago(db: sqlite3.Connection, days: float) -> str:
+    """Return the time that was some days ago, in the format of the start of a run.
+
+    The result is an empty string for a time before SQLite's calendar.
+    """
+    ago = ("%Y-%m-%dT%H:%M:%f", f"-{days} days")
+    return value_of(db.execute("SELECT strftime(?, 'now', ?)", ago)) or ""
 
 
 def check_mergeable(path: str | Path, into: Path) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from nanolib.measurement import BadInput, RunStatus, Status, did_you_mean, shown
-from nanolib.store.connection import Connection, value_of
-from nanolib.store.identity import gone
-from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES, listed
+from nanolib.store.connection import Connection, days_ago, value_of
+from nanolib.store.identity import alive, gone
+from nanolib.store.schema import JSON, LISTED, NAMED, TRACE_TABLES, among, listed
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_LONGEST_DAYS = 7  # An older run of another machine counts as interrupted.
 SHOWN_CASES = 400  # Largest number of cases per experiment in a report.
 # A merge adds older runs later, so the rowid alone is not the order of the runs.
 _OLDEST_FIRST, _NEWEST_FIRST = "started, runs.rowid", "started DESC, runs.rowid DESC"
@@ -52,7 +53,7 @@ class Reader(Connection):
         if table not in TRACE_TABLES:
             raise BadInput(f"table: {table!r} is not a trace table; use {', '.join(TRACE_TABLES)}")
         columns = TRACE_TABLES[table]
-        condition, values = _among(run_ids)
+        condition, values = among(run_ids)
         frame = self._read(
             f"SELECT run_id, case_id, names, {', '.join(columns)} FROM {table}"
             f" JOIN traces USING (trace_id) WHERE {condition} ORDER BY traces.rowid, number",
@@ -67,17 +68,21 @@ class Reader(Connection):
     def runs(self, where: str = "1", values: Iterable[Any] = ()) -> pd.DataFrame:
         """Read the runs, newest last, with parsed JSON columns.
 
-        A run whose process has died has the status `interrupted`.
+        A run whose process has died is `interrupted`, and after a week, a run of another machine too.
 
         Args:
             where: SQL condition with `?` for each value. The condition must not contain user input.
             values: Values for the condition.
         """
         frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
-        running = frame["status"] == RunStatus.RUNNING
-        frame.loc[running & frame["process"].map(gone).astype(bool), "status"] = (
-            RunStatus.INTERRUPTED.value
+        running, limit = (
+            frame["status"] == RunStatus.RUNNING,
+            days_ago(self.connection, _LONGEST_DAYS),
         )
+        for at, run in frame[running].iterrows():
+            process = run["process"]
+            if gone(process) or (run["started"] < limit and not alive(process)):
+                frame.loc[at, "status"] = RunStatus.INTERRUPTED.value
         return frame
 
     def runs_of(self, run_ids: Iterable[str]) -> pd.DataFrame:
@@ -118,7 +123,7 @@ class Reader(Connection):
         import pandas as pd
 
         if newest is None:
-            condition, values = _among(run_ids)
+            condition, values = among(run_ids)
             frame = self._read(f"SELECT * FROM results WHERE {condition} ORDER BY id", values)
         else:
             run_ids = self.resolve("all") if run_ids is None else run_ids
@@ -169,16 +174,15 @@ class Reader(Connection):
             last: Number of newest runs per experiment and machine, or None for all runs.
 
         Returns:
-            Columns `run_id`, `started`, `git_revision`, `machine_id`, `experiment`, `case_id`,
-            `factors`, `scope`, `method`, `estimate`, `low`, `high`, `confidence`.
+            Columns `run_id`, `started`, `git_revision`, `fingerprint`, `machine_id`, `experiment`,
+            `case_id`, `factors`, `scope`, `method`, `estimate`, `low`, `high`, `confidence`.
         """
+        of_run = "run_id, started, git_revision, fingerprint, machine_id, experiment"
         query = (
-            "WITH chosen AS (SELECT run_id, started, git_revision, machine_id, experiment,"
-            " row_number()"
+            f"WITH chosen AS (SELECT {of_run}, row_number()"
             f" OVER (PARTITION BY machine_id, experiment ORDER BY {_NEWEST_FIRST}) AS place"
             f" FROM runs WHERE machine_id IN {LISTED})"
-            " SELECT run_id, started, git_revision, machine_id, experiment, case_id, factors,"
-            " scope, method, estimate, low, high, confidence"
+            f" SELECT {of_run}, case_id, factors, scope, method, estimate, low, high, confidence"
             " FROM chosen JOIN measurements USING (run_id)"
             " WHERE place <= ? AND metric = ? AND estimate IS NOT NULL ORDER BY started, id"
         )
@@ -290,10 +294,3 @@ class Reader(Connection):
         for name in JSON & set(frame.columns):
             frame[name] = frame[name].map(json.loads).astype(object)
         return frame
-
-
-def _among(run_ids: Iterable[str] | None) -> tuple[str, list[str]]:
-    """Return an SQL condition that chooses runs, and the values of the condition."""
-    if run_ids is None:
-        return "1", []
-    return f"run_id IN {LISTED}", [listed(run_ids)]

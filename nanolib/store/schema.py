@@ -117,6 +117,13 @@ def listed(names: Iterable[str]) -> str:
     return json.dumps(list(names))
 
 
+def among(run_ids: Iterable[str] | None) -> tuple[str, list[str]]:
+    """Return an SQL condition that chooses runs, and the values of the condition."""
+    if run_ids is None:
+        return "1", []
+    return f"run_id IN {LISTED}", [listed(run_ids)]
+
+
 DURING = "during "  # First word of each line about interference during cases.
 
 

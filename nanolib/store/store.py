@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolib.measurement import BadInput, Measurement, RunStatus, Status
-from nanolib.store.connection import value_of
+from nanolib.store.connection import days_ago
 from nanolib.store.identity import gone
 from nanolib.store.query import Reader
 from nanolib.store.schema import LISTED, Run, columns_of, encode, insert, listed
@@ -174,6 +174,8 @@ class Store(Reader):
     ) -> list[str]:
         """Delete old runs, and free their disk space. nanolib never deletes runs in progress.
 
+        With both limits, nanolib deletes only the runs that exceed both.
+
         Args:
             max_age_days: Largest age of a run in days, or None for no limit.
             max_runs: Number of newest runs to keep, or None for no limit.
@@ -194,14 +196,13 @@ class Store(Reader):
         is_chosen = runs["run_id"].isin(list(run_ids))
         for run_id in runs.loc[in_flight & is_chosen, "run_id"]:
             raise BadInput(f"run: {run_id[:8]} is still running; stop it first")
+        has_limit = (max_age_days, max_runs) != (None, None)
+        is_beyond = runs["started"].notna() & has_limit
         if max_age_days is not None:
-            # SQLite computes the date. A date before SQLite's calendar is NULL.
-            format_, ago = "%Y-%m-%dT%H:%M:%f", f"-{max_age_days} days"
-            limit = self.connection.execute("SELECT strftime(?, 'now', ?)", (format_, ago))
-            is_chosen |= runs["started"] < (value_of(limit) or "")
+            is_beyond &= runs["started"] < days_ago(self.connection, max_age_days)
         if max_runs is not None:
-            is_chosen |= runs.index < len(runs) - max_runs
-        chosen = list(runs.loc[is_chosen & ~in_flight, "run_id"])
+            is_beyond &= runs.index < len(runs) - max_runs
+        chosen = list(runs.loc[(is_chosen | is_beyond) & ~in_flight, "run_id"])
         if not dry_run:
             self.commit_transaction()
             self.mark_dead_runs()

@@ -38,7 +38,7 @@ def run_of(cases, run_id, experiment="attention", **rest):
 
 def _earlier_runs(rows):
     """Of each timing in `rows` six runs of one revision that lie close together."""
-    timings = rows.loc[rows["metric"] == "latency", KEY].assign(git_revision="rev")
+    timings = rows.loc[rows["metric"] == "latency", KEY].assign(git_revision="rev", fingerprint="")
     runs = (timings.assign(run_id=f"earlier{at}", estimate=10 + at / 100) for at in range(6))
     return repeats(runs)
 

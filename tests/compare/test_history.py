@@ -44,6 +44,30 @@ def test_a_change_is_named_with_the_revisions_around_it(store):
     assert said.startswith("attention dense seq_len=8 dtype=float32 forward became worse: +")
 
 
+def test_cases_of_one_name_are_told_apart_by_the_factors_in_which_they_differ(store):
+    for index in range(10):
+        rows = _run(index, 10.0 if index < 6 else 12.0).rows["c1"][1]
+        shape = {"name": "dense", "seq_len": 8}
+        cases = {
+            "wide": (
+                {**shape, "head_dim": 128, "options": {"a": 1}},
+                _run(index, 9.0).rows["c1"][1],
+            ),
+            "narrow": ({**shape, "head_dim": 64}, rows),
+        }
+        named = {"run_id": f"run{index}", "git_revision": f"rev{index}"}
+        store.add(Run("attention", MACHINE, rows=cases, **named))
+    found = histories(store, machine_ids=["m1"])
+    narrow, wide = "dense seq_len=8 head_dim=64 options=none", "dense seq_len=8 head_dim=128"
+    assert {one.case: len(one.changes) for one in found} == {
+        narrow: 1,
+        f"{wide} options={{'a': 1}}": 0,
+    }
+    assert str(history_verdict(found)[1]).startswith(f"attention {narrow} forward became worse")
+    lines = since_before(store, ["run6"]).lines
+    assert {line.case for line in lines} == {one.case for one in found}
+
+
 def test_runs_are_held_against_the_ones_before_and_the_spread_of_earlier_ones(store):
     assert since_before(store, []) is None
     store.add(_run(0, 10.0))
@@ -148,7 +172,12 @@ def test_a_last_run_that_sticks_out_is_named_and_is_no_change_yet(store, tmp_pat
             "nano ab a b model --metric tokens_per_second",
             "between a and b",
         ),
-        (("a", "a"), "latency", "", "at the same revision a; check the machine and its packages"),
+        (
+            ("a", "a"),
+            "latency",
+            "",
+            "at the same revision a; check your code, the machine and its packages",
+        ),
         (("a", "b+"), "latency", "", "between a and b+"),
         (("", ""), "latency", "", "between runs without a revision; check the code, the machine"),
         (("a", "b"), "peak_memory", "", "between a and b"),

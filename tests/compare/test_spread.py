@@ -12,6 +12,7 @@ CASES, BLOCKS, WITHIN = 10, 40, 0.01
 GATES = 20
 SHARED = {"experiment": "attention", "scope": "forward", "method": "perf_counter"}
 SHARED |= {"metric": "latency", "provenance": "measured", "status": "ok", "machine_id": "m1"}
+SHARED |= {"fingerprint": ""}
 
 
 def _run(rng, run_id, between, revision="rev", slower=0.0):
@@ -68,13 +69,14 @@ def test_without_three_earlier_runs_of_one_revision_nothing_fails_and_the_line_s
 
 
 def _spread(run_id, **logs):
-    """The spread that a run is judged by, from the logs of earlier runs by revision."""
+    """The spread that a run is judged by, from the logs of earlier runs by `revision@fingerprint`."""
     timing = dict.fromkeys(KEY, "x")
-    rows = [
-        timing | {"run_id": f"{name}{at}", "git_revision": name, "estimate": float(np.exp(log))}
-        for name, values in logs.items()
-        for at, log in enumerate(values)
-    ]
+    rows = []
+    for name, values in logs.items():
+        revision, _, fingerprint = name.partition("@")
+        for at, log in enumerate(values):
+            row = {"run_id": f"{name}{at}", "estimate": float(np.exp(log))}
+            rows.append(timing | row | {"git_revision": revision, "fingerprint": fingerprint})
     known = repeats([pd.DataFrame(rows)] * 2)  # two databases may hold the same runs
     return spread_between_runs(known, timing | {"run_id": run_id})
 
@@ -90,6 +92,12 @@ def test_the_spread_is_pooled_over_revisions_and_leaves_out_the_run_that_is_judg
 @pytest.mark.parametrize("revision", ["", "a+"])
 def test_runs_of_code_that_was_not_committed_tell_no_spread(revision):
     assert _spread("z", **{revision: [0.0, 0.1, 0.2]}) is None
+
+
+def test_runs_with_other_packages_or_functions_of_the_user_are_runs_of_another_version():
+    assert _spread("z", **{"a@1": [0.0, 0.1], "a@2": [5.0, 5.1]}) is None
+    spread = _spread("z", **{"a@1": [0.0, 0.1, 0.2], "a@2": [5.0, 5.1, 5.2]})
+    assert (spread.sd, spread.freedom) == (pytest.approx(0.1), 4)
 
 
 def test_a_spread_widens_the_interval_and_p_to_those_of_two_runs():

@@ -1,4 +1,5 @@
 import re
+import sys
 import textwrap
 
 import pytest
@@ -11,6 +12,7 @@ from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
 from nanolib.experiments.model.steps import Training
 from nanolib.measurement import BadInput, Unsupported
+from nanolib.models.functions import code_digest
 from nanolib.models.generation import WITHOUT_DECODING, generation_of
 from nanolib.models.user import build_model, hugging_face_config, logits_of, resolve
 from nanolib.run.group import start_case
@@ -174,3 +176,23 @@ def test_our_transformer_is_llama_to_the_digit():
         ours = create_model(NanoConfig(**shape, context_length=64, **changes), seed=0).eval()
         ids = torch.randint(300, (2, 40))
         torch.testing.assert_close(logits_of(llama_like(ours))(ids), ours(ids), atol=1e-4, rtol=0)
+
+
+def test_the_hash_of_the_users_code_follows_its_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    package = tmp_path / "their_package"
+    package.mkdir()
+    for file in (tmp_path / "their_module.py", package / "__init__.py", package / "other.py"):
+        file.write_text("")
+    named = [
+        {"model": "their_module:build"},
+        {"attention_types": [{"kind": "own", "call": "their_package.inner:attend"}]},
+    ]
+    before = [code_digest(values) for values in named]
+    assert all(before) and before == [code_digest(values) for values in named]
+    (tmp_path / "their_module.py").write_text("a = 1")
+    (package / "other.py").write_text("b = 1")
+    assert not set(before) & {code_digest(values) for values in named}
+    others = {"model": "hf:LlamaForCausalLM", "device": "cuda:0", "corpus": "no_such_module:text"}
+    assert code_digest(others) == ""

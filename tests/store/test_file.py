@@ -122,6 +122,11 @@ def test_a_file_in_a_read_only_folder_is_read_and_not_written(tmp_path, monkeypa
         assert list(store.runs().run_id) == ["a"] and not list(tmp_path.glob("*-shm"))
         with pytest.raises(BadInput, match=r"cannot be used .*readonly"):
             store.add(make_run("b"))
+    mine = tmp_path / "mine"
+    with monkeypatch.context() as writable:
+        writable.setattr("os.access", lambda folder, _: folder == mine)
+        with Store(mine / "results.sqlite") as store:
+            assert store.merge(path) == 1 and list(store.runs().run_id) == ["a"]
 
 
 def _no_links(*_):

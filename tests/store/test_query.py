@@ -3,6 +3,7 @@
 import pytest
 
 from nanolib.measurement import BadInput, Measurement, Status, exact
+from nanolib.store.identity import process_name
 from tests.store.rows import LATENCY, make_run
 
 
@@ -69,7 +70,8 @@ def test_the_cases_of_a_run_are_counted_and_their_seconds_added_up_by_status(sto
 
 def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
     for run_id, age in (("a", 40), ("b", 40), ("c", 20), ("d", 1)):
-        store.add(make_run(run_id, rows={} if run_id == "b" else _cases("x")))
+        rest = {"process": process_name()} if run_id == "b" else {"rows": _cases("x")}
+        store.add(make_run(run_id, **rest))
         moment = f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-{age} days')"
         store.connection.execute(f"UPDATE runs SET started = {moment} WHERE run_id = ?", (run_id,))
     for days, number, gone in (
@@ -79,6 +81,9 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
         (None, 4, ""),
         (None, 2, "a"),
         (None, 0, "acd"),
+        (10, 2, "a"),
+        (30, 0, "a"),
+        (10, 4, ""),
     ):
         assert store.cleanup_old_runs(days, max_runs=number, dry_run=True) == [*gone]
     for limits in ({"max_age_days": -1}, {"max_age_days": float("nan")}, {"max_runs": -1}):
@@ -86,6 +91,10 @@ def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
         with pytest.raises(BadInput, match=f"{name}: {value} is not valid; give 0 or more"):
             store.cleanup_old_runs(**limits)
     assert len(store.runs()) == 4
+    elsewhere = "UPDATE runs SET process = '0123abcd:1:2.00' WHERE run_id = 'b'"
+    store.connection.execute(elsewhere)  # a machine that cannot be asked, 40 days ago
+    assert store.cleanup_old_runs(dry_run=True) == ["a", "b"]
+    store.update_run("b", process=process_name())
     assert store.cleanup_old_runs() == ["a"] and list(store.runs().run_id) == ["b", "c", "d"]
 
 
