@@ -12,6 +12,9 @@ OUTPUT_VARIABLE = "NANOLIB_OUTPUT"
 # `nano run` sets this variable to `TOKEN/NAME`, to find the run of a job in the database.
 LAUNCH_VARIABLE = "NANOLIB_LAUNCH"
 DATABASE = "results.sqlite"
+# A git hook sets these variables. They make git change the repository and the index of the hook.
+_OF_HOOKS = ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_PREFIX", "GIT_COMMON_DIR")
+_OF_HOOKS += ("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_QUARANTINE_PATH")
 
 
 def find_checkout() -> Path | None:
@@ -52,6 +55,11 @@ def installed_workbook() -> Path:
     """
     inside = Path(__file__).resolve().with_name("workbook")
     return inside if inside.is_dir() else inside.parents[1]
+
+
+def git_environment() -> dict[str, str]:
+    """Return the environment for git commands that must not depend on a running git hook."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
 
 
 def expanded(path: str) -> Path:

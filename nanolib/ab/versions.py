@@ -21,7 +21,7 @@ from types import FrameType
 
 from nanolib.compare.findings import differences
 from nanolib.measurement import BadInput, shown
-from nanolib.paths import expanded
+from nanolib.paths import expanded, git_environment
 
 WORKING_TREE = "."
 
@@ -177,7 +177,11 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
     """
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=git_environment(),
         )
     except FileNotFoundError:
         raise BadInput("git: is not installed; install git to use nano ab") from None

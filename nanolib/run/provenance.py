@@ -16,7 +16,7 @@ from nanolib.meters.interference import CpuLoad, find_interference
 from nanolib.meters.machine import this_machine, versions
 from nanolib.meters.time.turns import ROUNDS
 from nanolib.models.functions import code_digest
-from nanolib.paths import LAUNCH_VARIABLE
+from nanolib.paths import LAUNCH_VARIABLE, git_environment
 from nanolib.run.lock import say
 from nanolib.run.params import Params
 from nanolib.run.timeout import Outcome
@@ -46,7 +46,8 @@ def git_revision() -> str:
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        how = {"capture_output": True, "text": True, "check": True, "timeout": 10}
+        done = subprocess.run(command, **how, env=git_environment())
     except (OSError, subprocess.SubprocessError):  # Git is missing, or there is no commit yet.
         return ""
     return done.stdout.strip()

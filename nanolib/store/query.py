@@ -75,11 +75,8 @@ class Reader(Connection):
             values: Values for the condition.
         """
         frame = self._read(f"SELECT * FROM runs WHERE {where} ORDER BY {_OLDEST_FIRST}", values)
-        running, limit = (
-            frame["status"] == RunStatus.RUNNING,
-            days_ago(self.connection, _LONGEST_DAYS),
-        )
-        for at, run in frame[running].iterrows():
+        limit = days_ago(self.connection, _LONGEST_DAYS)
+        for at, run in frame[frame["status"] == RunStatus.RUNNING].iterrows():
             process = run["process"]
             if gone(process) or (run["started"] < limit and not alive(process)):
                 frame.loc[at, "status"] = RunStatus.INTERRUPTED.value

@@ -164,6 +164,20 @@ def test_bad_input_is_one_line_exit_code_2_and_leaves_nothing(
 SLOW = f"{WORK}import time as t\nreal = run\ndef run():\n    t.sleep(0.02)\n    real()\n"
 
 
+@pytest.mark.parametrize("index", ["index", "index.lock"])
+def test_in_a_git_hook_the_index_of_the_commit_is_left_alone(repository, monkeypatch, index):
+    file = repository.folder / ".git" / index
+    repository.commit("new", cost=1)
+    file.write_bytes((repository.folder / ".git" / "index").read_bytes())
+    before = file.read_bytes()
+    with monkeypatch.context() as hook:
+        hook.setenv("GIT_DIR", ".git")
+        hook.setenv("GIT_INDEX_FILE", str(file))
+        with checked_out(["base", "."], repository.folder) as (base, _):
+            assert "now += 30000000" in (base.root / "work.py").read_text()
+    assert file.read_bytes() == before
+
+
 def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
     repository.commit("slow", SLOW)
     asked = ["ab", "base", "slow", "--call", "work:run", "--output", str(tmp_path / "out")]

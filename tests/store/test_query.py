@@ -70,8 +70,8 @@ def test_the_cases_of_a_run_are_counted_and_their_seconds_added_up_by_status(sto
 
 def test_old_runs_go_by_age_or_number_and_running_ones_stay(store):
     for run_id, age in (("a", 40), ("b", 40), ("c", 20), ("d", 1)):
-        rest = {"process": process_name()} if run_id == "b" else {"rows": _cases("x")}
-        store.add(make_run(run_id, **rest))
+        rows = {} if run_id == "b" else _cases("x")
+        store.add(make_run(run_id, rows=rows, process=process_name()))
         moment = f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-{age} days')"
         store.connection.execute(f"UPDATE runs SET started = {moment} WHERE run_id = ?", (run_id,))
     for days, number, gone in (
