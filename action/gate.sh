@@ -11,6 +11,10 @@ while read -r name; do
   [ -z "$name" ] || arguments+=(--call "$name")
 done <<<"$NANO_CALL"
 [ -z "$NANO_SETUP" ] || arguments+=(--setup "$NANO_SETUP")
+if [[ "$NANO_BASE" =~ ^0+$ ]]; then
+  echo "base: this push created the branch, so it has no earlier revision; set the input base" >&2
+  exit 2
+fi
 if ! git rev-parse --verify --quiet "$NANO_BASE^{commit}" >/dev/null; then
   # A shallow checkout contains only the newest commit.
   git fetch --quiet --depth=1 origin "$NANO_BASE"
@@ -20,10 +24,20 @@ code=0
 nano "${arguments[@]}" || code=$?
 [ "$code" -le 1 ] || exit "$code"
 
+heading=$(python3 - "$findings/findings.json" <<'END'
+import json, sys
+
+found = json.load(open(sys.argv[1]))
+words = {"regressed": "Regression", "failed": "A case failed", "missing": "A case is missing"}
+bad = [text for finding, text in words.items() if finding in found["counts"]]
+print((bad + ["No regression" if found["compared"] else "Nothing was compared"])[0])
+END
+)
+
 marker="<!-- nanolib -->"
 {
   echo "$marker"
-  echo "### $([ "$code" = 0 ] && echo "No regression" || echo "Slower")"
+  echo "### $heading"
   echo
   cat "$findings/table.md"
   echo

@@ -58,8 +58,9 @@ def installed_workbook() -> Path:
 
 
 def git_environment() -> dict[str, str]:
-    """Return the environment for git commands that must not depend on a running git hook."""
-    return {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+    """Return the environment for git, which then answers in English and ignores a running hook."""
+    rest = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
+    return rest | {"LC_ALL": "C"}
 
 
 def expanded(path: str) -> Path:

@@ -154,11 +154,26 @@ def test_the_action_fails_on_a_regression_and_writes_a_comment(project, tmp_path
     gate = _gate(project, tmp_path, call="mine.step:step")
     assert gate.returncode == 1, gate.stdout + gate.stderr
     summary = (tmp_path / "summary.md").read_text()
-    assert "### Slower" in summary and "| regressed | call | mine.step:step " in summary
+    assert "### Regression" in summary and "| regressed | call | mine.step:step " in summary
     (written,) = re.findall("--method (.*?) -", (project.folder / "gh.log").read_text())
     assert written == "POST repos/me/mine/issues/7/comments"
     findings = Path((tmp_path / "output").read_text().strip().removeprefix("findings="))
     assert json.loads(findings.read_text())["regressed"]
+
+
+@pytest.mark.parametrize(
+    ("heading", "code"),
+    [("A case failed", 1), ("Nothing was compared", 0)],
+)
+def test_the_actions_heading_says_what_failed(project, tmp_path, heading, code):
+    step = project.folder / "mine" / "step.py"
+    step.write_text(step.read_text() + "\ndef step():\n    raise RuntimeError('broken')\n")
+    if code == 0:  # The base is broken too.
+        project.repository.git("commit", "--all", "--quiet", "-m", "broken")
+        project.repository.git("tag", "--force", "base")
+    gate = _gate(project, tmp_path, call="mine.step:step")
+    assert gate.returncode == code, gate.stdout + gate.stderr
+    assert f"### {heading}\n" in (tmp_path / "summary.md").read_text()
 
 
 def test_the_action_tells_bad_input_and_writes_no_comment(project, tmp_path):

@@ -116,7 +116,9 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
     """
     try:
         top = Path(_git(start, "rev-parse", "--show-toplevel"))
-    except BadInput:
+    except BadInput as error:
+        if "not a git repository" not in str(error):
+            raise
         if set(names) != {WORKING_TREE}:
             raise BadInput(
                 f"{start} is not in a git repository; run nano ab inside a repository"
@@ -134,7 +136,23 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
                 # The repository's own hooks must not run.
                 quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
                 _git(top, *quiet, "worktree", "add", "--detach", "--quiet", str(place), commit)
+                _add_submodules(top, place)
         yield [versions[name] for name in names]
+
+
+def _add_submodules(top: Path, place: Path) -> None:
+    """Check out the submodules of a worktree from the submodules of the working tree."""
+    if not (place / ".gitmodules").exists():
+        return
+    paths = ("config", "--file", ".gitmodules", "--get-regexp", r"^submodule\..*\.path$")
+    local = ["-c", "protocol.file.allow=always"]
+    for line in _git(place, *paths).splitlines():
+        key, _, path = line.partition(" ")
+        local += ["-c", f"{key.removesuffix('path')}url={top / path}"]
+    wrong = (
+        f"submodules: {place.name} needs commits that {top.name} lacks; run git submodule update"
+    )
+    _git(place, *local, "submodule", "update", "--init", "--quiet", complaint=wrong)
 
 
 @contextmanager
@@ -175,14 +193,9 @@ def _git(folder: Path, *arguments: str, complaint: str = "") -> str:
     Raises:
         BadInput: Git is not installed, or the command fails.
     """
+    how = {"capture_output": True, "text": True, "env": git_environment()}
     try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=git_environment(),
-        )
+        done = subprocess.run(["git", "-C", str(folder), *arguments], **how, check=False)
     except FileNotFoundError:
         raise BadInput("git: is not installed; install git to use nano ab") from None
     if done.returncode:
@@ -255,17 +268,11 @@ def inspect_interpreter(python: str) -> Interpreter:
         )
     # nanolib does not resolve links, because Python finds an environment by the link's folder.
     found = str(Path(found).absolute())
+    # Python must not import a file such as json.py from the working folder.
+    how = {"env": os.environ | {"PYTHONSAFEPATH": "1"}, "stdin": subprocess.DEVNULL}
+    how |= {"capture_output": True, "text": True, "timeout": _TIMEOUT_S}
     try:
-        done = subprocess.run(
-            [found, "-c", _LIST_PACKAGES],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            # Python must not import a file such as json.py from the working folder.
-            env=os.environ | {"PYTHONSAFEPATH": "1"},
-        )
+        done = subprocess.run([found, "-c", _LIST_PACKAGES], **how, check=True)
         answer = json.loads(done.stdout.splitlines()[-1])
         version = tuple(answer["python"])
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):

@@ -129,7 +129,7 @@ class Comparison:
     @property
     def compared(self) -> bool:
         """Whether at least one metric has a value on both sides."""
-        return any(None not in (line.base, line.current) for line in self.lines)
+        return any(line.verdict or None not in (line.base, line.current) for line in self.lines)
 
     @property
     def lost(self) -> bool:
@@ -149,7 +149,8 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON types."""
         lines = [line.to_dict() for line in self.lines]
-        return vars(self) | {"regressed": self.regressed, "counts": self.counts, "lines": lines}
+        found = {"regressed": self.regressed, "compared": self.compared, "counts": self.counts}
+        return vars(self) | found | {"lines": lines}
 
 
 def worst_first(lines: Iterable[Line]) -> tuple[Line, ...]:

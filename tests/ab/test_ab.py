@@ -27,7 +27,7 @@ from nanolib.paths import checkout
 from nanolib.report.regressions import ab_ratio, ab_table, ab_verdict
 from nanolib.store import Store
 
-from .conftest import WORK
+from .conftest import WORK, Repository
 
 pytestmark = pytest.mark.slow
 
@@ -176,6 +176,32 @@ def test_in_a_git_hook_the_index_of_the_commit_is_left_alone(repository, monkeyp
         with checked_out(["base", "."], repository.folder) as (base, _):
             assert "now += 30000000" in (base.root / "work.py").read_text()
     assert file.read_bytes() == before
+
+
+def test_a_submodule_is_part_of_each_version(repository, tmp_path, compared):
+    other = tmp_path / "other"
+    other.mkdir()
+    theirs = Repository(other)
+    theirs.commit("first")
+    file = ["-c", "protocol.file.allow=always"]
+    repository.git(*file, "submodule", "--quiet", "add", str(other), "theirs")
+    text = "from theirs import work\nfrom theirs.work import *\ntime = work.time\n"
+    repository.commit("with", text)
+    theirs.commit("second", cost=33_000_000)
+    other.rename(tmp_path / "elsewhere")  # the remote is not asked
+    _, line = compared("with", ".")
+    assert line["finding"] == "equivalent", line
+
+
+def test_a_repository_of_another_user_is_refused_in_gits_own_words(repository, ab, monkeypatch):
+    refusal = "fatal: detected dubious ownership; call git config --add safe.directory"
+
+    def git(*_, **__):
+        return SimpleNamespace(returncode=128, stderr=refusal, stdout="")
+
+    monkeypatch.setattr("nanolib.ab.versions.subprocess.run", git)
+    ended = ab("base", ".", "--call", "work:run")
+    assert ended.exit_code == 2 and refusal in ended.output
 
 
 def test_an_interrupt_removes_worktrees_and_processes(repository, tmp_path):
