@@ -24,6 +24,7 @@ from nanolib.models import Transformer, generate_random_batch
 from nanolib.models import create_model as _create_model
 from nanolib.models.attention.ranks import Ranks, Sharding
 from nanolib.models.attention.tree import tree_attention_decode
+from nanolib.models.user import logits_of
 
 __all__ = [
     "MODEL_CONFIGS",
@@ -152,6 +153,8 @@ def benchmark_forward_backward(
 ) -> tuple[float, float]:
     """Return the mean time and standard deviation of forward and backward passes, s.
 
+    The function deletes the gradients of the model.
+
     Args:
         model: Model that takes `ids`.
         ids: Token ids, int64, shape [batch, length].
@@ -161,9 +164,10 @@ def benchmark_forward_backward(
     Returns:
         Mean and standard deviation (ddof = 1), s.
     """
+    logits = logits_of(model)
 
     def forward_backward() -> None:
-        model(ids).float().mean().backward()
+        logits(ids).float().mean().backward()
         model.zero_grad()
 
     return _mean_and_sd_s(forward_backward, ids.device, warmup_steps, measure_steps)

@@ -41,6 +41,7 @@ class Timer:
 
     Attributes:
         seconds: Name of a section → time of each of its runs, s.
+        group: Process group whose ranks a barrier waits for, or None for all ranks.
 
     Raises:
         BadInput: There is no CUDA device.
@@ -52,6 +53,7 @@ class Timer:
         if torch.device(device).type == "cuda" and not torch.cuda.is_available():
             remedy = "give use_cuda=torch.cuda.is_available()"
             raise BadInput(f"Timer: device {str(device)!r} is not available; {remedy}")
+        self.group = None
         self.seconds = {}  # name of a section → its times, s
         self._synchronize = synchronizer(device)
         self._open = threading.local()  # Threads do not share open sections.
@@ -61,7 +63,7 @@ class Timer:
         """Time the context as a run of the section `name`, without the time of inner sections."""
         if name.startswith("comm_") and _ranks() > 1:
             with self._timed("wait"):
-                dist.barrier()
+                dist.barrier(self.group)
         with self._timed(name):
             yield
 

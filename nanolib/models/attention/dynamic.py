@@ -266,7 +266,8 @@ def _stand_out(scores: Tensor, known: Tensor, most: int) -> Tensor:
     spread = (deviations.square().sum(dim=-1, keepdim=True) / known).sqrt()
     among = among.masked_fill(beyond, float("-inf"))
     count = (among > mean + spread).sum(dim=-1, keepdim=True).clamp(min=1).minimum(known)
-    best = among.topk(min(most, tokens), dim=-1).indices
+    # A stable sort prefers the earlier of two equal scores, whatever the length of the cache.
+    best = among.sort(dim=-1, descending=True, stable=True).indices[..., :most]
     best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, tokens)
     none = torch.zeros(*among.shape[:-1], tokens + 1, dtype=torch.bool, device=best.device)
     return none.scatter(-1, best, True)

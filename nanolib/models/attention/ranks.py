@@ -83,6 +83,7 @@ class Ranks:
         group: Process group, or None for all ranks.
         timer: Object whose method `time_block(name)` returns a context that times one part, or None
             for no timer. Names begin with `comp_` for computation and `comm_` for communication.
+            This class sets the attribute `group` of the timer.
 
     Attributes:
         rank: Rank of this process.
@@ -91,6 +92,8 @@ class Ranks:
 
     def __init__(self, group: Any = None, timer: Any = None) -> None:
         self._group, self._timer = group, timer
+        if timer is not None:  # The barrier before a communication must wait only for this group.
+            timer.group = group
         several = dist.is_initialized()
         self.rank = dist.get_rank(group) if several else 0
         self.world = dist.get_world_size(group) if several else 1

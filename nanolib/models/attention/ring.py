@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from nanolib.models.attention import check_shapes
 from nanolib.models.attention.partial import (
@@ -97,6 +98,7 @@ class _Ring(torch.autograd.Function):
         return out.to(q.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor):
         q, k, v, out, lse = ctx.saved_tensors
         causal, layout, ranks, overlap = ctx.rest
