@@ -66,11 +66,9 @@ class Step:
 
     def result(self) -> Any:
         """Compute the result to compare, without an effect on later calls."""
-        raise NotImplementedError
 
     def eager_result(self) -> Any:
         """Compute the same result without the optimization."""
-        raise NotImplementedError
 
     def difference(self) -> float:
         """Return the relative error of the result against the eager result."""
@@ -203,10 +201,7 @@ class Training(Step):
         return found
 
     def is_repeatable(self) -> bool:
-        """Return whether the gradient does not depend on random numbers, such as those of dropout.
-
-        A compiled model draws other random numbers than an eager model.
-        """
+        """Return whether dropout leaves the gradient unchanged. Compiled dropout differs."""
         return torch.equal(*(self._gradient(self._eager, seed) for seed in (0, 1)))
 
     def _gradient(self, forward: Callable[[Tensor], Tensor], seed: int = 0) -> Tensor:
