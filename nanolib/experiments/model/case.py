@@ -18,7 +18,7 @@ from nanolib.experiments.model.look import (
     count_by_running,
     look_at,
 )
-from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
+from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
 from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
@@ -26,7 +26,7 @@ from nanolib.meters.memory import MIB
 from nanolib.meters.tensor_bytes import storage_bytes
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
-from nanolib.models.training import train
+from nanolib.models.training import check_loss, train
 from nanolib.models.user import missing
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace, unattributed_rows
