@@ -109,3 +109,9 @@ def _gain(own, base, title):
     flags = tuple({*own.flags, *base.flags} & {Flag.BUSY_MACHINE})
     rest = {"method": "rounds", "scope": f"{own.scope} over {title}", "flags": flags}
     return interval("speed_up", *(None if end != end else end for end in ends), **rest)
+
+
+def drawn(chart, column="series"):
+    """The lines of a chart's data that have a column."""
+    data = chart.to_dict()["datasets"].values()
+    return [line for lines in data for line in lines if column in line]
