@@ -1,7 +1,7 @@
 """Cases as the notebooks measure them, whose intervals need not be symmetric: what verdicts are tried on."""
 
 from nanolib.measurement import Flag, Measurement, exact
-from tests.report.rows import SIZES, ended, interval, with_endings
+from tests.report.rows import SIZES, interval
 
 
 def timed(scope, low, ms, high, **rest):
@@ -28,17 +28,6 @@ def quality_case(target, losses, steps=400):
     found += [interval("loss_difference", *ends, scope=scope) for scope, ends in losses.items()]
     factors = {"name": f"w {target}", "pattern": "window", "target": target}
     return SIZES | factors | {"seeds": 5, "steps": steps}, found
-
-
-def attention_rows(times, failed=()):
-    """Rows by (name, seq_len) → forward ms; `failed` adds cases without numbers."""
-    cases = []
-    for (name, seq_len), ms in times.items():
-        tiles = 0.4 if name.startswith("dense") else 0.8
-        cases.append(attention_case(name, 0.95 * ms, ms, 1.05 * ms, tiles, seq_len=seq_len))
-    for name, seq_len, *ending in failed:
-        cases.append((SHAPE | {"name": name, "seq_len": seq_len}, [ended(*ending)]))
-    return with_endings(cases)
 
 
 MODEL = SIZES | {"attention_type": "dense", "name": "tiny", "optimization": "eager"}

@@ -5,14 +5,6 @@ import sqlite3
 from nanolib.measurement import Flag, Measurement, Status
 from nanolib.store.schema import TRACE_TABLES
 
-MACHINE = {
-    "machine_id": "m1",
-    "cpu": "A <b>CPU</b>",
-    "cores": 2,
-    "ram_gib": 8,
-    "gpus": [],
-    "dtypes": {},
-}
 SLOWER = 1.7
 OTHER = "f" * 12  # another machine
 EVIL = "<script>alert(1)</script> `x` | \"q\" 'p' \U0001f600 ](http://x)"
