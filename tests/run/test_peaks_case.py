@@ -1,6 +1,7 @@
 """The notebooks of a command share peak rates, and a share includes the interval of its rate."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,15 @@ from tests.store.rows import make_run
 
 def test_a_share_includes_the_interval_of_the_peak_rate_too():
     latency = Measurement("latency", 1.0, 0.8, 1.25, 0.95, 20, (0.9, 1.0, 1.1), scope="forward")
-    rate, share = rate_rows(latency, 5e7, "float32", {"float32": Interval(0.8e11, 1e11, 2e11)})
+    peaks = {"float32": Interval(0.8e11, 1e11, 2e11)}
+    rate, share = rate_rows(latency, 5e7, "float32", peaks)
     assert (rate.low, rate.estimate, rate.high) == pytest.approx((4e10, 5e10, 6.25e10))
     ends = 4e10 / 2e11, 0.5, 6.25e10 / 0.8e11
     assert (share.low, share.estimate, share.high) == pytest.approx(ends)
     assert "8e+10 … 2e+11" in share.message
+    _, share = rate_rows(replace(latency, low=None, high=None), 5e7, "float32", peaks)
+    assert (share.low, share.estimate, share.high) == (None, 0.5, None)
+    assert [row.metric for row in rate_rows(latency, 5e7, "float32", {})] == ["flops_per_second"]
 
 
 def test_a_peak_rate_without_an_interval_is_its_own_interval(store):
