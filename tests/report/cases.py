@@ -62,7 +62,7 @@ CORES = (Flag.OVERSUBSCRIBED,)
 
 def fp8_case(size, precision, low, ms, high, **changes):
     factors = {
-        "preset": "p",
+        "preset": f"preset {size}",
         "name": f"size {size}",
         "mode": "inference",
         "precision": precision,

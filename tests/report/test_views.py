@@ -75,7 +75,7 @@ def test_a_cost_model_is_drawn_from_the_largest_number_of_ranks_that_was_measure
         for more in (8, 16):
             rest = {"provenance": Provenance.MODELLED, "scope": f"{more}"}
             details = {"algorithm": "ring", "world_size": more}
-            found.append(Measurement("latency", world + 1.0 / more, details=details, **rest))
+            found.append(exact("latency", world + 1.0 / more, details=details, **rest))
         cases.append((shape, found))
     points = drawn(CHARTS["decode_scaling"](measured("distributed", cases)))
     assert [(one["x"], one["y"], one["low"], one["pred"]) for one in points] == [
