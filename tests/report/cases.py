@@ -82,33 +82,7 @@ def parity_case(recipe, verdict, difference, control=False, steps=400, **rest):
     return {"recipe": recipe, "seeds": 3, "steps": steps}, [row]
 
 
-def rated(name, low, achieved, high, moved=1e5):
-    factors, found = attention_case(name, 9, 10, 11)
-    return factors, [
-        *found,
-        exact("flops", 4e6, scope="forward"),
-        exact("bytes", moved, scope="forward"),
-        interval("flops_per_second", low, achieved, high, scope="forward"),
-    ]
-
-
-def _ceiling(metric, scope, rate):
-    return {"ceiling": scope, "device": "cpu"}, [Measurement(metric, rate, scope=scope)]
-
-
-CEILINGS = [
-    _ceiling("ceiling_flops", "float32", 1e11),
-    _ceiling("ceiling_bytes", "copy", 1e10),
-]
-
-
 DECODE = {"name": "tiny", "phase": "decode", "seq_len": 64, "batch_size": 3}
-
-
-def layer_case(operations):
-    details = {"operations_ms": operations}
-    total = sum(operations.values())
-    return DECODE, [interval("layer_time", total, total, total, scope="b", details=details)]
 
 
 def warmup_process(direction, process, times, needed=2.0, message=""):

@@ -5,7 +5,9 @@ import math
 import pytest
 
 from nanolib.experiments.attention.findings import attention_table
-from tests.report.cases import CEILINGS, attention_case, quality_case, rated, timed
+from nanolib.measurement import Measurement, exact
+from tests.report.cases import attention_case, quality_case, timed
+from tests.report.rows import interval
 from tests.shown import CHARTS
 
 ABOUT = "Non-causal, batch 3, float32"
@@ -102,8 +104,13 @@ def test_a_mask_that_is_built_once_is_told_with_its_time_and_with_the_ratio_that
     ],
 )
 def test_why_a_kernel_can_lie_above_its_roof_is_said(say, moved, rate, said):
-    cases = [*CEILINGS, rated("dense", 0.99 * rate, rate, 1.01 * rate, moved=moved)]
-    line = _line(say("attention", cases), "Forward is")
+    peaks = [Measurement("ceiling_flops", 1e11, scope="float32")]
+    peaks.append(Measurement("ceiling_bytes", 1e10, scope="copy"))
+    factors, found = attention_case("dense", 9, 10, 11)
+    found += [exact("flops", 4e6, scope="forward"), exact("bytes", moved, scope="forward")]
+    ends = 0.99 * rate, rate, 1.01 * rate
+    found.append(interval("flops_per_second", *ends, scope="forward"))
+    line = _line(say("attention", [({"ceiling": "both"}, peaks), (factors, found)]), "Forward is")
     assert said in line and ("nano doctor" in line) == (moved == 1e5)
 
 

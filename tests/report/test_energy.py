@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from nanolib.experiments.energy.view import energy_table
-from nanolib.measurement import Measurement, Provenance, Status
-from tests.report.cases import DECODE, layer_case
+from nanolib.measurement import Measurement, Provenance, Status, exact
+from tests.report.cases import DECODE
 from tests.report.rows import drawn, interval
 from tests.shown import CHARTS, VERDICTS
 
@@ -128,4 +128,5 @@ def test_a_window_that_was_too_short_says_so(say):
 def test_advice_on_what_lies_between_operations_goes_no_further_than_its_share(say, between, said):
     rest = 100 - between
     operations = {"between": between, "gate": rest / 2, "up": rest * 3 / 8, "down": rest / 8}
-    assert f"decode, 64 tokens: {said}" in say("energy", [layer_case(operations)])
+    row = exact("layer_time", 100.0, scope="b", details={"operations_ms": operations})
+    assert f"decode, 64 tokens: {said}" in say("energy", [(DECODE, [row])])

@@ -1,6 +1,7 @@
 """A sweep stores each failure as a row, waits for other runs, and continues what was interrupted."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,12 +35,15 @@ def test_every_way_to_fail_is_a_row_and_the_sweep_goes_on(measure):
         "nan": "error",
         "ok": "ok",
     }
-    found = ends(measure(*expected, case_timeout_s=0.3))
+    run = measure(*expected, case_timeout_s=0.3)
+    found = ends(run)
     assert found.status.to_dict() == expected
     assert found.message["unsupported"] == "no such device here"
     assert found.message["error"] == "ValueError: two lines"
     assert "case_timeout_s 0.3; raise it" in found.message["slow"]
     assert found.message["nan"].startswith("the case has rows that cannot be stored: Out of range")
+    counts = "2 error, 1 ok, 2 oom, 1 timeout, 1 unsupported"
+    assert re.search(rf": {counts}; \d+ s inside cases$", repr(run))
 
 
 def test_a_time_limit_never_leaves_half_a_module_behind(tmp_path, monkeypatch):
@@ -187,5 +191,6 @@ def test_a_dry_run_expects_what_cases_took_before_with_the_same_timing(store):
         run_id = store.add(new_run("sample_experiment", params, "cpu", 3))
         for case, seconds in zip(cases, times, strict=False):
             sweep.store_outcome(store, run_id, case, Outcome(seconds=seconds))
+    assert store.case_endings(run_id) == [("ok", 2, 7.0)]
     assert expected() == pytest.approx((1 + 2 + 1.75, 2 + 3 + 2.5, 3 + 4 + 3.25))
     assert expected(budget_s=9.0) is None
