@@ -118,18 +118,16 @@ def test_a_run_is_told_with_its_time_in_seconds_and_a_gpu_that_was_never_tested(
 
 def test_a_machine_of_the_rows_is_told_with_its_gpus_and_its_newest_peak_rates():
     peaks = [("m1", "ceiling_bytes", 2e10, "copy"), ("m1", "ceiling_bytes", 3e10, "copy")]
-    peaks.append(("m2", "ceiling_flops", 4e12, "float32"))
+    peaks += [(one, "ceiling_flops", 4e12, "float32") for one in ("m2", "m3")]
     rows = pd.DataFrame(peaks, columns=["machine_id", "metric", "estimate", "scope"])
     rows = rows.assign(low=rows["estimate"], high=rows["estimate"])
-    gpus = {"m1": [GPU] * 2, "m2": [GPU | {"fp8": False}], "m3": []}
+    gpus = {"m1": [GPU] * 2, "m2": [GPU | {"fp8": False}], "m3": [], "m4": []}
     machines = pd.DataFrame([{"machine_id": one, "gpus": gpus[one], **MACHINE} for one in gpus])
-    two, one = overview.hardware_table(rows, machines).to_dict("records")
-    assert (two["GPU"], one["GPU"]) == ("G × 2", "G")
-    assert (two["Native FP8"], one["Native FP8"]) == ("yes", "no")
-    assert (two["copy (B/s)"], one["copy (B/s)"]) == ("30,000,000,000", "—")
-    rows = rows.assign(machine_id="m3")
-    (none,) = overview.hardware_table(rows, machines).to_dict("records")
-    assert (none["GPU"], none["GPU memory (GiB)"], none["Native FP8"]) == ("—", "—", "no")
+    table = overview.hardware_table(rows, machines)
+    assert list(table["GPU"]) == ["G × 2", "G", "—"]
+    assert list(table["GPU memory (GiB)"]) == [80, 80, "—"]
+    assert list(table["Native FP8"]) == ["yes", "no", "no"]
+    assert list(table["copy (B/s)"]) == ["30,000,000,000", "—", "—"]
 
 
 def test_words_that_all_names_share_are_left_out():
