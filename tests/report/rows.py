@@ -99,7 +99,8 @@ def _gain(own, base, title):
     return interval("speed_up", *(None if end != end else end for end in ends), **rest)
 
 
-def drawn(chart, column="series"):
-    """The lines of a chart's data that have a column."""
+def points(chart, *columns):
+    """The values of some columns of a chart's data, where a line has the first of them."""
     data = chart.to_dict()["datasets"].values()
-    return [line for lines in data for line in lines if column in line]
+    lines = [line for lines in data for line in lines if columns[0] in line]
+    return [tuple(line.get(column) for column in columns) for line in lines]

@@ -16,7 +16,7 @@ from nanolib.report.regressions import (
 )
 from nanolib.stats.compare import Kind, Verdict
 from nanolib.stats.intervals import Interval
-from tests.report.rows import drawn
+from tests.report.rows import points
 
 
 def _history(case, *changed, values=(10.0,) * 8, newest=None, machine="m1"):
@@ -54,11 +54,10 @@ def test_six_runs_can_show_a_change_and_each_machine_is_named_where_there_are_tw
 def test_eighty_histories_are_drawn_the_changed_ones_first_as_ratios_to_the_first_run():
     found = [_history(f"c{at}", values=[10.0, 20.0]) for at in range(80)]
     found.append(_history("late", Change(1, 1.5, True, "a", "b"), values=[10.0, 15.0]))
-    rows = drawn(history_chart(found))
-    late = [row for row in rows if row["series"] == "model late decode"]
-    assert len({row["series"] for row in rows}) == 80
-    assert [(row["x"], row["y"]) for row in late] == [(1, 1.0), (2, 1.5)]
-    assert late[1]["low"] == pytest.approx(1.35) and late[1]["high"] == pytest.approx(1.65)
+    rows = points(history_chart(found), "series", "x", "y", "low", "high")
+    late = [row for name, *row in rows if name == "model late decode"]
+    assert len({name for name, *_ in rows}) == 80
+    assert late == [pytest.approx([1, 1.0, 0.9, 1.1]), pytest.approx([2, 1.5, 1.35, 1.65])]
 
 
 def _line(at, kind=Kind.REGRESSED, ratio=1.2):
@@ -73,8 +72,8 @@ def test_forty_ratios_are_drawn_in_the_band_of_no_change(count, shown):
     chart = comparison_chart(found, "Made", "A and B.")
     band = "Green: no change (±3%). Changes below 7% do not count."
     assert chart.title.subtitle == [f"A and B.{shown}", band]
-    assert len({row["series"] for row in drawn(chart)}) == 40
-    assert drawn(chart, "from") == [{"from": 0.97, "to": 1.03}]
+    assert len({*points(chart, "series")}) == 40
+    assert points(chart, "from", "to") == [(0.97, 1.03)]
 
 
 def test_five_changes_are_named_after_the_counts_and_what_limits_the_comparison():

@@ -6,7 +6,7 @@ import pytest
 from nanolib.experiments.energy.view import energy_table
 from nanolib.measurement import Measurement, Provenance, Status, exact
 from tests.report.cases import DECODE
-from tests.report.rows import drawn, interval
+from tests.report.rows import interval, points
 from tests.shown import CHARTS, VERDICTS
 
 
@@ -64,7 +64,7 @@ def test_a_reading_is_a_point_with_its_range_and_an_estimate_a_hollow_range(
     chart = CHARTS["energy_per_token"](rows)
     notes = [line for line in chart.title.subtitle if "Hollow" in line]
     assert len(notes) == bool(hollow) and hollow in "".join(notes)
-    assert [point["sure"] for point in drawn(chart)] == [not hollow]
+    assert points(chart, "sure") == [(not hollow,)]
     power = CHARTS["power_over_time"](rows).to_json()
     assert "no sensor measured this machine's power" in power
 
@@ -87,12 +87,12 @@ def test_the_idle_time_lies_before_the_work_in_the_course_of_power(measured, pro
         for scope, each in details.items()
     ]
     chart = CHARTS["power_over_time"](measured("energy", [(DECODE, found)]))
-    assert [(row["series"], row["x"], row["y"]) for row in drawn(chart)] == [
-        *(("idle", at - 2.0, watts) for at, watts in zip(*course.values(), strict=True)),
-        *(("decode", at, watts) for at, watts in zip(*course.values(), strict=True)),
+    sure = provenance is Provenance.MEASURED
+    assert points(chart, "series", "x", "y", "sure") == [
+        *(("idle", at, watts, sure) for at, watts in ((-1.5, 3.0), (-0.5, 4.0), (0.0, 5.0))),
+        *(("decode", at, watts, sure) for at, watts in ((0.5, 3.0), (1.5, 4.0), (2.0, 5.0))),
     ]
     assert chart.title.subtitle == [subtitle]
-    assert {row["sure"] for row in drawn(chart)} == {provenance is Provenance.MEASURED}
 
 
 def test_the_overhead_of_each_mode_is_told_in_per_cent_and_the_second_baseline_is_none(say):

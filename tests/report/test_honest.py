@@ -13,7 +13,7 @@ from tests.report.cases import (
     quality_case,
 )
 from tests.report.contradictions import contradictions
-from tests.report.rows import drawn
+from tests.report.rows import points
 from tests.shown import CHARTS, SECTIONS, VERDICTS
 
 
@@ -30,7 +30,7 @@ def test_runs_too_short_to_learn_are_smoke_tests(measured, steps):
         text = "\n".join(VERDICTS[experiment](rows))
         assert ("a smoke test" in text) == short == (claim not in text)
     assert ("a smoke test" in str(CHARTS["attention_quality"](quality).to_dict())) == short
-    assert {point["sure"] for point in drawn(CHARTS["fp8_parity"](parity))} == {not short}
+    assert points(CHARTS["fp8_parity"](parity), "sure") == [(not short,)]
 
 
 _ORDER = re.compile(

@@ -4,7 +4,7 @@ import pytest
 
 from nanolib.measurement import Measurement, exact
 from tests.report.cases import inference, model_case, timed, warmup_process
-from tests.report.rows import drawn
+from tests.report.rows import points
 from tests.shown import CHARTS, VERDICTS
 
 TINY = "tiny (dense, float32), batch 3, 64 tokens"
@@ -86,8 +86,8 @@ def test_a_peak_is_reported_and_drawn_with_what_uses_it(measured, weights, said)
         f"{TINY}: Peak memory (training step) is 4 MiB, of which saved activations are {said}"
         "the plan is 4 MiB."
     )
-    bars = [(bar["part"], bar["x"], bar["text"]) for bar in drawn(CHARTS["model_peaks"](rows))]
-    assert bars == [("saved activations", 3.0, "4 MiB"), ("weights", weights / 2**20, "")]
+    bars = [("saved activations", 3.0, "4 MiB"), ("weights", weights / 2**20, "")]
+    assert points(CHARTS["model_peaks"](rows), "part", "x", "text") == bars
 
 
 def _generation(batch, low, ms, high):
@@ -115,10 +115,13 @@ def test_tokens_of_all_users_and_of_each_are_compared_and_drawn_over_the_batch(
     cases = [inference(), _generation(1, 1.9, 2, 2.1), _generation(4, *ends)]
     rows = measured("model", cases)
     assert said in next(line for line in VERDICTS["model"](rows) if "Batch" in line)
-    points = drawn(CHARTS["generation_batches"](rows), "panel")
-    found = {(row["panel"], row["x"]): row["y"] for row in points}
-    assert found["all users", 1] == found["each user", 1] == 500
-    assert found["all users", 4] == 4 * found["each user", 4] == 4000 / ends[1]
+    each = 1000 / ends[1]
+    assert points(CHARTS["generation_batches"](rows), "panel", "x", "y") == [
+        ("all users", 1, 500),
+        ("all users", 4, 4 * each),
+        ("each user", 1, 500),
+        ("each user", 4, each),
+    ]
 
 
 @pytest.mark.parametrize("agreement", [1.0, 0.75])

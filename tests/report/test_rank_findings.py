@@ -5,7 +5,7 @@ import pytest
 from nanolib.experiments.distributed.launch import Launch
 from nanolib.experiments.distributed.tables import decode_table
 from tests.report.cases import COMPUTING, CORES, decode_case
-from tests.report.rows import drawn
+from tests.report.rows import points
 from tests.shown import CHARTS
 
 FUSED = {"fused": ((8, 9, 9.5), COMPUTING)}
@@ -77,8 +77,8 @@ def test_the_table_the_chart_and_the_sentence_name_the_same_limit(
     case = decode_case({"fused": ((8, 9, 9.5), parts)})
     rows = measured("distributed", [case])
     assert list(decode_table(rows)["binds"]) == [kind]
-    (point,) = drawn(CHARTS["decode_scaling"](rows), "note")
-    assert point["note"] == ("limit unclear" if kind == "unclear" else f"limited by {kind}")
+    note = "limit unclear" if kind == "unclear" else f"limited by {kind}"
+    assert points(CHARTS["decode_scaling"](rows), "note") == [(note,)]
     line = say("distributed", [case])[1]
     assert line.startswith(f"float32: {answer}")
     assert (" on 4 ranks: compute " in line) == (kind != "unclear")
@@ -117,8 +117,7 @@ def test_a_bar_per_part_of_tree_attention_and_one_for_the_wait(measured):
     answers = [{"parts": {"fused": [ms] * 6}, "errors": {}} for ms in (fast, slow)]
     shape, _ = decode_case(FUSED, world=2)
     rows = measured("distributed", [(shape, [*Launch(answers).algorithm("fused", None)])])
-    bars = drawn(CHARTS["decode_shares"](rows))
-    assert [(bar["series"], bar["part"], bar["x"]) for bar in bars] == [
+    assert points(CHARTS["decode_shares"](rows), "series", "part", "x") == [
         ("shard keys and values", "compute", 2.0),
         ("sum numerator", "communication", 4.0),
         ("wait", "wait", 6.0),

@@ -4,21 +4,18 @@ import pytest
 
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Measurement, Provenance, exact
 from tests.report.cases import COMPUTING, decode_case, model_case, warmup_process
-from tests.report.rows import SIZES, drawn
+from tests.report.rows import SIZES, points
 from tests.shown import CHARTS
 
 
 def test_a_step_is_drawn_in_per_cent_of_the_second_half_and_hollow_unless_it_is_steady(measured):
     needed = {"forward_backward": 2.0, "b": None, "c": 0.0}
     cases = [warmup_process(name, 3, {0: (9, 9)}, steps) for name, steps in needed.items()]
-    found = drawn(CHARTS["warmup_curve"](measured("warmup", cases)))
-    assert [(point["x"], point["y"]) for point in found] == [
-        *enumerate([300, 200, 100, 100], 1)
-    ] * 3
+    chart = CHARTS["warmup_curve"](measured("warmup", cases))
+    assert points(chart, "x", "y") == [*enumerate([300, 200, 100, 100], 1)] * 3
     phases = [*["warm-up"] * 2, *["steady"] * 2, *["not settled"] * 4, *["steady"] * 4]
-    assert [point["note"] for point in found] == phases
-    assert [point["sure"] for point in found] == [phase == "steady" for phase in phases]
-    assert (found[0]["panel"], found[0]["series"]) == ("forward + backward", "process 3")
+    assert points(chart, "note", "sure") == [(phase, phase == "steady") for phase in phases]
+    assert points(chart, "panel", "series")[0] == ("forward + backward", "process 3")
 
 
 @pytest.mark.parametrize(("count", "middle", "high"), [(4, 145, 160), (5, 150, 190)])
@@ -30,15 +27,14 @@ def test_means_are_drawn_against_the_mean_after_five_steps_and_five_processes_ar
         for at, ratio in enumerate((2.5, 2.4, 2.6, 2.2, 2.9)[:count])
     ]
     another_run = [warmup_process("forward", 1, {0: (10.0, 24.0), 5: (10.0, 12.0)})]
-    points = drawn(CHARTS["warmup_settings"](measured("warmup", processes, another_run)))
-    ranges = [[point[name] for name in ("x", "low", "high")] for point in points]
-    assert ranges == [
-        pytest.approx([middle, 120, high]),
-        pytest.approx([-50, -50, -50]),
-        pytest.approx([100, 100, 100]),
+    chart = CHARTS["warmup_settings"](measured("warmup", processes, another_run))
+    ranges = [(middle, 120, high), (-50, -50, -50), (100, 100, 100)]
+    assert points(chart, "x", "low", "high") == list(map(pytest.approx, ranges))
+    assert points(chart, "series", "sure") == [
+        ("forward after 0", count == 5),
+        ("forward after 2", count == 5),
+        ("forward after 0", False),
     ]
-    assert [point["series"] for point in points[:2]] == ["forward after 0", "forward after 2"]
-    assert [point["sure"] for point in points] == [count == 5, count == 5, False]
 
 
 @pytest.mark.parametrize("steps", [3, LEARNING_STEPS])
@@ -46,8 +42,8 @@ def test_a_loss_is_drawn_step_by_step_and_a_short_training_is_said(measured, ste
     losses = tuple(3.0 - at / steps for at in range(steps))
     row = Measurement("loss", losses[-1], n=1, samples=losses, scope="training")
     chart = CHARTS["model_loss"](measured("model", [model_case("loss", [row], steps=steps)]))
-    found = [(point["series"], point["x"], point["y"]) for point in drawn(chart)]
-    assert found == [("tiny (dense, float32)", at, loss) for at, loss in enumerate(losses, 1)]
+    named = [("tiny (dense, float32)", at, loss) for at, loss in enumerate(losses, 1)]
+    assert points(chart, "series", "x", "y") == named
     assert (f"{steps} steps: {SMOKE_TEST}." in chart.title.subtitle) == (steps < LEARNING_STEPS)
 
 
@@ -61,8 +57,8 @@ def test_a_ranks_memory_is_drawn_in_gib_at_the_most_ranks_beside_that_of_one(mea
     for n in (64, 128):
         cases += [peaks(n, world, "ring", 512.0 * world, predicted=1024.0) for world in (2, 4)]
         cases.append(peaks(n, 1, "dense", 512.0, provenance=Provenance.MODELLED))
-    found = drawn(CHARTS["sharded_memory"](measured("distributed", cases)))
-    assert [(one["series"], one["x"], one["y"], one["pred"]) for one in found] == [
+    chart = CHARTS["sharded_memory"](measured("distributed", cases))
+    assert points(chart, "series", "x", "y", "pred") == [
         *(("flash, 1 rank", n, None, 0.5) for n in (64, 128)),
         *(("ring, 4 ranks", n, 2.0, 1.0) for n in (64, 128)),
     ]
@@ -77,8 +73,8 @@ def test_a_cost_model_is_drawn_from_the_largest_number_of_ranks_that_was_measure
             details = {"algorithm": "ring", "world_size": more}
             found.append(exact("latency", world + 1.0 / more, details=details, **rest))
         cases.append((shape, found))
-    points = drawn(CHARTS["decode_scaling"](measured("distributed", cases)))
-    assert [(one["x"], one["y"], one["low"], one["pred"]) for one in points] == [
+    chart = CHARTS["decode_scaling"](measured("distributed", cases))
+    assert points(chart, "x", "y", "low", "pred") == [
         (2, 9, 8, None),
         (4, 6, 5, 6),
         *((more, None, None, 4 + 1 / more) for more in (8, 16)),
