@@ -53,7 +53,7 @@ def test_a_broken_params_file_is_one_line(tmp_path, content, said):
 
 _ODD = ["", "0", "no such", None, True, -1, 0, 10**30, 1.5, float("nan"), 10**4000]
 _ODD += [
-    [*range(1, 100_000)],
+    [*range(1, 5000)],
     [],
     ["0"],
     [-1],
