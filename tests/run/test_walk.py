@@ -127,7 +127,6 @@ WALK = {
         {
             "presets": ["decoder_small", "small", "gpt_125M"],  # one of each kind
             "batch_sizes": [2],
-            "generation_batch_sizes": [3],
             "loss_steps": 2,
         },
         {"optimizations": list(OPTIMIZATIONS)},
@@ -135,6 +134,7 @@ WALK = {
         {
             "overrides": TINY | {"attention_options": WINDOW | {"window": 8, "block_size": 16}},
             "attention_types": ["sparse"],
+            "generation_batch_sizes": [3],
         },
     ],
     "warmup": [{"warmup_steps": [0, 2]}],
