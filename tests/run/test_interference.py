@@ -81,8 +81,8 @@ def test_what_others_can_change_is_flagged_unless_it_watched_its_own_time(row, i
     assert _flagged(QUIET, row) == [row]
 
 
-@pytest.mark.parametrize(("flags", "load"), [((Flag.BUSY_MACHINE,), QUIET), ((), BUSY)])
-def test_what_is_computed_from_a_timing_has_its_flags(flags, load):
-    timing = replace(_LATENCY, flags=flags, details={"others_share": 0.5})
+def test_what_is_computed_from_a_timing_has_its_flags():
     rate = Measurement("flops_per_second", 1.0, scope="forward")
-    assert _flagged(load, timing, rate)[1].flags == flags
+    for flags, load in (((Flag.BUSY_MACHINE,), QUIET), ((), BUSY)):
+        timing = replace(_LATENCY, flags=flags, details={"others_share": 0.5})
+        assert _flagged(load, timing, rate)[1].flags == flags
