@@ -98,9 +98,10 @@ def test_a_database_for_others_pairs_with_ones_own_and_json_keeps_every_digit(tm
     with Store(tmp_path / "x.sqlite", create=False) as shared:
         theirs = shared.measurements(samples=True)
         assert list(shared.trace("power_samples").watts) == [5.0]
-    assert [list(one) for one in theirs.samples] == [list(one) for one in mine.samples]
-    assert theirs.drop(columns=["id", "samples"]).equals(mine.drop(columns=["id", "samples"]))
     assert set(compare_rows(mine, theirs).counts) == {"equivalent"}
+    for frame in (mine, theirs):
+        frame["samples"] = frame["samples"].map(list)
+    assert theirs.drop(columns="id").equals(mine.drop(columns="id"))
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
