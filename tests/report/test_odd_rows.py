@@ -1,7 +1,12 @@
 """Runs that are unlike the notebook's own: cases that all failed, one length, several shapes, wide axes."""
 
+import pytest
+
+from nanolib.experiments.attention import cases as attention
+from nanolib.experiments.attention.findings import ATTENTION_COLUMNS
 from nanolib.measurement import Status
 from nanolib.report.overview import explain_missing, why_empty
+from nanolib.run.dry_run import prediction_table
 from tests.report.cases import SHAPE, attention_rows
 from tests.report.rows import ended
 from tests.shown import CHARTS
@@ -37,3 +42,12 @@ def test_a_remedy_stands_only_where_no_case_failed(measured):
     assert why_empty(rows, "attention", "set backward") == "set backward"
     rows = measured("attention", _failed((Status.OOM, "")))
     assert why_empty(rows, "attention", "set backward") == "no case has a result (1 oom)"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_predicted_and_measured_memory_name_their_call(backward):
+    params = attention.Params(attention_types=["dense"], backward=backward, quality_patterns=[])
+    names = [name for name in prediction_table(attention, params) if "memory" in name]
+    calls = ["forward", "forward + backward"][: 1 + backward]
+    assert names == [f"peak memory {call} (MiB)" for call in calls]
+    assert ATTENTION_COLUMNS["peak_memory"] == "Peak memory forward, MiB"

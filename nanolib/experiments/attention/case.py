@@ -10,6 +10,7 @@ from torch import Tensor
 from nanolib.measurement import Flag, Measurement, Measurements, Unsupported, exact
 from nanolib.meters import measure
 from nanolib.meters.flops import BACKWARD_FACTOR, RECOMPUTING_BACKWARD_FACTOR, count_flops
+from nanolib.meters.memory import MIB
 from nanolib.models import attention
 from nanolib.models.attention import dense, flex
 from nanolib.models.attention.block_mask import BlockMask
@@ -151,6 +152,13 @@ class AttentionCase(Case):
         if self.work is None:
             return Plan(reason="the memory depends on the input or on your own code")
         return planned(self, lambda: list(self.workloads(*self.inputs(0))))
+
+    def predict(self, ceilings: Ceilings | None = None) -> Predicted:
+        """Return the predictions of formulas, and the planned peak memory of each call in MiB."""
+        predicted = self.formulas(ceilings)
+        for scope, peak in self.plan().peaks.items():
+            predicted[f"peak_memory_{scope.replace('_', ' + ')}"] = peak / MIB
+        return predicted
 
     def formulas(self, ceilings: Ceilings | None = None) -> Predicted:
         """Predict bytes, FLOPs, sparsity and latency by formulas, without planning memory.

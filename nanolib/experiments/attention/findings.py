@@ -45,7 +45,7 @@ _COLUMNS = (
     IntervalColumn("backward", "Backward, ms [95 %]", "latency", "backward"),
     Column("backward_share", "", "mfu", "backward"),
     Column("speed_up", "Speed-up, × [95 %]"),
-    Column("peak_memory", "Peak memory, MiB", "peak_memory", "forward"),
+    Column("peak_memory", "Peak memory forward, MiB", "peak_memory", "forward"),
     Column("peak_memory_backward", "", "peak_memory", "forward_backward"),
     Column("relative_error", "", "relative_error", "forward"),
     Column("state", "State"),
