@@ -7,7 +7,7 @@ from nanolib.experiments.attention.findings import ATTENTION_COLUMNS
 from nanolib.measurement import Status
 from nanolib.report.overview import explain_missing, why_empty
 from nanolib.run.dry_run import prediction_table
-from tests.report.cases import SHAPE, attention_rows
+from tests.report.cases import SHAPE, attention_case, attention_rows
 from tests.report.rows import ended
 from tests.shown import CHARTS
 
@@ -51,3 +51,18 @@ def test_predicted_and_measured_memory_name_their_call(backward):
     calls = ["forward", "forward + backward"][: 1 + backward]
     assert names == [f"peak memory {call} (MiB)" for call in calls]
     assert ATTENTION_COLUMNS["peak_memory"] == "Peak memory forward, MiB"
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("window 256", "sparser pattern"),
+        ("block 256", "sparser pattern"),
+        ("flex random s=0.9", "smaller block_size"),
+        ("block s=0.5", "smaller block_size"),
+    ],
+)
+def test_smaller_tiles_are_advised_only_where_they_remove_pairs(say, name, other):
+    cases = [attention_case("dense", 9, 10, 11), attention_case(name, 4, 5, 6, sparsity=0.0)]
+    (line,) = (line for line in say("attention", cases) if "removes no pairs" in line)
+    assert line.endswith(f"Next: use longer seq_lens or a {other}.")

@@ -3,6 +3,7 @@
 The first finding answers the question of the notebook: when is sparse attention faster?
 """
 
+import re
 from collections.abc import Iterable, Iterator
 
 import pandas as pd
@@ -116,6 +117,8 @@ _ORDERS = {
     "slower": "Dense attention is faster than sparse attention",
 }
 _NARROWER = "increase budget_s"
+# Only in these patterns, smaller tiles can remove more pairs.
+_BY_TILE = re.compile(r"\b(strided|random|top_k|block s=)")
 _NONE = Estimate.exact(0.0, "no difference")
 _EFFECTS = {
     Order.ABOVE: "increases the loss",
@@ -229,7 +232,8 @@ def _find_dense_masks(group: pd.DataFrame, about: str) -> Iterator[Finding]:
     nothing = group[group["mask_is_dense"]]
     for name, lines in nothing.groupby("name", sort=False):
         where = _format_lengths(sorted(lines["seq_len"].unique()))
-        next_step = "reduce block_size, or use longer seq_lens"
+        other = "smaller block_size" if _BY_TILE.search(name) else "sparser pattern"
+        next_step = f"use longer seq_lens or a {other}"
         text = f"The mask of {name} removes no pairs {where}"
         yield Finding(text, "the comparison excludes such masks", next_step, about)
 
