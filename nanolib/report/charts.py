@@ -240,6 +240,8 @@ def roofline_words(rows: pd.DataFrame, experiment: str) -> list[Finding]:
                 next_step = "run nano doctor on an idle machine"
             reached = scaled(best["achieved"], "FLOP/s")
             evidence = f"{best['case']} reaches {reached}, above the roofline's {roof}: {why}"
+        elif best["share"] > 1:
+            evidence += " (the interval includes the roofline)"
         share = Estimate.of(best, "share", name=best["case"])
         answer = f"{scope.replace('_', ' ').capitalize()} is {join_words(kinds)}"
         findings.append(Finding(answer, evidence, next_step, figures=(share,)))

@@ -1,5 +1,7 @@
 """Runs that are unlike the notebook's own: cases that all failed, one length, several shapes, wide axes."""
 
+import math
+
 import pytest
 
 from nanolib.experiments.attention import cases as attention
@@ -7,7 +9,7 @@ from nanolib.experiments.attention.findings import ATTENTION_COLUMNS
 from nanolib.measurement import Status
 from nanolib.report.overview import explain_missing, why_empty
 from nanolib.run.dry_run import prediction_table
-from tests.report.cases import SHAPE, attention_case, attention_rows
+from tests.report.cases import CEILINGS, SHAPE, attention_case, attention_rows, rated
 from tests.report.rows import ended
 from tests.shown import CHARTS
 
@@ -66,3 +68,21 @@ def test_smaller_tiles_are_advised_only_where_they_remove_pairs(say, name, other
     cases = [attention_case("dense", 9, 10, 11), attention_case(name, 4, 5, 6, sparsity=0.0)]
     (line,) = (line for line in say("attention", cases) if "removes no pairs" in line)
     assert line.endswith(f"Next: use longer seq_lens or a {other}.")
+
+
+def test_a_rate_above_the_roofline_is_not_cut_off_with_its_interval(say):
+    cases = [*CEILINGS, rated("dense", 0.3e11, 1.5e11, 1.6e11)]
+    (line,) = (line for line in say("attention", cases) if "Forward is" in line)
+    words = "reaches 150% [30% … 160%] of the roofline's 100 GFLOP/s"
+    assert line.endswith(f"dense seq_len=64 {words} (the interval includes the roofline).")
+
+
+def test_ones_own_attention_is_told_before_what_was_not_measured(say):
+    own = [attention_case("own (x:y)", 4, 5, 6, sparsity=math.nan, batch_size=n) for n in (1, 2)]
+    lines = say(
+        "attention", [attention_case("dense", 9, 10, 11, batch_size=n) for n in (1, 2)] + own
+    )
+    assert ["own (x:y) is faster than dense" in line for line in lines] == [True, True, False]
+    measured = "only dense kernels and your own attentions were measured."
+    assert lines[2].startswith(f"Sparse attention was not measured: {measured}")
+    assert "only your own attentions were" in say("attention", own)[0]

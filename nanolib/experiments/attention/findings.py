@@ -135,14 +135,16 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
         return explain_missing(rows, "attention", "Attention")
     groups = list(_split_groups(timed))
     findings = []
-    for about, group in groups:
-        findings += _compare_sparse(group, about)
+    for find in (_compare_sparse, _compare_own):
+        for about, group in groups:
+            findings += find(group, about)
     if not _has_mask(timed).any():
+        kinds = timed["is_dense"].map({True: "dense kernels", False: "your own attentions"})
         next_step = "add {kind: sparse, pattern: window} to attention_types"
         text = "Sparse attention was not measured"
-        findings.append(Finding(text, "only dense kernels were measured", next_step))
+        findings.append(Finding(text, f"only {join_words(kinds)} were measured", next_step))
     findings += _compare_losses(quality_table(rows))
-    for find in (_compare_own, _find_dense_masks, _find_fastest):
+    for find in (_find_dense_masks, _find_fastest):
         for about, group in groups:
             findings += find(group, about)
     return [*findings, *roofline_words(rows, "attention")]
