@@ -25,6 +25,7 @@ from nanolib.run.peaks_case import rate_rows, roofline_ms
 _ERROR_ROWS = 128
 # These factors describe the attention. All other factors of a case describe the shape.
 _KIND_FACTORS = ("name", "attention_type", "options")
+_UNNAMED = ("block_size", "seed", "per_head")  # Options that are not part of the name.
 _Inputs = tuple[Tensor, Tensor, Tensor]
 
 
@@ -109,7 +110,8 @@ class AttentionCase(Case):
         return self.attention_type in ("dense", "flash_attn")
 
     def __str__(self) -> str:
-        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}"
+        rest = [f" {name}={value}" for name, value in self.options.items() if name in _UNNAMED]
+        return f"{self.name} n={self.seq_len} batch={self.batch_size} {self.dtype}{''.join(rest)}"
 
     def inputs(self, seed: int) -> _Inputs:
         """Return random q, k and v, shape [batch, heads, seq_len, head_dim] each."""
@@ -186,8 +188,7 @@ class AttentionCase(Case):
         nanolib tries the attention on a few tokens. It does not try `flex` or the user's code.
         """
         if self.attention_type == "flex":
-            backend = self.options.get("backend", "auto")
-            return flex.unsupported(self.device, self.backward, backend)
+            return flex.unsupported(self.device, self.backward, self._parsed.backend)
         if self.runs_code:
             return ""
         few = replace(self, seq_len=16, batch_size=1)
