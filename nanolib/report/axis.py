@@ -105,4 +105,5 @@ def log_ticks(low: float, high: float) -> list[float]:
         step = max(m * decade for m in (1, 2, 5) if m * decade <= most)
         count = range(math.ceil(low / step), math.floor(high / step) + 1)
         return [float(f"{at * step:.9g}") for at in count]
-    return found if len(found) <= 7 else [decade for decade in decades if low <= decade <= high]
+    inside = [decade for decade in decades if low <= decade <= high]
+    return inside if len(found) > 7 and len(inside) > 2 else found

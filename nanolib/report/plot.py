@@ -149,7 +149,7 @@ def _draw_guides(
         layers.append(_layer("rule", along, data=data, strokeWidth=1.2))
         if name:
             left = along | {"x": alt.value(0)}  # The right end has the names of the series.
-            layers.append(_layer("text", left, data=data, text=name, align="left", dx=2, dy=-8))
+            layers.append(_layer("text", left, data=data, text=name, align="left", dx=2, dy=9))
     return layers
 
 
