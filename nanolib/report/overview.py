@@ -228,6 +228,10 @@ def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
     for status, group in failed.groupby("status", sort=False):
         messages = "; ".join(filter(None, group["message"].unique()[:_MOST_REASONS]))
         reasons.append(f"{len(group)} {status}" + (f": {messages}" if messages else ""))
+    ended = rows[rows["metric"] == "case_duration"]
+    peaks = drop_missing(ended, "factor.ceiling")["case_id"]  # Peak rates are not results.
+    if (ended["status"].eq("ok") & ~ended["case_id"].isin(peaks)).any():
+        return "no case has this result" + (f" ({', '.join(reasons)})" if reasons else "")
     return f"no case has a result ({', '.join(reasons) or 'no case has ended'})"
 
 

@@ -12,7 +12,7 @@ from nanolib.measurement import Status
 from nanolib.report.axis import log_ticks
 from nanolib.report.overview import explain_missing, why_empty
 from nanolib.run.dry_run import prediction_table
-from tests.report.cases import CEILINGS, SHAPE, attention_case, attention_rows, quality_case, rated
+from tests.report.cases import CEILINGS, SHAPE, attention_case, quality_case, rated
 from tests.report.rows import ended
 from tests.shown import CHARTS
 
@@ -42,10 +42,14 @@ def test_cases_that_all_failed_have_their_reasons_in_the_conclusion_and_the_char
     assert str(nothing) == "Warm-up was not measured. Next: run nano run quick warmup."
 
 
-def test_a_remedy_stands_only_where_no_case_failed(measured):
-    rows = measured("attention", attention_rows({("dense", 64): 10}, [("own x", 64)]).values())
+def test_a_remedy_stands_only_where_no_case_failed_and_other_results_are_no_failure(measured):
+    dense = attention_case("dense", 9, 10, 11)
+    rows = measured("attention", [dense])
     assert why_empty(rows, "attention", "set backward") == "set backward"
-    rows = measured("attention", _failed((Status.OOM, "")))
+    assert why_empty(rows, "attention") == "no case has this result"
+    rows = measured("attention", [dense, *_failed((Status.OOM, "full"))])
+    assert why_empty(rows, "attention") == "no case has this result (1 oom: full)"
+    rows = measured("attention", [*CEILINGS, *_failed((Status.OOM, ""))])
     assert why_empty(rows, "attention", "set backward") == "no case has a result (1 oom)"
 
 
