@@ -3,9 +3,9 @@
 import shlex
 
 import pytest
-from click.testing import CliRunner
 
 from nanolib.cli import main
+from tests.processes import invoked
 
 EXAMPLES = [
     (name, example.strip())
@@ -17,7 +17,7 @@ EXAMPLES = [
 def test_each_command_has_one_and_its_help_shows_it_in_a_line():
     assert {name for name, _ in EXAMPLES} == set(main.commands)
     for name, example in EXAMPLES:
-        shown = CliRunner().invoke(main, [name, "--help"], terminal_width=80).output
+        shown = invoked(name, "--help", terminal_width=80).output
         assert f"  {example}\n" in shown and shown.index("Examples:") > shown.index("Options:")
 
 
