@@ -30,6 +30,7 @@ def nano(tmp_path, monkeypatch):
 
 
 BASE = {"a": measured(1), "b": measured(2)}
+EARLIER = [run_of({"a": measured(10 + at)}, f"earlier{at}", git_revision="rev") for at in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -37,10 +38,9 @@ BASE = {"a": measured(1), "b": measured(2)}
     [((), ["other processes use 60% of the CPUs"]), ((Flag.BUSY_MACHINE,), [])],
 )
 def test_a_busy_one_is_suspect_at_most_and_says_so_above_the_table(nano, flags, disturbed):
-    runs = [run_of({"a": measured(10 + at)}, f"earlier{at}", git_revision="rev") for at in range(5)]
     now = {"a": measured(3, level=13.0, flags=flags), "b": measured(4)}
-    runs += [run_of(BASE, "base"), run_of(now, "curr", interference=disturbed)]
-    ended, found = nano(runs, "base", "curr")
+    runs = [run_of(BASE, "base"), run_of(now, "curr", interference=disturbed)]
+    ended, found = nano(EARLIER + runs, "base", "curr")
     assert ended.exit_code == 0 and "1 suspect" in ended.output and "regressed" not in ended.output
     assert BUSY in ended.output
     if disturbed:
@@ -68,11 +68,10 @@ def test_where_nothing_was_measured_twice_nothing_passes(nano, strict):
 
 
 def test_the_exit_code_is_one_on_a_regression_and_only_then(nano, tmp_path):
-    runs = [run_of({"a": measured(10 + at)}, f"earlier{at}", git_revision="rev") for at in range(4)]
-    runs.append(run_of({"a": measured(1)}, "aaaa", label="before"))
+    runs = [run_of({"a": measured(1)}, "aaaa", label="before")]
     runs.append(run_of({"a": measured(2, 12)}, "bbbb", label="after"))
     markdown = tmp_path / "c.md"
-    ended, found = nano(runs, "before", "after", "--markdown", markdown)
+    ended, found = nano(EARLIER + runs, "before", "after", "--markdown", markdown)
     assert ended.exit_code == 1 and found["regressed"] is True and "drift" in ended.output
     assert "| regressed |" in markdown.read_text()
     better, _ = nano([], "after", "before")
