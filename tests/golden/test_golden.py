@@ -13,6 +13,7 @@ _EACH = 60  # of the full suite's cases so many share one that is planned in eve
 _LONG = (
     "QualityCase ",
     "seq_len=256 ",
+    "seq_len=512 batch_size=1 ",
     "batch_size=16 ",
     "seq_len=4096 ",
     "arm=",
