@@ -61,14 +61,11 @@ def test_who_stops_reading_ends_a_command_and_gets_no_verdict(tmp_path):
         assert runs.stderr.read() == b"" and runs.wait() == EXIT_CLOSED
 
 
-@pytest.mark.parametrize("suite", suites())
-def test_all_notebooks_of_a_suite_are_looked_through_for_code_of_yours(suite):
-    jobs = plan(ALL, [suite], {}, {})
-    assert {job.name for job in jobs} == set(ALL)
-    import_user_code(jobs)  # the summary, which measures nothing, among them
-
-
-def test_a_notebook_that_is_named_twice_runs_once():
+def test_a_suite_has_all_notebooks_and_one_that_is_named_twice_runs_once():
+    for suite in suites():
+        jobs = plan(ALL, [suite], {}, {})
+        assert {job.name for job in jobs} == set(ALL)
+        import_user_code(jobs)  # the summary, which measures nothing, among them
     named = ["quick", "attention", "model", "attention"]
     assert [job.name for job in plan(ALL, named, {}, {})] == ["attention", "model"]
     scenario = scenarios()[0]
