@@ -105,7 +105,6 @@ WITHOUT_DATABASE = {
     "run --on mars": "'mars' is not one of 'here', 'ray'",
     "run --on ray --resume": "--resume: a Ray task returns all of its results or none",
     "plan nope --memory 1GiB": "model: 'nope' is not a known preset",
-    "plan hf:Nope --memory 1GiB": "transformers has no model class 'Nope'",
     "plan nowhere.json --memory 1GiB": "model: 'nowhere.json' is not a config file of a Hugging Face model (FileNotFound",
     "plan decoder_tiny --memory 5parsec": "memory: '5parsec' is not valid",
     "plan decoder_tiny --memory 80": "memory: '80' is not valid; use an amount such as 80GiB",

@@ -173,9 +173,7 @@ NOT_MEASURED = "the case does not measure this metric"
 @pytest.mark.parametrize(
     ("endings", "blocks", "metric", "found"),
     [
-        ([OK, BAD], FEW, "latency", ("", "failed", "B: error: why")),
         ([BAD, OK], FEW, "latency", ("", "new", "A: error: why")),
-        ([BAD, BAD], FEW, "latency", ("", "inconclusive", "A: error: why; B: error: why")),
         ([OK, OK], {}, "latency", ("", "inconclusive", "the case has no timed calls")),
         ([OK, OK], {}, "peak_memory", ("peak_memory", "inconclusive", NOT_MEASURED)),
         ([OK, OK], FEW, "latency", ("latency x", "inconclusive", TOO_FEW)),
