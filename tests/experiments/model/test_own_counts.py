@@ -4,6 +4,7 @@ import pytest
 
 from nanolib.experiments.model import cases as model
 from nanolib.experiments.model.case import GenerationCase, ModelCase
+from nanolib.experiments.model.look import look_at_code
 from nanolib.experiments.model.planner import Planner
 from nanolib.measurement import MemoryKind
 from nanolib.meters.flops import model_flops
@@ -139,12 +140,14 @@ def test_a_token_reads_the_experts_that_it_can_choose(batch, experts):
     assert case.formulas()["bytes"] == 2 * (LAYERS * block + D * VOCAB + NORMS + rest)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states(frozen):
-    n, body, head = 16, 32 * 32, 32 * 256
-    said = _case("mine_for_counts:partly_frozen", {"frozen": frozen}, n, "training").formulas()
-    flops, learning = 6 * (body + head), 256 * 32 + body + head
-    if frozen:
-        flops, learning = 2 * body + 4 * head, head
-    assert said["flops"] == n * flops
-    assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
+def test_weights_that_do_not_learn_have_neither_a_backward_pass_nor_states():
+    n, body, head, model = 16, 32 * 32, 32 * 256, "mine_for_counts:partly_frozen"
+    learns, frozen = (_case(model, {"frozen": frozen}, n, "training") for frozen in (False, True))
+    look_at_code(model, [learns.planned_as, frozen.planned_as])  # both in one process
+    for case, flops, learning in (
+        (learns, 6 * (body + head), 256 * 32 + body + head),
+        (frozen, 2 * body + 4 * head, head),
+    ):
+        said = case.formulas()
+        assert said["flops"] == n * flops
+        assert said["bytes"] == 4 * (2 * said["parameters"] + 8 * learning)
