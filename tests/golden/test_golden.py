@@ -14,6 +14,7 @@ _LONG = (
     "QualityCase ",
     "seq_len=256 ",
     "seq_len=512 batch_size=1 ",
+    "seq_len=128 batch_size=1 dtype=float32 mode=generation ",
     "batch_size=16 ",
     "seq_len=4096 ",
     "arm=",
