@@ -49,7 +49,7 @@ def test_outputs_and_gradients_are_the_same_to_the_last_bit(model, config):
 @torch.inference_mode()
 def test_everything_is_put_back_when_the_model_raises_and_a_later_call_is_seen(model):
     with LayerProfiler(model, EACH) as profiler:
-        with pytest.raises(BadInput):
+        with pytest.raises(BadInput, match="ids: 65 tokens exceed context_length 64"):
             model(torch.zeros(1, 65, dtype=torch.int64))
         model(IDS)
         model(IDS)

@@ -22,15 +22,10 @@ def test_a_machine_is_told_without_names_and_its_id_is_of_its_hardware_alone():
     here = this_machine()
     text = json.dumps(here.to_dict())
     assert platform.node() not in text and str(Path.home()) not in text
-    hardware = {"cpu": "A CPU", "cores": 8, "ram_gib": 32, "system": "Linux x86_64", "gpus": ()}
-    one = replace(here, **hardware)
-    expected = hashlib.sha256(b'["A CPU", 8, 32, "Linux x86_64", []]').hexdigest()[:12]
+    hardware = {"cpu": "A CPU", "cores": 8, "ram_gib": 32, "system": "Linux x86_64"}
+    one = replace(here, **hardware, gpus=({"name": "G", "memory_gib": 80},))
+    expected = hashlib.sha256(b'["A CPU", 8, 32, "Linux x86_64", ["G"]]').hexdigest()[:12]
     assert one.machine_id == expected == one.to_dict()["machine_id"]
-    rest = {"torch": "9", "threads": 1, "governor": "x", "driver": "5", "dtypes": {"a": "b"}}
-    assert replace(one, **rest).machine_id == expected
-    gpu = {"name": "G", "memory_gib": 80}
-    others = ({"cpu": "B"}, {"cores": 9}, {"ram_gib": 31}, {"system": "x"}, {"gpus": (gpu,)})
-    assert len({replace(one, **other).machine_id for other in others} | {expected}) == 6
 
 
 def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
