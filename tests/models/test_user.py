@@ -84,8 +84,6 @@ def test_a_model_of_ones_own_is_built_with_its_options_which_stay_whole(module):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("justaname", "does not name a function"),
-        ("there_is_no_such_module:build", "needs the module 'there_is_no_such_module'"),
         ("{}:kept", "has no function 'kept'"),
         ("{}:instance", "has no function 'instance'"),
     ],
