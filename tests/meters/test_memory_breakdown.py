@@ -113,12 +113,3 @@ def test_saved_activations_are_what_autograd_saves(name):
         work.call.forward()
         counter.begin("saved")
     assert counter.breakdowns()["saved"].by_kind[MemoryKind.SAVED] == alone
-
-
-def test_parts_of_a_cache_and_of_inputs_are_told_apart():
-    model = MODELS["decoder"]()
-    first, later = (breakdown(work, model).by_kind for work in _works(model, "decoding"))
-    assert first[MemoryKind.CACHE] == later[MemoryKind.CACHE] == 2 * 2 * 2 * 34 * 64 * 4
-    # the ids that the prompt is a view of, and the last token
-    assert first[MemoryKind.INPUTS] == 2 * 33 * 8 + 2 * 8
-    assert first[MemoryKind.TEMPORARIES] > later[MemoryKind.TEMPORARIES]

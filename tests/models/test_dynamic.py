@@ -12,6 +12,9 @@ from tests.models.inputs import kept_tiles, masked_by, qkv
 
 SIZE = 16
 SHAPES = [(80, 80), (75, 75), (37, 90), (1, 50), (16, 16)]
+every_shape = pytest.mark.parametrize(
+    ("shape", "causal"), list(itertools.product(SHAPES, [True, False]))
+)
 
 
 def _inputs(q_len, kv_len, seed=0):
@@ -36,8 +39,7 @@ def _rows(q, k, causal, **options):
             yield kept, {at: float(query @ means[at]) / math.sqrt(8) for at in allowed}, own
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@every_shape
 @pytest.mark.parametrize("rest", [{"sparsity": 0.5}, {"window": 40}, {"window": 3}])
 def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
     for kept, scores, own in _rows(*_inputs(*shape), causal, pattern="top_k", **rest):
@@ -49,8 +51,7 @@ def test_top_k_keeps_its_own_tiles_and_then_the_best(shape, causal, rest):
         assert kept == set(best[: max(count, len(own))])
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", SHAPES)
+@every_shape
 @pytest.mark.parametrize("mass", [0.3, 1.0])
 def test_threshold_keeps_its_own_tiles_and_the_fewest_that_hold_the_mass(shape, causal, mass):
     q, k = _inputs(*shape, seed=1)
