@@ -1,7 +1,6 @@
 """The profiler on a clock that moves only where the work says so, its overhead, and the trace of torch's own."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -205,25 +204,6 @@ def test_a_gpus_kernels_are_traced_where_there_is_one(tmp_path, monkeypatch, dev
         write_trace(X.neg, tmp_path / "case.json", device)
     kinds = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
     assert asked.value.args == kinds[: 1 + device.startswith("cuda")]
-
-
-@pytest.mark.parametrize("config", [ProfilingConfig(), ProfilingConfig.deep(every_kth_token=100)])
-def test_a_call_without_details_enters_one_function_per_timed_module(clock, config):
-    model, entered = _Model(clock), []
-
-    def noted(frame, event, _):
-        if event == "call" and "nanolib/meters/layers" in frame.f_code.co_filename:
-            entered.append(frame.f_code.co_name)
-
-    with LayerProfiler(model, config):
-        model(X)  # the first call has details
-        sys.setprofile(noted)
-        try:
-            model(X)
-        finally:
-            sys.setprofile(None)
-    # two neighbors of the blocks, three blocks, and the model
-    assert sorted(entered) == [*["timed"] * 5, "watched"]
 
 
 def test_a_gpus_events_give_milliseconds_and_the_hosts_clock_nanoseconds(monkeypatch):
