@@ -128,7 +128,11 @@ def test_an_estimates_ends_are_those_of_its_power():
 @pytest.mark.parametrize(
     ("watts", "provenance", "said"),
     [
-        (0.0, Provenance.MEASURED, "test of gpu 0 read 0 W, so the readings are not valid; record"),
+        (
+            0.0,
+            Provenance.MEASURED,
+            "test of gpu 0 read 0 W, so the readings are not valid; record the",
+        ),
         (
             0.0,
             Provenance.REPLAYED,

@@ -119,10 +119,9 @@ def test_a_configuration_that_speaks_of_a_cache_asks_for_no_argument(module):
         generation_of(model, IDS, 2)
 
 
-@pytest.mark.parametrize("name", ["{}:build", "os:mkdir"])
-def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_path, name):
+def test_parameters_cases_and_a_dry_run_run_nothing_of_the_users(module, tmp_path):
     (tmp_path / f"{module}.py").write_text("raise SystemExit('it was run')")
-    options = ["-p", f"model={name.format(module)}", "-p", "model_options={path: made}"]
+    options = ["-p", f"model={module}:build"]
     output = ["--output", str(tmp_path / "out")]
     ended = CliRunner().invoke(main, ["run", "model", "--dry-run", *options, *output])
     assert ended.exit_code == 0 and "because the model is your own code" in ended.output
