@@ -43,7 +43,6 @@ def test_a_timer_adds_up_blocks_by_kind_and_ranks_wait_for_each_other(clock, ran
     monkeypatch.setattr(torch.distributed, "barrier", barrier)
     watch, said = Timer(), []
     _timed(watch, clock, "comp_qk", 2, 4)
-    assert "other" not in watch.shares()
     with watch.time_block("load"):  # its time is without that of the sections in it
         clock[0] += 10 * MS
         _timed(watch, clock, "comm_lse", 1, 3)
@@ -60,6 +59,13 @@ def test_a_timer_adds_up_blocks_by_kind_and_ranks_wait_for_each_other(clock, ran
         "other                    0.010    25.0%",
         "total                    0.040",
     ]
+
+
+def test_a_single_rank_waits_for_nobody_and_other_work_is_named_if_there_is_any(clock):
+    watch = Timer()
+    _timed(watch, clock, "comm_a", 3)
+    found = {"compute": 0.0, "wait": 0.0, "communication": 0.003}
+    assert watch.shares() == pytest.approx(found)
 
 
 def test_calls_of_all_ranks_are_blocks_of_five_milliseconds_in_one_order(clock, ranks):
