@@ -17,8 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.gpu import first_minutes  # noqa: E402
-from tests.gpu.alone import REHEARSAL  # noqa: E402
+from tests.gpu.first_minutes import SECONDS  # noqa: E402
 from tests.gpu.null_cuda.build import build  # noqa: E402
 
 SLOWER = 30  # a core that does other things too
@@ -46,8 +45,8 @@ def main():
         return 0
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | build(Path(place).parent, Path(folder) / "stand-in")
-        environment |= {REHEARSAL: "1", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
-        options = ["--to", folder, "--seconds", str(SLOWER * first_minutes.SECONDS)]
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/compiled"}
+        options = ["--to", folder, "--seconds", str(SLOWER * SECONDS)]
         command = [given.python, "-m", "tests.gpu.first_minutes", *options, *given.parts]
         subprocess.run(command, env=environment, cwd=ROOT, check=False)
         (written,) = Path(folder).glob("*.json")

@@ -2,8 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 import numpy as np
@@ -46,17 +44,19 @@ def clock(gpu):
     """Times are those of the device, and say when they are not."""
     from triton.testing import do_bench
 
-    product = gpu.product("bfloat16")
+    product = gpu.product()
     ours, theirs = gpu.measure(product).estimate, do_bench(product, return_mode="median")
     text = "a bfloat16 product of 8192³ takes what do_bench says within 3 %"
     yield near(text, ours, theirs, 0.03, "ms")
     x = torch.zeros(1, device=gpu.device)
     small = gpu.measure(lambda: x.add_(1))
-    both = ", ".join(f"{name} {small.details.get(name)}" for name in ("host_ms", "device_ms"))
+    both = f"host_ms {small.details.get('host_ms')}, device_ms {small.details.get('device_ms')}"
     text = "a kernel that does nothing is launch-bound"
     yield Check(text, both, Flag.LAUNCH_BOUND in small.flags)
-    sleeps = (functools.partial(torch.cuda._sleep, cycles) for cycles in (10**7, 2 * 10**7))
-    once, twice = (gpu.measure(sleep).estimate for sleep in sleeps)
+    once, twice = (
+        gpu.measure(functools.partial(torch.cuda._sleep, cycles)).estimate
+        for cycles in (10**7, 2 * 10**7)
+    )
     text = "twice the cycles of waiting read twice the time within 2 %"
     yield near(text, twice, 2 * once, 0.02, "ms")
     source, target = torch.ones(2, 2**24, dtype=torch.uint8, device=gpu.device)
@@ -84,8 +84,8 @@ def ceilings(gpu):
         if fast == "fp8" and reason:
             yield Check(text, reason, None)
             continue
-        slow_ms, fast_ms = (gpu.measure(gpu.product(kind)).estimate for kind in (slow, fast))
-        yield Check(text, f"{slow_ms / fast_ms:.2f} ×", slow_ms / fast_ms > least)
+        gain = rates.get(fast, math.nan) / rates.get(slow, math.nan)
+        yield Check(text, f"{gain:.2f} ×", bool(gain > least))
 
 
 def attention(gpu):
@@ -122,12 +122,12 @@ def memory(gpu):
     rows = [gpu.run("attention", **gpu.peaks), gpu.run("model", **gpu.training)]
     found = pd.concat(rows, ignore_index=True)
     peaks = found[found.metric == "peak_memory"].dropna(subset=["predicted", "estimate"])
-    for row in peaks.to_dict("records"):
-        name = row["factor.name"] if pd.isna(row["factor.preset"]) else row["factor.preset"]
-        peak, plan = row["estimate"], row["predicted"]
-        text = f"{name} {row['scope']}: the peak is the plan's within 5 % and {SLACK_MIB} MiB"
-        away = abs(peak - plan) - 0.05 * plan
-        yield Check(text, f"{peak:.4g} and {plan:.4g} MiB", bool(away <= SLACK_MIB))
+    peaks = peaks.assign(of=peaks["factor.preset"].fillna(peaks["factor.name"]))
+    for row in peaks.itertuples():
+        text = f"{row.of} {row.scope}: the peak is the plan's within 5 % and {SLACK_MIB} MiB"
+        both = f"{row.estimate:.4g} and {row.predicted:.4g} MiB"
+        away = abs(row.estimate - row.predicted) - 0.05 * row.predicted
+        yield Check(text, both, bool(away <= SLACK_MIB))
     text = "peaks are planned, of attention and of training"
     planned = {"forward", "forward_backward", "training_step"} <= {*peaks.scope}
     yield Check(text, f"{len(peaks)} rows", planned)
@@ -176,8 +176,8 @@ def eight_bits(gpu):
         rows = gpu.run("fp8", **params)
         yield every_case(f"fp8 {preset}", rows)
         steps = selected(rows, "latency", "training_step")
-        times = steps.groupby("factor.precision").estimate.first()
-        gain = times.get("bfloat16", math.nan) / times.drop("bfloat16", errors="ignore").min()
+        times = steps.set_index("factor.precision").estimate
+        gain = times.get("bfloat16", math.nan) / times.filter(like="fp8").min()
         gains[PRESETS[preset]["d_model"]] = gain
         text = f"fp8 {preset}: a step in bfloat16 over one in 8 bits is known"
         yield Check(text, f"{gain:.2f} ×", bool(gain > 0))
@@ -225,30 +225,18 @@ def lost(gpu):
     yield accident(gpu, "assert", "error", "device-side assert")
 
 
-@dataclass(frozen=True)
-class Part:
-    """One part.
-
-    Attributes:
-        checks: What it asks of the GPU.
-        limit_s: After so many seconds it is stopped; what it has shown until then stays.
-    """
-
-    checks: Callable
-    limit_s: float
-
-
+# What a part asks of the GPU, and after how many seconds it is stopped; what it has shown until then stays.
 # By worth: if the time is cut short, the first ones have run.
 PARTS = {
-    "identity": Part(identity, 20),
-    "clock": Part(clock, 30),
-    "ceilings": Part(ceilings, 40),
-    "attention": Part(attention, 150),
-    "models": Part(models, 120),
-    "fp8": Part(eight_bits, 180),
-    "energy": Part(energy, 40),
-    "memory": Part(memory, 60),
-    "patterns": Part(patterns, 110),
-    "ranks": Part(ranks, 60),
-    "lost device": Part(lost, 30),
+    "identity": (identity, 20),
+    "clock": (clock, 30),
+    "ceilings": (ceilings, 40),
+    "attention": (attention, 150),
+    "models": (models, 120),
+    "fp8": (eight_bits, 180),
+    "energy": (energy, 40),
+    "memory": (memory, 60),
+    "patterns": (patterns, 110),
+    "ranks": (ranks, 60),
+    "lost device": (lost, 30),
 }
