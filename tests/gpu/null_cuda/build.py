@@ -12,7 +12,7 @@ REHEARSAL = "NANOLIB_REHEARSAL"  # set where the stand-in is the GPU
 _LIBRARIES = re.compile(r"__cuda|cuda|cublas|cudnn|cusparse|cusolver|curand|nccl")
 # what the real runtime and libraries answer without a driver
 _REAL = re.compile(
-    r"__cuda(Register|Unregister|PopCall|PushCall)|cudnnGet(Version|Cudart|ErrorString|LastError)|cudaGetError(Name|String)|nccl\w*Error"
+    r"__cuda(Register|Unregister|PopCall|PushCall)|cudnnGet(Version|Property|Cudart|ErrorString|LastError)|cudaGetError(Name|String)|nccl\w*Error"
 )
 _NOT_SUPPORTED = re.compile(r"cudnn(Backend|Conv)")  # torch then takes another kernel
 
