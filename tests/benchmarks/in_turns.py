@@ -52,7 +52,7 @@ def main():
     if wide > MOST_WIDE * len(busy):
         wrong.append(f"{wide} of {len(busy)} pairs are wide")
     print("\n".join(wrong) or f"no order turned, {clean} of {len(busy)} pairs clean, {wide} wide")
-    return 1 if wrong else 0
+    return bool(wrong)
 
 
 def _gains():

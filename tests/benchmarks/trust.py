@@ -9,7 +9,7 @@ adds N real `nano ab` comparisons per cell, as long as a user would wait for the
 
 import argparse
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +91,7 @@ def _print_row(name, texts):
 
 def _print_rates(recordings, budget_s):
     """Print how often B is called slower, or faster where it is (ours: regressed, improved or suspect)."""
-    rng, rates = np.random.default_rng(0), defaultdict(list)
+    rng, columns = np.random.default_rng(0), []
     length = round(budget_s * TIMED / 2 / IN_A_ROW_S)
     rules = RULES
     if 2 * length > min(len(recording.generations) for recording in recordings):
@@ -112,12 +112,11 @@ def _print_rates(recordings, budget_s):
         }
         for name, rule in rules.items():
             found[name] = [replay_peer(rule, of, units, rng, length) for of in drawn]
-        for name, called in found.items():
-            rates[name].append(_rate(called))
+        columns.append({name: _rate(called) for name, called in found.items()})
     seconds = f"{budget_s:.0f} s, of which {budget_s * TIMED:.0f} s are for calls"
     _print_row(f"{REPLAYS} replays of {seconds}", EFFECTS)
-    for name, row in rates.items():
-        _print_row(name, row)
+    for name in columns[0]:
+        _print_row(name, (column[name] for column in columns))
 
 
 def is_called(verdict, units, kinds):

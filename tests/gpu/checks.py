@@ -1,10 +1,9 @@
 """Checks that several parts of the first minutes share: every check is an assertion that can fail."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One assertion.
 
     Attributes:

@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def first_minutes(found, checks_of, parts, file):
                 if isinstance(check, float):  # its last word
                     part["cpu_s"] = round(check, 1)
                     continue
-                part["checks"].append(asdict(check))
+                part["checks"].append(check._asdict())
                 print(f"{name}: {_MARKS[check.holds]} {check.text}: {check.found}", flush=True)
                 _keep(found, start, file)
             part["broke"] = ""
@@ -54,9 +53,10 @@ def first_minutes(found, checks_of, parts, file):
             print(f"{name}: broke: {part['broke']}", flush=True)
         _keep(found, start, file)
         print(f"{name}: {part['seconds']} s", flush=True)
-    checks = [check for part in found["parts"] for check in part["checks"]]
-    broke = any(part["broke"] for part in found["parts"])
-    return not broke and all(check["holds"] is not False for check in checks)
+    return not any(
+        part["broke"] or False in [check["holds"] for check in part["checks"]]
+        for part in found["parts"]
+    )
 
 
 def _keep(found, start, file):
@@ -119,7 +119,7 @@ def main(arguments=None):
         found["parts"] = json.loads(file.read_text())["parts"]
     holds = first_minutes(found, checks_of, given.parts or PARTS, file)
     print(f"written to {file}; {'all holds' if holds else 'not all holds'}")
-    return 0 if holds else 1
+    return not holds
 
 
 if __name__ == "__main__":

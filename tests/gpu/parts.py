@@ -35,7 +35,6 @@ def identity(gpu):
     text = "the driver's GPU of torch's UUID has torch's name"
     yield Check(text, f"{torchs}; {drivers}", torchs == drivers)
     joules, t_s, watts = gpu.busy(working=True)
-    yield Check("the energy counter grows over 2 s of work", f"{joules:.0f} J", joules > 0)
     text = "joules over seconds are the driver's watts within 20 %"
     yield near(text, joules / t_s[-1], watts.mean(), 0.2, "W")
 

@@ -60,7 +60,7 @@ def test_what_hangs_is_stopped_at_its_limit_with_all_that_it_has_started(tmp_pat
     monkeypatch.setattr(alone, "_GRACE_S", 0.2)
 
     def hangs(send):
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        child = subprocess.Popen(["sleep", "600"])
         send([os.getpid(), child.pid])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # what ignores that it is asked to end
         time.sleep(600)

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from nanolib.ab.pairs import Settings
 from nanolib.ab.schedule import _compare
@@ -7,11 +6,10 @@ from tests.benchmarks.parts.recording import UNITS, Generation, Recording, repla
 from tests.benchmarks.trust import CALLED, is_called
 
 
-@pytest.mark.parametrize(("units", "called"), [(100.0, 0), (110.0, 10), (90.0, 10)])
-def test_replayed_comparisons_are_judged_as_nano_ab_does(units, called):
+def test_replayed_comparisons_are_judged_as_nano_ab_does():
     rng = np.random.default_rng(0)
     blocks = rng.lognormal(0, 0.01, (6, 20, len(UNITS))) * UNITS
     recording = Recording([Generation(block.T, []) for block in blocks], 0.0, 0.0)
-    verdicts = [_compare(replay_ab(recording, units, rng, 60.0), Settings()) for _ in range(10)]
-    found = sum(is_called(verdict, units, CALLED) for verdict in verdicts)
-    assert found == pytest.approx(called, abs=1)
+    for units, called in ((100.0, 0), (110.0, 10), (90.0, 10)):
+        verdicts = [_compare(replay_ab(recording, units, rng, 60.0), Settings()) for _ in range(10)]
+        assert abs(sum(is_called(one, units, CALLED) for one in verdicts) - called) <= 1
