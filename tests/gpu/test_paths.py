@@ -29,7 +29,7 @@ def test_the_gpu_under_test_is_marked_whatever_its_number_here(monkeypatch):
     """With CUDA_VISIBLE_DEVICES=5,1 torch's first GPU is the driver's sixth; part of a GPU has no meter of its own."""
     uuids = {"cuda:0": "5", "cuda:1": "1", "cuda:2": "MIG-4"}
     properties = lambda device: SimpleNamespace(uuid=uuids[device])  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr("torch.cuda.get_device_properties", properties)
     find = functools.partial(power.find_sources, nvml=NVML)
     monkeypatch.setattr(meter, "find_sources", find)
     for device, marked in {"cuda:0": "5", "cuda:1": "1", "cuda:2": "", "cpu": ""}.items():
@@ -45,7 +45,7 @@ def test_a_library_that_finds_no_memory_ran_out_of_memory():
 
 
 def test_nccl_sends_past_every_interface(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "nccl")
     monkeypatch.setattr(links, "has_private_network", lambda: True)
     assert links.count_bytes(lambda: pytest.fail("it was called")) is None
 
@@ -93,8 +93,8 @@ def test_who_waited_until_nccl_gave_up_is_not_blamed(tmp_path):
 def test_ranks_name_their_gpu_to_nccl(tmp_path, monkeypatch):
     chosen, begin, gpu = MagicMock(), MagicMock(), torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(torch.cuda, "set_device", chosen)
-    monkeypatch.setattr(torch.distributed, "init_process_group", begin)
+    monkeypatch.setattr("torch.cuda.set_device", chosen)
+    monkeypatch.setattr("torch.distributed.init_process_group", begin)
     asked = {"device": "cuda", "threads": torch.get_num_threads(), "rank_timeout_s": 5.0}
     asked |= {"world_size": 2, "module": "builtins", "function": "dict", "request": {"a": 7}}
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)

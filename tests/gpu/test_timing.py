@@ -24,10 +24,10 @@ class Stream:
         """In the place of torch's, and of the host's clock."""
         self.host_ms = self.device_ms = 0.0
         self.launch_ms, self.kernel_ms = launch_ms, kernel_ms
-        monkeypatch.setattr(torch.cuda, "Event", self.event)
-        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
-        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr("torch.cuda.Event", self.event)
+        monkeypatch.setattr("torch.cuda.synchronize", self.synchronize)
+        monkeypatch.setattr("torch.cuda._sleep", self.sleep)
+        monkeypatch.setattr("torch.cuda.device", lambda _: contextlib.nullcontext())
         host = SimpleNamespace(
             perf_counter=lambda: self.host_ms / 1e3,
             perf_counter_ns=lambda: round(self.host_ms * 1e6),
@@ -37,8 +37,7 @@ class Stream:
 
     def launch(self, kernel_ms=None):
         self.host_ms += self.launch_ms
-        kernel_ms = self.kernel_ms if kernel_ms is None else kernel_ms
-        self.device_ms = max(self.host_ms, self.device_ms) + kernel_ms
+        self.sleep(1e6 * (self.kernel_ms if kernel_ms is None else kernel_ms))
 
     def event(self, **_):
         made = SimpleNamespace(at=None)
@@ -54,29 +53,23 @@ class Stream:
         self.device_ms = max(self.host_ms, self.device_ms) + cycles / 1e6  # of 1 GHz
 
 
-def _nvml(reasons):
-    """The driver of one GPU whose clock falls, and that says why; it has no power of the moment."""
-    clock_mhz = itertools.chain([1980, 1980, 1410], itertools.repeat(1980))
-    return MagicMock(
-        NVMLError=OSError,
-        nvmlDeviceGetClockInfo=lambda gpu, kind: next(clock_mhz),
-        nvmlDeviceGetFieldValues=lambda gpu, fields: [SimpleNamespace(nvmlReturn=3)],
-        nvmlDeviceGetPowerUsage=lambda gpu: 612_000,
-        nvmlDeviceGetTemperature=lambda gpu, kind: 71,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: reasons,
-    )
-
-
 @pytest.fixture
 def measured(monkeypatch):
+    """Time a call on a GPU whose clock falls, and that says why; it has no power of the moment."""
     properties = SimpleNamespace(uuid="0")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
 
     def measure(launch_ms, kernel_ms, call=Stream.launch, reasons=0, budget_s=0.5):
-        stream, clock = (
-            Stream(monkeypatch, launch_ms, kernel_ms),
-            clocks.CudaClock("cuda:0", _nvml(reasons)),
+        clock_mhz = itertools.chain([1980, 1980, 1410], itertools.repeat(1980))
+        nvml = MagicMock(
+            NVMLError=OSError,
+            nvmlDeviceGetClockInfo=lambda gpu, kind: next(clock_mhz),
+            nvmlDeviceGetFieldValues=lambda gpu, fields: [SimpleNamespace(nvmlReturn=3)],
+            nvmlDeviceGetPowerUsage=lambda gpu: 612_000,
+            nvmlDeviceGetTemperature=lambda gpu, kind: 71,
+            nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: reasons,
         )
+        clock, stream = clocks.CudaClock("cuda:0", nvml), Stream(monkeypatch, launch_ms, kernel_ms)
         monkeypatch.setattr(latency, "clock_for", lambda device: clock)
         return latency.measure(lambda: call(stream), 0.01, budget_s, device="cuda:0")
 
@@ -151,7 +144,7 @@ def test_the_last_level_cache_is_all_of_it(tmp_path, monkeypatch):
     unknown = [clocks.last_level_bytes(*one) for one in (("cpu", tmp_path / "none"), ("mps",))]
     assert unknown == [64 * 2**20] * 2
     properties = SimpleNamespace(L2_cache_size=2**20)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: properties)
     assert clocks.last_level_bytes("cuda:0") == 2**20
 
 
@@ -159,7 +152,7 @@ def test_tf32_and_8_bits_have_ceilings_of_their_own_where_the_device_has_them(mo
     monkeypatch.setattr(doctor, "resolve_device", lambda _: "cuda:0")
     kinds = ["ceiling float32", "ceiling tf32", "ceiling fp8"]
     for capability, own in (((9, 0), kinds), ((7, 5), kinds[:1])):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, own=capability: own)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_, own=capability: own)
         cases = doctor.cases(doctor.Params(dtypes=["float32"], sustained_s=30))
         sustained = [f"{kind} sustained" for kind in own]
         assert [str(case) for case in cases] == [*own, "ceiling copy", *sustained]
