@@ -2,22 +2,28 @@
 """What the first minutes ask of a GPU: readings of its driver, timings, and experiments on it."""
 
 import functools
+import multiprocessing
+import os
+import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from nanolib.experiments import ALL, doctor
+from nanolib.measurement import cause
 from nanolib.meters import ceilings, measure
 from nanolib.meters.gpu import gpu_watts
 from nanolib.meters.machine import gpu_uuid
+from nanolib.meters.time.sampler import Timing
 from nanolib.models.attention.dynamic import CHOOSERS
 from nanolib.models.attention.patterns import PATTERNS
 from tests.measuring import rows_of
 from tests.models.inputs import REQUIRED
 from tests.run import sample_experiment
 
-SECONDS = 2.0
+AHEAD_S, SECONDS = 45.0, 2.0
 # where the driver tells no power of the moment, what it tells is the mean over a second
 SETTLE_S = 1.5
 
@@ -79,6 +85,26 @@ class Hardware:
     def __init__(self, folder):
         self._folder = folder
 
+    def compile_ahead(self, name, *asked):
+        """Call each compiled case once, in as many processes as there are cores; torch's caches on disk serve the part.
+
+        This process has not touched the GPU yet. One entry after the other, since cases of large models fit into a GPU's memory by
+        threes; and not for longer than 45 s.
+
+        Args:
+            name: The experiment.
+            asked: Parameters of the experiment, without the device.
+        """
+        experiment, end = ALL[name](), time.monotonic() + AHEAD_S
+        for one in asked:
+            params = experiment.Params(device="cpu", **one)  # to list them for a CPU touches no GPU
+            cases = [case for case in experiment.cases(params) if _is_compiled(case)]
+            calls = [(replace(case, device=self.device), params) for case in cases]
+            processes = min(len(cases), os.cpu_count() or 1)
+            with multiprocessing.get_context("fork").Pool(processes) as pool:
+                compiled = pool.starmap_async(_compile, calls, chunksize=1)
+                compiled.wait(max(0.0, end - time.monotonic()))
+
     @functools.cached_property
     def _sensors(self):
         """The driver and its handle; what is compiled ahead must not find a GPU that was touched."""
@@ -126,3 +152,22 @@ class Hardware:
         experiment = own[name] if name in own else ALL[name]()
         params = experiment.Params(device=self.device, **asked)
         return rows_of(experiment, params, self._folder)
+
+
+def _is_compiled(case):
+    own_kernels = getattr(case, "attention_type", "") in ("sparse", "flex")
+    return own_kernels or getattr(case, "compiled", False)
+
+
+def _compile(case, params):
+    torch._inductor.config.compile_threads = 1
+    torch.set_num_threads(1)  # the others use the other cores
+    try:
+        if hasattr(case, "workloads"):
+            for work in case.workloads(*case.inputs(0)):
+                work.call()
+        else:  # it compiles before it is timed
+            next(made for made in case.measure(params, {}) if isinstance(made, Timing))
+        torch.cuda.synchronize()
+    except Exception as error:  # the part meets it too, and says so
+        print(f"compiling {case}: {cause(error)[:200]}", file=sys.stderr, flush=True)

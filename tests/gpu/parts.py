@@ -3,6 +3,7 @@
 import functools
 import math
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,21 +13,67 @@ from nanolib.config import PRESETS
 from nanolib.measurement import Flag
 from nanolib.models import fp8
 from nanolib.models.attention.tree import ALGORITHMS
-from tests.gpu.ahead import compile_ahead
-from tests.gpu.checks import (
-    Check,
-    accident,
-    at_most,
-    error_at_most,
-    every_case,
-    near,
-    selected,
-    shares_of_peak,
-)
 
 SLACK_MIB = 32  # what cuBLAS keeps for a stream: a thirtieth of the peaks that are compared
 # of the SXM form: what others have measured at the least, and the datasheet's product without sparsity
 H100 = {"bfloat16": (500e12, 990e12), "copy": (2.2e12, math.inf)}
+
+
+class Check(NamedTuple):
+    """One assertion.
+
+    Attributes:
+        text: What must hold.
+        found: What was found.
+        holds: Whether it does; None where this machine cannot show it.
+    """
+
+    text: str
+    found: str
+    holds: bool | None
+
+
+def near(text, found, wanted, share, unit):
+    holds = abs(found - wanted) <= share * abs(wanted)
+    return Check(text, f"{found:.4g} and {wanted:.4g} {unit}", bool(holds))
+
+
+def at_most(text, values, most):
+    found = f"at most {values.max():.3g} in {len(values)} rows"
+    return Check(f"{text} is at most {most:g}", found, bool(len(values) and values.max() <= most))
+
+
+def selected(rows, metric, scope):
+    return rows[(rows.metric == metric) & (rows.scope == scope)]
+
+
+def error_at_most(text, rows, scope, most):
+    errors = selected(rows, "relative_error", scope)
+    return at_most(f"{text}: the error", errors.estimate, most)
+
+
+def shares_of_peak(name, rows):
+    return at_most(f"{name}: each share of a ceiling", rows[rows.metric == "mfu"].estimate, 1.05)
+
+
+def every_case(name, rows):
+    ends = rows[rows.metric == "case_duration"]
+    wrong = ends[~ends.status.isin(["ok", "unsupported"])]
+    said = "; ".join(f"{row.factors} {row.status}: {row.message}" for row in wrong.itertuples())
+    holds = wrong.empty and (ends.status == "ok").any()
+    found = said[:1000] or f"{len(ends)} cases"
+    return Check(f"{name}: every case runs, or says why it cannot", found, bool(holds))
+
+
+def accident(gpu, behavior, status, words):
+    """What `sample_experiment` calls an accident costs one case, whose message has the words."""
+    ends = gpu.run("sample", behaviors=[behavior, "ok"])
+    ends = ends[ends.metric == "case_duration"]
+    said = "; ".join(f"{row.status} {row.message}".strip() for row in ends.itertuples())
+    lost = bool(ends.details.iloc[0].get("device_lost")) == (behavior == "assert")
+    text = f"{behavior}: the case is {status}, says why, and the next one is ok"
+    holds = words in said.lower() and lost and list(ends.status) == [status, "ok"]
+    return Check(text, said[:300], holds)
 
 
 def identity(gpu):
@@ -89,7 +136,7 @@ def ceilings(gpu):
 
 def attention(gpu):
     """The notebook's question at real lengths: dense backends, FlexAttention and sparse attention, forward and backward."""
-    compile_ahead("attention", gpu.device, gpu.grid)
+    gpu.compile_ahead("attention", gpu.grid)
     found = []
     for length in gpu.grid["seq_lens"]:
         found.append(gpu.run("attention", **gpu.grid | {"seq_lens": [length]}))
@@ -109,7 +156,7 @@ def attention(gpu):
 
 def patterns(gpu):
     """Every kind and pattern is right, or says why it cannot run."""
-    compile_ahead("attention", gpu.device, gpu.patterns)
+    gpu.compile_ahead("attention", gpu.patterns)
     rows = gpu.run("attention", **gpu.patterns)
     yield every_case("patterns", rows)
     yield error_at_most("every pattern against float64, in bfloat16", rows, "forward", 1e-2)
@@ -117,7 +164,7 @@ def patterns(gpu):
 
 def memory(gpu):
     """Peaks of a gibibyte and more are those of the plan, and running out of memory costs one case."""
-    compile_ahead("attention", gpu.device, gpu.peaks)
+    gpu.compile_ahead("attention", gpu.peaks)
     rows = [gpu.run("attention", **gpu.peaks), gpu.run("model", **gpu.training)]
     found = pd.concat(rows, ignore_index=True)
     peaks = found[found.metric == "peak_memory"].dropna(subset=["predicted", "estimate"])
@@ -164,7 +211,7 @@ def _beside_eager(rows):
 
 def eight_bits(gpu):
     """Training in 8 bits at several widths, and every recipe once, forward and training."""
-    compile_ahead("fp8", gpu.device, *gpu.fp8_sizes)
+    gpu.compile_ahead("fp8", *gpu.fp8_sizes)
     reason = fp8.native(gpu.device) or ("" if find_spec("torchao") else "torchao is not installed")
     if reason:
         yield Check("all recipes compute in 8 bits", reason, None)
