@@ -286,4 +286,4 @@ def hardware_table(rows: pd.DataFrame, machines: pd.DataFrame) -> pd.DataFrame:
                 value = format_number(row["estimate"], row["low"], row["high"])
                 line[f"{row['scope']} ({unit})"] = value
         lines.append(line)
-    return pd.DataFrame(lines).fillna("—")
+    return pd.DataFrame(lines).astype(object).fillna("—")

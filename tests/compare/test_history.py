@@ -159,7 +159,12 @@ RATE = "tokens_per_second"
     [
         ((1.25, True, "a", "b"), "latency", "nano ab a b model", "+25.0% between a and b"),
         ((0.8, True, "a", "b", 2), RATE, f"nano ab a b model --metric {RATE}", "in 2 runs so far"),
-        ((1.2, True, "a", "a"), "latency", "", "at the same revision a; check the machine and"),
+        (
+            (1.2, True, "a", "a"),
+            "latency",
+            "",
+            "at the same revision a; check your code, the machine and",
+        ),
         ((1.2, True, "a", "b+"), "latency", "", "between a and b+"),
         ((1.2, True, "", ""), "latency", "", "between runs without a revision; check the code"),
         ((math.inf, True, "a", "b"), "peak_memory", "", "from 0 between a and b"),

@@ -47,7 +47,7 @@ def elsewhere(file):
 
 
 # Experiment → the factor whose value tells baselines, how it begins, what they are called, and what a group shares.
-_NAMES = {"name", "optimization", "precision", "dtype"}  # cases that differ in these share a group
+_NAMES = {"name", "optimization", "precision", "options"}  # cases that differ in these share a group
 # Experiment → the factor that tells baselines, and how it begins.
 _BASELINES = {
     "attention": ("name", ("dense", "flash_attn")),
@@ -89,7 +89,8 @@ def _baselines(experiment, factors, rows, cases):
 
 
 def _shape(factors):
-    return {name: value for name, value in factors.items() if name not in _NAMES}
+    names = _NAMES | ({"dtype"} if "optimization" in factors else set())
+    return {name: value for name, value in factors.items() if name not in names}
 
 
 def _gain(own, base, title):

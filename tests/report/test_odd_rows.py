@@ -8,13 +8,18 @@ import pytest
 
 from nanolib.experiments.attention import cases as attention
 from nanolib.experiments.attention.findings import ATTENTION_COLUMNS, attention_table
-from nanolib.measurement import Status
+from nanolib.measurement import Measurement, Status, exact
 from nanolib.report.axis import log_ticks
 from nanolib.report.overview import explain_missing, why_empty
 from nanolib.run.dry_run import prediction_table
-from tests.report.cases import CEILINGS, SHAPE, attention_case, quality_case, rated
-from tests.report.rows import ended
+from tests.report.cases import SHAPE, attention_case, quality_case
+from tests.report.rows import ended, interval
 from tests.shown import CHARTS
+
+CEILINGS = [
+    ({"ceiling": scope, "device": "cpu"}, [Measurement(metric, rate, scope=scope)])
+    for metric, scope, rate in (("ceiling_flops", "float32", 1e11), ("ceiling_bytes", "copy", 1e10))
+]
 
 
 def _failed(*endings):
@@ -78,7 +83,10 @@ def test_smaller_tiles_are_advised_only_where_they_remove_pairs(say, name, other
 
 
 def test_a_rate_above_the_roofline_is_not_cut_off_with_its_interval(say):
-    cases = [*CEILINGS, rated("dense", 0.3e11, 1.5e11, 1.6e11)]
+    factors, timed = attention_case("dense", 9, 10, 11)
+    work = [exact("flops", 4e6, scope="forward"), exact("bytes", 1e5, scope="forward")]
+    rate = interval("flops_per_second", 0.3e11, 1.5e11, 1.6e11, scope="forward")
+    cases = [*CEILINGS, (factors, [*timed, *work, rate])]
     (line,) = (line for line in say("attention", cases) if "Forward is" in line)
     words = "reaches 150% [30% … 160%] of the roofline's 100 GFLOP/s"
     assert line.endswith(f"dense seq_len=64 {words} (the interval includes the roofline).")
