@@ -186,7 +186,7 @@ def _run_task(
         if timing:  # The other version may fail in the same way.
             (other,) = (side for side in sides if side is not death.process)
             try:
-                other.time_block(1, keep=False)
+                other.time_block(death.process.calls, keep=False)
             except VersionDied as second:
                 deaths[other] = second
         result.endings = [
