@@ -1,6 +1,7 @@
 """Check parameters with pydantic, read YAML, and report each bad field in one line."""
 
 import json
+import re
 import types
 import typing
 import unicodedata
@@ -117,10 +118,15 @@ class StrictModel(pydantic.BaseModel):
             namespace: The notebook's `globals()`.
 
         Raises:
-            BadInput: A field is not valid, or a variable's name is nearly the name of a field.
+            BadInput: A field is not valid, papermill has set a name that is not a field, or a
+                variable's name is nearly the name of a field.
         """
         names = [*cls.model_fields, *(["settings"] if cls.MAIN else [])]
-        for name, value in namespace.items():  # papermill accepts misspelled parameters.
+        # papermill accepts unknown parameters. Its cell is among the inputs that IPython stores.
+        for cell in namespace.get("In", []):
+            if cell.startswith("# Parameters\n"):
+                names += re.findall(r"^(?!PAPERMILL_)(\w+) = ", cell, re.MULTILINE)
+        for name, value in namespace.items():
             if name in names or not isinstance(value, int | float | str | list | dict):
                 continue
             if hint := did_you_mean(name, names, similarity=_MISSPELLED):

@@ -193,6 +193,7 @@ class VersionProcess(Child):
     ) -> None:
         super().__init__(silence_s)
         self.version, self.is_forked = version, fork_server is not None
+        self.calls = 0  # Number of calls in the last block.
         # The version's code may write results, which must not reach the user's output folder.
         self._output = tempfile.TemporaryDirectory(prefix="nanolib-side-")
         folder, own = version.start_folder, {OUTPUT_VARIABLE: self._output.name}
@@ -245,6 +246,7 @@ class VersionProcess(Child):
             VersionDied: The process ended or did not answer in time, or the timed code raised an
                 exception.
         """
+        self.calls = calls
         answer = self.ask(do="block", calls=calls, keep=keep)
         self._signal(signal.SIGSTOP)
         if "ms" not in answer:

@@ -95,6 +95,23 @@ class Pairs:
         """Whether there are enough pairs of processes to count each such pair as one sample."""
         return len(self.generations) >= ENOUGH_PROCESS_PAIRS
 
+    @property
+    def ratios(self) -> np.ndarray:
+        """Return the median ratio of B to A in each pair of processes."""
+        parts = np.split(np.divide(self.b, self.a), np.cumsum(self.generations)[:-1])
+        return np.array([np.median(part) for part in parts])
+
+    def agree(self, threshold: float) -> bool:
+        """Return whether a change of all pairs together is more than chance in one process.
+
+        With few pairs of processes, each ratio must exceed the threshold in the same direction.
+
+        Args:
+            threshold: Smallest change that counts, as a fraction.
+        """
+        ratios = self.ratios
+        return self.by_process or max(min(ratios), 1 / max(ratios)) > 1 + threshold
+
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples of A and B for a verdict.
 
@@ -103,11 +120,9 @@ class Pairs:
             the median ratios of B to A. With too few pairs of processes, the arrays contain the
             median times of all blocks, ms.
         """
-        a, b = np.asarray(self.a), np.asarray(self.b)
         if not self.by_process:
-            return a, b
-        parts = np.split(b / a, np.cumsum(self.generations)[:-1])
-        return np.ones(len(parts)), np.array([np.median(part) for part in parts])
+            return np.asarray(self.a), np.asarray(self.b)
+        return np.ones(len(self.generations)), self.ratios
 
     def __str__(self) -> str:
         """Return the numbers of block pairs and process pairs as text."""

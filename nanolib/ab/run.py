@@ -118,7 +118,9 @@ def lines_of(result: TaskResult, metric: str, settings: Settings) -> list[Line]:
         kind, message = Kind.INCONCLUSIVE, f"{pairs} are too few; raise --budget"
         if verdict:
             kind = verdict.kind
-            message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs)]))
+            is_few = kind == Kind.SUSPECT and not pairs.by_process
+            advice = "raise --budget" if is_few else ""
+            message = "; ".join(filter(None, [verdict.open, result.notes, str(pairs), advice]))
         # A rate is work divided by time, and only the version itself can count the work of a call.
         # For a rate, the line therefore contains only the change.
         levels = _levels(pairs, verdict) if metric == "latency" else {}

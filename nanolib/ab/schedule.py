@@ -3,7 +3,8 @@
 A block of A and a block of B form a pair, in random order, so drift of the machine affects both
 equally. `nano ab` measures in many pairs of processes, because a process's position in memory and
 on the cores changes the speed of its code. With at least six pairs of processes, each of these
-pairs counts as one sample. With fewer pairs of processes, each pair of blocks counts as one sample.
+pairs counts as one sample. With fewer pairs of processes, each pair of blocks counts as one sample,
+and a change is `suspect` unless each pair of processes shows it.
 A measurement ends when the ratio is precise enough or the time limit is reached, and never because
 the result is significant. `nano ab` then judges all samples once.
 """
@@ -15,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from nanolib.ab.pairs import Pairs, Request, Settings, Task, TaskResult
 from nanolib.ab.processes import Processes
 from nanolib.ab.versions import Version
 from nanolib.measurement import Direction, Status
-from nanolib.stats.compare import Verdict, compare_paired, compare_processes, judge_together
+from nanolib.stats.compare import Kind, Verdict, compare_paired, compare_processes, judge_together
 from nanolib.stats.intervals import Interval, TooFewSamples
 from nanolib.stats.signed_ranks import capped_centre, hodges_lehmann
 
@@ -85,6 +87,9 @@ def _judge(results: Sequence[TaskResult], settings: Settings) -> None:
                 verdicts.append(_compare(pairs, settings))
                 places.append((result, scope))
     for (result, scope), verdict in zip(places, judge_together(verdicts), strict=True):
+        is_change = verdict.kind in (Kind.REGRESSED, Kind.IMPROVED)
+        if is_change and not result.blocks[scope].agree(settings.threshold):
+            verdict = replace(verdict, kind=Kind.SUSPECT)
         result.verdicts[scope] = verdict
 
 
@@ -186,7 +191,7 @@ def _run_task(
         if timing:  # The other version may fail in the same way.
             (other,) = (side for side in sides if side is not death.process)
             try:
-                other.time_block(1, keep=False)
+                other.time_block(death.process.calls, keep=False)
             except VersionDied as second:
                 deaths[other] = second
         result.endings = [

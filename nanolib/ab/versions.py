@@ -36,8 +36,8 @@ class Version:
         root: Folder of the version's files.
         folder: Folder in which the user started the command, relative to the repository.
         python: Path of the interpreter that runs the version.
-        environment: Packages that differ between the two interpreters. An empty text means that one
-            interpreter runs both versions.
+        environment: Packages that differ between the two interpreters, or an empty text.
+        top: Top folder of the user's repository.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Version:
     folder: Path
     python: str = sys.executable
     environment: str = ""
+    top: Path = Path()
 
     @property
     def title(self) -> str:
@@ -82,8 +83,12 @@ class Version:
     @property
     def import_folders(self) -> list[str]:
         """Return the folders with the version's own modules, the root of the repository first."""
-        relative = [self.root / self.folder / name for name in named_folders(absolute=False)]
-        folders = [self.root, self.root / "src", self.root / self.folder, *relative]
+        folders = [self.root, self.root / "src", self.root / self.folder]
+        folders += [self.root / self.folder / name for name in named_folders(absolute=False)]
+        # PYTHONPATH and editable installs may name folders of the working tree.
+        named = [Path(name).resolve() for name in sys.path if not name.startswith(sys.prefix)]
+        inside = [folder for folder in named if folder.is_relative_to(self.top)]
+        folders += [self.root / folder.relative_to(self.top) for folder in inside]
         return list(dict.fromkeys(str(folder) for folder in folders))
 
     @property
@@ -95,10 +100,7 @@ class Version:
 
 
 def named_folders(*, absolute: bool) -> list[str]:
-    """Return the absolute or the relative folders in `PYTHONPATH`.
-
-    A relative folder is inside the folder in which a process starts.
-    """
+    """Return the absolute folders in `PYTHONPATH`, or those relative to the start folder."""
     named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return [name for name in named if Path(name).is_absolute() == absolute]
 
@@ -120,18 +122,17 @@ def checked_out(names: Sequence[str], start: Path) -> Iterator[list[Version]]:
         if "not a git repository" not in str(error):
             raise
         if set(names) != {WORKING_TREE}:
-            raise BadInput(
-                f"{start} is not in a git repository; run nano ab inside a repository"
-            ) from None
+            wrong = f"{start} is not in a git repository; run nano ab inside a repository"
+            raise BadInput(wrong) from None
         yield [Version(name, "", start, Path()) for name in names]
         return
     folder = Path(_git(start, "rev-parse", "--show-prefix"))
     commits = {name: _commit(top, name) for name in names if name != WORKING_TREE}
     with _ended_by_signal(), _pruned(top), TemporaryDirectory(prefix="nanolib-ab-") as made:
-        versions = {WORKING_TREE: Version(WORKING_TREE, _revision(top), top, folder)}
+        versions = {WORKING_TREE: Version(WORKING_TREE, _revision(top), top, folder, top=top)}
         for name, commit in commits.items():
             place = Path(made) / commit[:12]
-            versions[name] = Version(name, commit[:12], place, folder)
+            versions[name] = Version(name, commit[:12], place, folder, top=top)
             if not place.exists():  # Two names may refer to the same commit.
                 # The repository's own hooks must not run.
                 quiet = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false")
@@ -262,10 +263,8 @@ def inspect_interpreter(python: str) -> Interpreter:
     """
     found = shutil.which(expanded(python))
     if not found:
-        raise BadInput(
-            f"--python: {shown(python)} is not a program; "
-            "name an interpreter, such as .venv/bin/python"
-        )
+        wrong = f"--python: {shown(python)} is not a program; "
+        raise BadInput(f"{wrong}name an interpreter, such as .venv/bin/python")
     # nanolib does not resolve links, because Python finds an environment by the link's folder.
     found = str(Path(found).absolute())
     # Python must not import a file such as json.py from the working folder.

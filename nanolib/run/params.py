@@ -60,7 +60,8 @@ class Params(StrictModel):
     seed: int = pydantic.Field(0, ge=0, lt=2**31)
     trace: bool = False
     suite: str = pydantic.Field("", max_length=MOST_LABEL)
-    label: str = pydantic.Field("", max_length=MOST_LABEL)
+    # papermill passes a label of digits as a number.
+    label: str = pydantic.Field("", max_length=MOST_LABEL, coerce_numbers_to_str=True)
     resume: bool = False
     _collect: Collect | None = pydantic.PrivateAttr(None)
 

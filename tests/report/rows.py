@@ -47,7 +47,12 @@ def elsewhere(file):
 
 
 # Experiment → the factor whose value tells baselines, how it begins, what they are called, and what a group shares.
-_NAMES = {"name", "optimization", "precision", "options"}  # cases that differ in these share a group
+_NAMES = {
+    "name",
+    "optimization",
+    "precision",
+    "options",
+}  # cases that differ in these share a group
 # Experiment → the factor that tells baselines, and how it begins.
 _BASELINES = {
     "attention": ("name", ("dense", "flash_attn")),

@@ -29,6 +29,7 @@ DENSE = [{"kind": "dense", "backend": "math"}]
         ("seq_lens", "64", [64]),
         ("attention_types", "dense", [{"kind": "dense"}]),
         ("label", "123", "123"),
+        ("label", 20261128, "20261128"),
         ("num_heads", 4.0, 4),
     ],
 )
@@ -119,3 +120,15 @@ def test_a_sequence_may_be_as_long_as_the_context_and_bytes_of_text_need_their_v
         shared.check_preset("decoder_tiny", {}, ("a", longest + 1))
     with pytest.raises(ValueError, match="vocab_size 255 is less than the 256 values"):
         shared.check_preset("decoder_tiny", {"vocab_size": 255}, ("a", longest))
+
+
+@pytest.mark.parametrize("name", ["heads", "length", "no_such_thing"])
+def test_what_papermill_sets_must_be_a_parameter(name):
+    """papermill puts what it is given into a cell, whose text is among the inputs of IPython."""
+    values = {"seq_lens": [32], name: 16, "PAPERMILL_INPUT_PATH": "attention.ipynb"}
+    cell = "".join(f"{each} = {value!r}\n" for each, value in values.items())
+    declared = {"own": 1, **values, "In": ["", "own = 1", f"# Parameters\n{cell}"]}
+    with pytest.raises(BadInput, match=rf"^attention\.{name}: unknown name; .*use one of device"):
+        _params("attention").collect(declared)
+    declared["In"][-1] = "# Parameters\nseq_lens = [32]\n"
+    assert _params("attention").collect(declared) == _params("attention")(seq_lens=[32])
