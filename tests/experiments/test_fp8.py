@@ -131,3 +131,16 @@ def test_the_converted_share_is_of_all_flops():
     assert row.estimate == pytest.approx(linear / (linear + rest))
     assert row.details["kept"] == ["head"]
     assert row.details["amdahl_bound"] == pytest.approx(1 / (1 - row.estimate / 2))
+
+
+def test_a_layer_that_no_call_runs_is_not_in_the_converted_share():
+    case = next(case for case in fp8.cases(fp8.Params(**SMALL)) if getattr(case, "recipe", ""))
+    model = create_model(case.model_case.config, "meta")
+    audit = casts.convert(model, case.recipe, excluded_modules=case.keep, emulate=True)
+    rows = {layer.name: 16 * ("mlp" in layer.name) for layer in audit}
+    row, every = case.converted_share(model, rows), case.converted_share(model)
+    assert row.estimate == pytest.approx(every.estimate * 2 / 3)  # attention has a third
+    assert [name.rsplit(".", 1)[-1] for name in row.details["kept"]] == [
+        *("q_proj", "k_proj", "v_proj", "out_proj"),
+        "head",
+    ]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nanolib.measurement import Unsupported
+from nanolib.measurement import BadInput, Unsupported
 from nanolib.models import attention
 from nanolib.models.attention import block_sparse, dense, flex
 from nanolib.models.attention.dynamic import CHOOSERS
@@ -230,3 +230,25 @@ def test_the_window_for_a_sparsity_is_the_largest_that_reaches_it_or_one(n, spar
     got = attention.work("sparse", n, n, causal=causal, options=options)
     kept = [_window_pairs(n, window, causal) for window in range(1, n + 1)]
     assert got.kept == max((k for k in kept if 1 - k / got.total >= sparsity), default=kept[0])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "given", "message"),
+    [
+        ("window", {"scores": torch.zeros(1, 8)}, "scores: .* give pattern dca shape .1, 8."),
+        ("dca", {"scores": torch.zeros(1, 5)}, "scores: .1, 5. is not valid"),
+        ("dca", {"scores": torch.zeros(3, 8)}, "scores: .3, 8. is not valid"),
+        ("window", {"scale": float("inf")}, "scale: must be greater than 0 and finite, got inf"),
+        ("window", {"causal": "no"}, "causal: 'no' is neither True nor False"),
+    ],
+)
+def test_arguments_that_would_be_misread_are_refused(pattern, given, message):
+    inputs, options = qkv(1, 2, 2, 8, 8), {"pattern": pattern}
+    with pytest.raises(BadInput, match=rf"^{message}"):
+        attention.attend("sparse", *inputs, **{"causal": True} | given, options=options)
+
+
+@pytest.mark.parametrize(("length", "heads"), [(4.5, 1), ("4", 1), (64, 0)])
+def test_work_is_counted_for_whole_numbers_only(length, heads):
+    with pytest.raises(BadInput, match="are not all whole numbers above 0"):
+        attention.work("dense", length, length, causal=True, heads=heads)

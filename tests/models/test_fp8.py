@@ -150,3 +150,36 @@ def test_a_layer_left_unconverted_is_refused(monkeypatch):
     monkeypatch.setattr(fp8, "_convert_with_torchao", lambda model, recipe, chosen: None)
     with pytest.raises(BadInput, match=r"blocks.0.attention.q_proj.* stayed in high precision"):
         fp8.convert(_model(), "tensorwise", emulate=False)
+
+
+class _Encoder(nn.Module):
+    """A transformer of torch, with one more layer that is never called, and one with two names."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.stack = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.read, self.once = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.again = self.once
+
+    def forward(self, x):
+        return nn.functional.linear(self.again(self.once(self.stack(x))), self.read.weight)
+
+
+@pytest.mark.parametrize("convert", ["emulated", "torchao"])
+def test_a_layer_runs_in_fp8_only_if_a_call_runs_it(monkeypatch, convert):
+    model, x = _Encoder().eval(), torch.randn(2, 8, 32)
+    with torch.no_grad():
+        before = model.stack(x)
+    if convert == "torchao":
+        by_torchao = fp8._convert_with_torchao
+        monkeypatch.setattr(fp8, "native", lambda device: "")
+        monkeypatch.setattr(fp8, "_convert_with_torchao", lambda *of: by_torchao(*of, True))
+    audit = fp8.convert(model, "tensorwise", excluded_modules=(), emulate=convert == "emulated")
+    converted = {layer.name for layer in audit if layer.converted}
+    assert model.again is model.once and {"read", "once"} < converted
+    assert not any("out_proj" in name for name in converted)
+    rows = fp8.rows_by_layer(model, lambda: model(x))
+    assert set(rows) == converted - {"read"} and rows["once"] == 2 * rows["stack.layers.0.linear1"]
+    with torch.no_grad():
+        assert not torch.equal(model.stack(x), before)

@@ -76,3 +76,16 @@ def test_a_barrier_waits_only_for_the_ranks_of_the_group(monkeypatch):
     with timer.time_block("comm_x"):
         pass
     assert waited == [group]
+
+
+class Switched(Dropping):
+    """A model with a property of the name of the switch that nanolib uses."""
+
+    checkpointing = property(lambda self: False)
+
+
+def test_a_models_own_property_is_left_alone():
+    step = Training(Switched(), torch.randint(300, (2, 9)), "autocast_bfloat16", 1e-3)
+    assert step.difference() < 0.02
+    plain = Training(Dropping(), step.ids, "eager", 1e-3)
+    assert plain.difference() == 0 and not hasattr(plain.model, "checkpointing")

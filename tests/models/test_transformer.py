@@ -81,3 +81,9 @@ def test_a_users_corpus_is_read_and_one_that_is_too_short_refused(tmp_path):
     assert bytes(data.numpy()) == b"abcdef"
     with pytest.raises(BadInput, match="the text has 6 bytes, and a sequence needs 9"):
         next(text.batches(data, 1, 1, 9, torch.Generator(), "cpu"))
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
+def test_ids_without_a_token_or_a_batch_are_refused(shape):
+    with pytest.raises(BadInput, match=r"ids: shape .* is not valid; give \[batch, length\]"):
+        _tiny()(torch.zeros(shape, dtype=torch.long))

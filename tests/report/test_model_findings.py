@@ -133,3 +133,8 @@ def test_greedy_tokens_are_a_finding_only_if_they_differ(say, agreement):
     found = [line for line in say("model", [(factors, rows)]) if "greedy" in line]
     said = "25% of greedy tokens differ between prefill and decode: logits differ by at most 12 ULP"
     assert found == [f"{TINY}: {said}."] * (agreement < 1)
+    sparse = [(factors | {"attention_type": "sparse"}, rows)]
+    found = [line for line in say("model", sparse) if "greedy" in line]
+    assert ["some sparse patterns keep other keys" in line for line in found] == [True] * (
+        agreement < 1
+    )

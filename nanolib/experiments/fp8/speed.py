@@ -1,5 +1,6 @@
 """Measure forward passes and training steps of models in FP8 and other precisions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from nanolib.measurement import Measurement, Measurements, MemoryKind, exact
 from nanolib.meters.ceilings import rate, tf32_products
 from nanolib.meters.memory import MIB, peak_memory
 from nanolib.models import fp8
+from nanolib.models.user import logits_of
 from nanolib.run.case import Ceilings, Measuring, Predicted, timed_call_ms
 from nanolib.run.memory_plan import Workload, trace
 from nanolib.run.peaks_case import no_product, rate_rows
@@ -92,10 +94,11 @@ class SpeedCase(ModelWorkCase):
     def measure(self, params: Any, ceilings: Ceilings) -> Measuring:
         """Measure time, rates and memory, and for FP8 the share of FLOPs in FP8."""
         model = self.model_case.build(params.seed)
+        ids = text_batch(self, params.corpus, params.seed)
         if self.recipe:
             fp8.convert(model, self.recipe, excluded_modules=self.keep, emulate=False)
-            yield self.converted_share(model)
-        ids = text_batch(self, params.corpus, params.seed)
+            rows = fp8.rows_by_layer(model, lambda: logits_of(model)(ids[:, :-1]))
+            yield self.converted_share(model, rows)
         optimization = "compile" if self.compiled else "eager"
         case = replace(self.model_case, optimization=optimization)
         step, counted = case.step(model, ids, 1e-4), case.counted
@@ -115,13 +118,25 @@ class SpeedCase(ModelWorkCase):
         trace(work, self, params)
         yield from self._memory(model, work)
 
-    def converted_share(self, model: nn.Module) -> Measurement:
-        """Return the share of FLOPs in FP8. The details contain the largest possible speed-up."""
+    def converted_share(
+        self, model: nn.Module, rows: Mapping[str, int] | None = None
+    ) -> Measurement:
+        """Return the share of FLOPs in FP8. The details contain the largest possible speed-up.
+
+        Args:
+            model: Converted model.
+            rows: Result of `fp8.rows_by_layer`, or None if each layer multiplies all tokens.
+        """
         layers = fp8.audit(model)
         forward = replace(self.model_case, mode="inference").counted.flops
         tokens = self.batch_size * self.seq_len
-        share = sum(layer.flops * tokens for layer in layers if layer.converted) / forward
-        kept = [layer.name for layer in layers if not layer.converted]
+        flops = {
+            layer.name: layer.flops * (tokens if rows is None else rows[layer.name])
+            for layer in layers
+            if layer.converted
+        }
+        share = sum(flops.values()) / forward
+        kept = [layer.name for layer in layers if not flops.get(layer.name)]
         details = {"kept": kept, "amdahl_bound": fp8.amdahl_bound(share)}
         return exact("converted_share", share, method="audit", details=details)
 

@@ -25,6 +25,10 @@ MAX_MASKED = 2**17  # Masks of longer sequences have too many tiles to plan.
 # Linear guesses may converge slowly, so every fourth guess is the middle of the range.
 _BISECT_EVERY = 4
 _NOTHING = MemoryBreakdown({})
+_TEXT_ONLY = (
+    "to plan only its text model, use a config.json with the fields of text_config, "
+    "and with the class of the text model, such as Gemma3ForCausalLM, in architectures"
+)
 _SHARDED = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.STATES)
 
 # Each use of a model has a mode, an optimization, and an optimization for mixed precision.
@@ -95,7 +99,10 @@ class Planner:
             if breakdown is None:
                 return found(refused=self._late)
         except (Exception, SystemExit) as error:  # A model that reads tensor values has no plan.
-            return found(refused=why_not_planned(error))
+            reason = why_not_planned(error)
+            if "text_config" in self.source.overrides:
+                reason = f"{reason.split(';')[0]}; {_TEXT_ONLY}"
+            return found(refused=reason)
         return found(breakdown, batches)
 
     def _batches(self, name: str, breakdown: MemoryBreakdown) -> Iterator[tuple[int, int]]:

@@ -183,10 +183,11 @@ class Training(Step):
 
     def eager_result(self) -> Tensor:
         """Compute the gradient without the optimization and without checkpoints."""
-        checkpointing = getattr(self.model, "checkpointing", False)
+        if not getattr(self.model, "checkpointing", False):
+            return self._gradient(self._eager)
         self.model.checkpointing = False
         found = self._gradient(self._eager)
-        self.model.checkpointing = checkpointing
+        self.model.checkpointing = True
         return found
 
     def is_repeatable(self) -> bool:

@@ -14,7 +14,9 @@ kv_len - q_len + i, as in decoding with a cache.
 """
 
 import importlib
+import math
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -129,7 +131,8 @@ def attend(
         scores: Learned score per token, shape [batch, kv_len], for the pattern `dca`.
 
     Returns:
-        Output, with the shape and dtype of `q`.
+        Output, with the shape and dtype of `q`. Under autocast, only dense attention computes and
+        returns the dtype of autocast, so convert q, k and v yourself before you compare.
 
     Raises:
         BadInput: The shapes, the dtype, the name or the options are not valid.
@@ -144,12 +147,16 @@ def attend(
     _check_lengths(q.shape[2], k.shape[2], causal)
     if not q.is_floating_point():
         raise BadInput(f"q: dtype {q.dtype} is not a floating-point dtype; convert q, k and v")
-    if scale is not None and not scale > 0:
-        raise BadInput(f"scale: must be greater than 0, got {scale!r}")
-    more = {} if scores is None else {"scores": scores}
-    return _module(kind).attend(
-        q, k, v, causal=causal, scale=scale, options=parse_options(kind, options), **more
-    )
+    if scale is not None and not 0 < scale < math.inf:
+        raise BadInput(f"scale: must be greater than 0 and finite, got {scale!r}")
+    options, more = parse_options(kind, options), {}
+    if scores is not None:
+        if not chooses_by_score(options) or scores.shape != k.shape[::2]:
+            raise BadInput(
+                f"scores: {list(scores.shape)} is not valid; give pattern dca shape {list(k.shape[::2])}"
+            )
+        more["scores"] = scores
+    return _module(kind).attend(q, k, v, causal=causal, scale=scale, options=options, **more)
 
 
 def work(
@@ -176,6 +183,10 @@ def work(
         >>> kept.kept / kept.total < 0.2
         True
     """
+    if not all(isinstance(n, Integral) for n in (q_len, kv_len)) or heads < 1:
+        raise BadInput(
+            f"q_len, kv_len, heads: {q_len!r}, {kv_len!r} and {heads} are not all whole numbers above 0; correct them"
+        )
     _check_lengths(q_len, kv_len, causal)
     options = parse_options(kind, options)
     more = {"heads": heads} if getattr(options, "per_head", False) else {}
@@ -216,6 +227,8 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _check_lengths(q_len: int, kv_len: int, causal: bool) -> None:
     if q_len < 1 or kv_len < 1:
         raise BadInput(f"q, k: {q_len} queries and {kv_len} keys; give at least one of each")
+    if causal not in (True, False):
+        raise BadInput(f"causal: {shown(causal)} is neither True nor False")
     if causal and q_len > kv_len:
         raise BadInput(
             f"q: {q_len} causal queries over {kv_len} keys; give at most as many queries as keys"

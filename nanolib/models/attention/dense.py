@@ -93,7 +93,8 @@ def attend(
             if "No available kernel" not in str(error):
                 raise
             raise Unsupported(
-                f"SDPA backend {options.backend} has no kernel for {q.dtype}, head_dim {q.shape[-1]} on {q.device.type}; use auto"
+                f"SDPA backend {options.backend} has no kernel for {q.dtype}, head_dim {q.shape[-1]} on {q.device.type} "
+                f"and strides {q.stride()}; call contiguous on q, k and v, or use auto"
             ) from None
 
 

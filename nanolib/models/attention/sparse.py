@@ -1,4 +1,10 @@
-"""Compute block-sparse attention: a pattern chooses the keys of each block of queries."""
+"""Compute block-sparse attention: a pattern chooses the keys of each block of queries.
+
+In some patterns, generation with a cache keeps other keys than one pass over the whole sequence.
+The random tiles of `random` and `bigbird`, and `sparsity` in `window`, `local_global`, `bigbird` and
+`block`, depend on the length of the cache. `top_k` and `threshold` choose for a block of queries,
+and generation has one query per block.
+"""
 
 import contextlib
 from collections.abc import Iterator

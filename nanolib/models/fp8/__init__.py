@@ -1,11 +1,14 @@
 """Convert a model's linear layers to eight bits, and audit the conversion."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from nanolib.measurement import BadInput, Unsupported, shown
 from nanolib.models.fp8.casts import (
@@ -57,8 +60,28 @@ def audit(model: nn.Module) -> list[AuditedLayer]:
     ]
 
 
+@torch.no_grad()
+def rows_by_layer(model: nn.Module, call: Callable[[], object]) -> Counter[str]:
+    """Count the rows that one call of a model multiplies in each linear layer, by name.
+
+    The count is 0 for a layer whose weights other code reads without calling the layer.
+    """
+    names, rows = {layer: name for name, layer in linear_layers(model).items()}, Counter()
+
+    def count(layer: nn.Linear, _: Any, out: Tensor) -> None:
+        rows[names[layer]] += out.numel() // layer.out_features
+
+    hooks = [layer.register_forward_hook(count) for layer in names]
+    call()
+    for hook in hooks:
+        hook.remove()
+    return rows
+
+
 def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",)) -> list[str]:
     """Return the names of the linear layers to convert: all layers that are not excluded.
+
+    `nn.MultiheadAttention` never calls its output layer, so that layer stays in high precision.
 
     Args:
         model: Model that is not yet converted.
@@ -82,7 +105,10 @@ def chosen_layers(model: nn.Module, excluded_modules: Sequence[str] = ("head",))
                 f"excluded_modules: {shown(pattern)} matches no linear layer; the model has {known}"
             )
     chosen = [
-        name for name in layers if not any(matches(name, pattern) for pattern in excluded_modules)
+        name
+        for name, layer in layers.items()
+        if not isinstance(layer, NonDynamicallyQuantizableLinear)
+        and not any(matches(name, pattern) for pattern in excluded_modules)
     ]
     if not chosen:
         raise BadInput(
@@ -118,7 +144,9 @@ def convert(
     emulate: bool | None = None,
     rounded: bool = False,
 ) -> list[AuditedLayer]:
-    """Convert a model's linear layers in place.
+    """Convert a model's linear layers in place. A layer with several names stays one layer.
+
+    Code that reads the weight of a layer without calling the layer stays in high precision.
 
     Args:
         model: Model to convert. The weights keep their dtype.
@@ -137,7 +165,8 @@ def convert(
         Unsupported: Without emulation, one of these conditions is true: the device has no FP8
             tensor cores, the recipe is a control, or torchao is not installed.
     """
-    wanted = recipe_of(recipe)
+    wanted, layers = recipe_of(recipe), linear_layers(model)
+    places = [*model.named_modules(remove_duplicate=False)]
     chosen = chosen_layers(model, () if recipe in EVERYWHERE else excluded_modules)
     reason = native(next(model.parameters()).device)
     emulate = bool(reason) if emulate is None else emulate
@@ -156,6 +185,14 @@ def convert(
         raise BadInput(
             f"excluded_modules: {', '.join(left)} stayed in high precision; exclude these layers too"
         )
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            # torch's fast path, for relu and gelu only, would read weights without calling layers.
+            module.activation_relu_or_gelu = 0
+    converted = {layers[name]: model.get_submodule(name) for name in chosen}
+    for name, layer in places:
+        if layer in converted:
+            model.set_submodule(name, converted[layer])
     return found
 
 
