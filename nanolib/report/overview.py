@@ -13,6 +13,7 @@ from nanolib.numbers import format_number
 from nanolib.report.finding import MOST_FINDINGS, Finding
 
 _Made = TypeVar("_Made", pd.DataFrame, list[Finding])
+_MOST_REASONS = 2  # Largest number of different messages that explain why cases have no data.
 
 
 def cached(make: Callable[[pd.DataFrame], _Made]) -> Callable[[pd.DataFrame], _Made]:
@@ -191,14 +192,39 @@ def flag_lines(rows: pd.DataFrame) -> list[Finding]:
     ]
 
 
-def why_empty(rows: pd.DataFrame, experiment: str) -> str:
-    """Return why an experiment has no data, such as no run or only failed cases."""
+def why_empty(rows: pd.DataFrame, experiment: str, otherwise: str = "") -> str:
+    """Return why cases have no data, such as no run or the messages of failed cases.
+
+    Args:
+        rows: Measurements of any experiments, or only those of the cases in question.
+        experiment: Name of the experiment.
+        otherwise: Reason to return if no case failed, or empty for a general reason.
+    """
     rows = of_experiment(rows, experiment)
+    failed = _failed(rows)
+    if failed.empty and otherwise:
+        return otherwise
     if rows.empty:
         return f"no {experiment} run is in the database; run: nano run quick {experiment}"
-    counts = _failed(rows)["status"].value_counts().items()
-    counts = ", ".join(f"{count} {status}" for status, count in counts)
-    return f"no case has a result ({counts or 'no case has ended'})"
+    reasons = []
+    for status, group in failed.groupby("status", sort=False):
+        messages = "; ".join(filter(None, group["message"].unique()[:_MOST_REASONS]))
+        reasons.append(f"{len(group)} {status}" + (f": {messages}" if messages else ""))
+    return f"no case has a result ({', '.join(reasons) or 'no case has ended'})"
+
+
+def explain_missing(rows: pd.DataFrame, experiment: str, what: str) -> list[Finding]:
+    """Return the finding of an experiment without a result.
+
+    Args:
+        rows: Measurements of any experiments.
+        experiment: Name of the experiment.
+        what: Subject of the finding, such as `Attention`.
+    """
+    text = f"{what} was not measured"
+    if of_experiment(rows, experiment).empty:
+        return [Finding(text, next_step=f"run nano run quick {experiment}")]
+    return [Finding(text, why_empty(rows, experiment))]
 
 
 _PEAKS = {"ceiling_flops": "FLOP/s", "ceiling_bytes": "B/s"}

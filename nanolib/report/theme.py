@@ -1,5 +1,6 @@
 """Set the colors, fonts and grid of all charts, in notebooks, reports and pictures."""
 
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -48,10 +49,12 @@ def hues(names: Iterable[Any]) -> dict[Any, str]:
 
 def empty_chart(title: str, why: str) -> Drawing:
     """Return a chart that shows only its title and the reason why it has no data."""
-    text = alt.Chart(pd.DataFrame({"why": [why]})).encode(text="why:N")
-    text = text.mark_text(fontSize=13, align="left", x=0, color=COLOURS["muted"])
+    lines = textwrap.wrap(why, 100)
+    text = alt.Chart(pd.DataFrame({"why": ["\n".join(lines)]})).encode(text="why:N")
+    text = text.mark_text(fontSize=13, align="left", x=0, lineBreak="\n", color=COLOURS["muted"])
     usermeta = {"empty": why}
-    return themed(text.properties(width=640, height=40, title=alt.Title(title), usermeta=usermeta))
+    size = {"width": 640, "height": 24 + 16 * len(lines)}
+    return themed(text.properties(**size, title=alt.Title(title), usermeta=usermeta))
 
 
 def is_empty(chart: Drawing) -> bool:

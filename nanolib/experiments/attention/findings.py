@@ -10,7 +10,7 @@ import pandas as pd
 from nanolib.measurement import LEARNING_STEPS, SMOKE_TEST, Flag
 from nanolib.report.charts import roofline_words
 from nanolib.report.finding import OVERLAP, Estimate, Finding, Order, Pairs, comparing, unclear
-from nanolib.report.overview import cached, join_words, table_of
+from nanolib.report.overview import cached, explain_missing, join_words, table_of
 from nanolib.report.tables import (
     ONE,
     Column,
@@ -129,7 +129,7 @@ def verdict(rows: pd.DataFrame) -> list[Finding]:
     """Return findings about the speed of sparse and dense attention, the loss, and the roofline."""
     timed = drop_missing(attention_table(rows), "forward")
     if timed.empty:
-        return [Finding("Attention was not measured", next_step="run nano run quick attention")]
+        return explain_missing(rows, "attention", "Attention")
     groups = list(_split_groups(timed))
     findings = []
     for about, group in groups:

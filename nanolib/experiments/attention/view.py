@@ -19,7 +19,7 @@ from nanolib.report.charts import (
     roofline_chart,
     scaling_chart,
 )
-from nanolib.report.overview import join_words, why_empty
+from nanolib.report.overview import join_words, rows_with_factor, why_empty
 from nanolib.report.plot import links, plot, point_columns
 from nanolib.report.section import CaseTable, Section
 from nanolib.report.tables import drop_missing
@@ -86,7 +86,7 @@ def attention_parts(rows: pd.DataFrame) -> Drawing:
         "Attention time at the longest sequence length",
         "bars",
         unit="Median time (ms)",
-        empty="attention was not measured",
+        empty=why_empty(rows, "attention"),
     )
 
 
@@ -95,7 +95,9 @@ def attention_quality(rows: pd.DataFrame) -> Drawing:
     title = "Added loss by sparsity"
     table = drop_missing(quality_table(rows), "replaced")
     if table.empty:
-        return empty_chart(title, "the loss was not measured; set quality_patterns")
+        lacking = "the loss was not measured; set quality_patterns"
+        cases = rows_with_factor(rows, "attention", "pattern")
+        return empty_chart(title, why_empty(cases, "attention", lacking))
     seeds, steps = int(table["seeds"].max()), int(table["steps"].max())
     subtitle = [f"Small decoders, {seeds} seeds. Differences paired by seed, with 95 % intervals."]
     if steps < LEARNING_STEPS:
