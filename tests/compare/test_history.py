@@ -203,3 +203,20 @@ def test_an_interval_counts_by_its_confidence_and_its_relative_width(confidence,
 
 def test_two_runs_that_differ_are_two_so_far():
     assert str(Change(8, 1.5, True, "a", "b", runs=2)) == "+50.0% between a and b, in 2 runs so far"
+
+
+def test_a_case_is_missing_only_if_the_same_parameters_measured_it_before(store):
+    (factors, rows) = _run(0, 10.0).rows["c1"]
+    for at, (lengths, cases) in enumerate(
+        (([8, 16], "xy"), ([8], "x"), ([8, 16], "xy"), ([8, 16], "x"))
+    ):
+        made = {name: (factors | {"name": name}, rows) for name in cases}
+        run = {"run_id": f"run{at}", "params": {"seq_lens": lengths}, "label": str(at)}
+        store.add(Run("attention", MACHINE, rows=made, **run))
+
+    def missing(run_id):
+        lines = since_before(store, [run_id]).lines
+        return [line.case for line in lines if line.finding == "missing"]
+
+    assert missing("run1") == missing("run2") == []
+    assert [case.split()[0] for case in missing("run3")] == ["y"]
