@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from nanolib.experiments.fp8.view import speed_table
+from nanolib.experiments.fp8.tables import speed_table
 from nanolib.experiments.warmup import view as warmup_view
 from nanolib.measurement import Flag, Status
 from nanolib.report import overview, tables
