@@ -48,7 +48,7 @@ def test_a_control_does_not_answer_whether_the_loss_matches(say):
 def test_the_label_of_a_time_says_which_way_its_ratio_goes(measured):
     data = CHARTS["fp8_precisions"](measured("fp8", SPEED)).to_dict()["datasets"].values()
     texts = {row["series"]: row["text"] for rows in data for row in rows if "series" in row}
-    assert texts["fp8"] == "4.00 ms  2.5× as fast as bf16"
+    assert texts["fp8"] == "4.00 ms, 2.5× as fast as bf16"
 
 
 @pytest.mark.parametrize(

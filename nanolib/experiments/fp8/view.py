@@ -51,7 +51,7 @@ def fp8_precisions(rows: pd.DataFrame) -> Drawing:
     if table.empty:
         return empty_chart(title, _why_empty(rows, "precision", "precisions"))
     ends = table[["latency", "latency_low", "latency_high"]].to_numpy()
-    gain = table["speed_up"].map("  {:.3g}× as fast as bf16".format, na_action="ignore").fillna("")
+    gain = table["speed_up"].map(", {:.3g}× as fast as bf16".format, na_action="ignore").fillna("")
     data = pd.DataFrame(
         {
             "series": table["precision"],
