@@ -210,6 +210,10 @@ def profiled_tree_attn_decode(
 class MemoryProfiler:
     """Record the peak memory within a `with` statement. Read the memory after the statement.
 
+    The count has the results of torch's operations. It misses tensors that other code allocates, as
+    in `copy.deepcopy` and `torch.load`. Do not nest profilers, because each profiler resets the
+    counters of the system.
+
     Args:
         device: `cpu` or a CUDA device. By default, the device is the GPU if there is one.
         existing: Earlier tensors, such as weights, that the peak on a CPU also includes.

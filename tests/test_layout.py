@@ -1,6 +1,7 @@
 """Names on which others build, the rooms that the README names, and the size of files."""
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -43,3 +44,26 @@ def test_no_file_has_more_lines_than_contributing_allows():
     (limit,) = re.findall(r"at most (\d+) lines", CONTRIBUTING)
     lines = {file: file.read_text().count("\n") for file in ROOT.glob("nanolib/**/*.py")}
     assert lines and not {file for file, count in lines.items() if count > int(limit)}
+
+
+LINKING = [
+    *ROOT.glob("*.md"),
+    *(
+        file
+        for folder in ("docs", "notebooks", "outputs/reference")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in (".md", ".ipynb")
+    ),
+]
+
+
+@pytest.mark.parametrize("file", LINKING, ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(file):
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n".join(
+            "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+        )
+    for target in re.findall(r"\]\(([^)\s#]+)", text):
+        assert re.match(r"\w+:", target) or (file.parent / target).exists(), target

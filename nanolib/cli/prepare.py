@@ -145,9 +145,10 @@ def _parameters(notebook: Path) -> list[list[tuple[str, str]]]:
 
 def _notebook(name: str) -> Path | None:
     """Return the path of a notebook, or None if no notebook has that name."""
+    from nanolib.run.jobs import notebooks
+
     root = find_checkout()
-    path = root / "notebooks" / f"{name}.ipynb" if root else None
-    return path if path and path.is_file() else None
+    return root / "notebooks" / f"{name}.ipynb" if root and name in notebooks() else None
 
 
 @command(

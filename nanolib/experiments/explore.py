@@ -108,14 +108,20 @@ class Explore:
         given = {name: control.value for name, control in self.controls.items()}
         return self._params.replace(**given)
 
-    def _update(self, _: Any = None) -> None:
-        """Show the command for the values of the controls, or why a value is not valid."""
-        self.predicted.value = ""
+    def _update(self, change: Any = None) -> None:
+        """Show the command for the values of the controls, or why a value is not valid.
+
+        Args:
+            change: Change of a control. Without a change, the prediction is still valid.
+        """
+        if change is not None:
+            self.predicted.value = ""
         try:
             self.command.text = command_of(self.params())
         except BadInput as error:
             self.predicted.value = f"<b>{escape(error.lines[0])}</b>"
-        self.predict.disabled = bool(self.predicted.value)
+            self.command.text = ""
+        self.predict.disabled = not self.command.text
         self.measure.disabled = self._busy or self.predict.disabled
 
     def _predict(self, _: Any) -> None:
@@ -160,6 +166,8 @@ class Explore:
             self.keep.disabled = False
         except Canceled:
             self.status.value = "Canceled."
+            with Store(self._path) as store:
+                store.cleanup_old_runs(None, run_ids=store.resolve("all")[-1:])
         except Exception as error:  # A thread shows no traceback, so the status shows the error.
             self.status.value = escape(str(error) or type(error).__name__)
         finally:
@@ -186,6 +194,8 @@ class Explore:
 
     def _keep(self, _: Any) -> None:
         try:
+            with Store(self._path) as measured:
+                measured.cleanup_old_runs(None, max_runs=1)
             with Store() as store:
                 store.merge(self._path)
         except BadInput as error:
@@ -216,12 +226,13 @@ def _control(params: shared.Params, name: str) -> Any:
     import ipywidgets as widgets
 
     value, kind = params.model_dump(mode="json")[name], type(params).model_fields[name].annotation
+    # Lists and mappings are long, so each gets a full row. ipywidgets ignores `grid_column`.
+    wide = {"grid_area": "auto / 1 / auto / -1"} if isinstance(value, list | dict) else {}
     look = {"description": name, "style": {"description_width": "initial"}}
+    look["layout"] = {"width": "98%"} | wide
     if isinstance(value, bool):
         return widgets.Checkbox(value=value, indent=False, **look)
     if get_origin(kind) is Literal:
         return widgets.Dropdown(value=value, options=get_args(kind), **look)
     text = value if isinstance(value, str) else json.dumps(value)
-    # Lists and mappings are long, so each gets a full row.
-    wide = {"grid_column": "1 / -1", "width": "98%"} if isinstance(value, list | dict) else {}
-    return widgets.Text(value=text, continuous_update=False, layout=wide, **look)
+    return widgets.Text(value=text, continuous_update=False, **look)

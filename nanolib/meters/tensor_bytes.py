@@ -42,7 +42,7 @@ class LiveBytes(TorchDispatchMode):
 
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count the storages of tensors. A storage that several tensors share counts once."""
-        for tensor in tensors:
+        for tensor in _tensors(tensors):
             storage = tensor.untyped_storage()
             key, size = storage._cdata, storage.nbytes()
             if size and key not in self._alive:
@@ -165,10 +165,20 @@ def _elements(x: torch.Tensor) -> int:
     return math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
 
 
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes that tensors hold together. Quantized weights hold their packed data."""
+    counter = LiveBytes()
+    counter.watch(*tensors)
+    return counter.current
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     # This function runs twice per operation, and torch's `tree_leaves` is slower.
     if isinstance(value, torch.Tensor):
-        yield value
+        if hasattr(value, "__tensor_flatten__"):  # The tensor wraps others, such as packed data.
+            yield from _tensors([getattr(value, name) for name in value.__tensor_flatten__()[0]])
+        elif value.layout is torch.strided:  # A sparse tensor has no storage.
+            yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)

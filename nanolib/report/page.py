@@ -81,11 +81,13 @@ def build(
         (made / "index.html").write_text(page, encoding="utf-8")
         for picture in pending:
             picture.result()
-        # Files of an earlier report would show other runs.
-        for name in itertools.chain(*map(_file_names, sections)):
+        # The page comes last, so an interrupted report shows no file that is missing.
+        names = sorted((file.name for file in made.iterdir()), key="index.html".__eq__)
+        for name in names:
+            (made / name).replace(folder / name)
+        # Other files of an earlier report would show other runs.
+        for name in set(itertools.chain(*map(_file_names, sections))).difference(names):
             (folder / name).unlink(missing_ok=True)
-        for file in made.iterdir():
-            file.replace(folder / file.name)
     return folder / "index.html"
 
 

@@ -45,8 +45,8 @@ class Job:
 
 def suites() -> list[str]:
     """List the names of the suites."""
-    folders = [folder.name for folder in (checkout() / "params").iterdir() if folder.is_dir()]
-    return sorted(name for name in folders if name != SCENARIOS)
+    folders = [file.parent.name for file in (checkout() / "params").glob("*/*.yml")]
+    return sorted({name for name in folders if name != SCENARIOS and not name.startswith(".")})
 
 
 def scenarios() -> list[str]:
@@ -55,9 +55,10 @@ def scenarios() -> list[str]:
 
 
 def notebooks() -> list[str]:
-    """List the names of the notebooks. The summary comes last, because it reads all results."""
+    """List the notebooks that have a params file. The summary is last, since it reads all results."""
+    params = {file.stem for file in (checkout() / "params").glob("*/*.yml")}
     names = (file.stem for file in (checkout() / "notebooks").glob("*.ipynb"))
-    return sorted(names, key=lambda name: (name == "summary", name))
+    return sorted(params.intersection(names), key=lambda name: (name == "summary", name))
 
 
 def plan(

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from importlib import import_module
@@ -139,11 +140,18 @@ def main(notebook: str, file: Path, pairs: tuple[str, ...], resume: bool) -> Non
             print(error, file=sys.stderr)
         sys.exit(2)
     group = Ranks()
+    # A cluster ends a job with SIGTERM. The run then stops as after Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if rank != "0":
             return group.serve()
         ranks.use(group)
-        run = measure(experiment, params)
+        try:
+            run = measure(experiment, params)
+        except BadInput as error:
+            print(error, file=sys.stderr)
+            group.run(None)
+            sys.exit(2)
         print(run, run.finish(), sep="\n")
         group.run(None)
     except (RankLost, dist.DistError) as error:

@@ -76,9 +76,10 @@ def test_a_value_that_does_not_fit_is_a_line_and_cannot_be_measured(shown):
     control = panel.controls["attention_types"]
     before, control.value = control.value, "[{kind: nothing}]"
     assert panel.predicted.value.startswith("<b>") and "nothing" in panel.predicted.value
-    assert panel.measure.disabled and panel.predict.disabled
+    assert panel.measure.disabled and panel.predict.disabled and not panel.command.text
     control.value = before
     assert not panel.predicted.value and not panel.measure.disabled and not panel.predict.disabled
+    assert panel.command.text.startswith("nano run")
 
 
 def _in_this_process(serve, *given, **_):
@@ -106,6 +107,11 @@ def test_what_is_measured_stands_in_the_chart_and_is_kept_when_that_is_asked_for
         and panel.chart.chart is not before
     )
     assert "dense" in panel.measured.value and "64" in panel.measured.value
+    assert "keep a measurement" in panel.predicted.value  # beside what was measured
+    panel.measure.click()
+    panel.cancel.click()
+    until(lambda: not panel.measure.disabled)
+    assert panel.status.value == "Canceled."
     with Store() as store:
         assert store.runs().empty
     panel.keep.click()

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import namedtuple
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,11 +71,18 @@ def test_a_recorded_trace_goes_through_the_same_code(monkeypatch):
 
 
 def test_the_estimate_is_between_all_idle_and_all_at_work(monkeypatch):
-    busy = iter([0.0, 0.0, 50.0])  # of which the first is no reading
+    Times = namedtuple("Times", "user idle iowait guest")
+    now = Times(100.0, 50.0, 10.0, 5.0)
     monkeypatch.setattr(sources.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(sources.psutil, "cpu_percent", lambda: next(busy))
+    monkeypatch.setattr(sources.psutil, "cpu_times", lambda: now)
     source = EstimateSource()
-    idle, half = source.read(), source.read()
+    assert math.isnan(source.read().watts)  # no time has passed
+    now = Times(100.0, 50.3, 10.5, 5.0)
+    idle = source.read()
+    now = Times(100.1, 50.4, 10.5, 5.1)
+    assert source.read()[1:] == idle[1:]  # less than half a period of eight cores
+    now = Times(100.4, 50.6, 10.6, 5.4)
+    half = source.read()
     assert (idle.low, idle.high) == pytest.approx((1 + 0.8, 60 + 24))
     assert (half.low, half.high) == pytest.approx((1.8 + 4, 84 + 100))
     assert half.watts == pytest.approx(math.sqrt(half.low * half.high)) and math.isnan(half.joules)

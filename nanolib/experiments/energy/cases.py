@@ -82,7 +82,7 @@ class Params(OwnModelParams):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     phases: list[Phase] = Field([*get_args(Phase)], min_length=1)
     window_s: float = Field(1.2, gt=0, le=86_400)
-    idle_s: float = Field(0.5, ge=0.1, le=3600)
+    idle_s: float = Field(1.5, ge=0.1, le=3600)
     power_trace: str = ""
     profiling: list[Literal["minimal", "standard", "deep"]] = Field([*MODES])
     detail_every_n_calls: int = Field(0, ge=0, le=4096)

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -73,12 +74,28 @@ def profile(
             synchronize()  # Otherwise, nanolib would time only the launches.
             trace.put("tokens", [(trace.at_us(begin), round(1e9 * (time.monotonic() - begin)))])
             calls += 1
-    layers = [layer for layer in profiler.results() if layer.inside == "" and layer.calls_ms]
+    found = profiler.results()
+    runs = len(found[0].calls_ms)  # The first result is the model itself.
+    layers = [
+        replace(layer, calls_ms=_times_per_call(layer.calls_ms, runs))
+        for layer in found
+        if layer.inside == "" and layer.calls_ms
+    ]
     whole = sum(statistics.median(layer.calls_ms) for layer in layers)
     for layer in layers:
         row = _layer_row(phase, layer, whole)
         yield row
         yield from _energy_rows(row, meter, window, calls)
+
+
+def _times_per_call(calls_ms: list[float], runs: int) -> list[float]:
+    """Return the time of a layer in each call of the model, ms.
+
+    A call may run a layer several times. If only some calls run the layer, each call has the mean.
+    """
+    if len(calls_ms) % runs:
+        return [sum(calls_ms) / runs] * runs
+    return [sum(part) for part in np.split(np.asarray(calls_ms), runs)]
 
 
 def _layer_row(phase: str, layer: ModuleTime, whole_ms: float) -> Measurement:

@@ -18,14 +18,15 @@ from nanolib.experiments.model.look import (
     count_by_running,
     look_at,
 )
-from nanolib.experiments.model.steps import Generating, Inferring, Step, Training, check_loss
+from nanolib.experiments.model.steps import Generating, Inferring, Step, Training
 from nanolib.measurement import Measurement, Measurements, exact
 from nanolib.meters.ceilings import rate
 from nanolib.meters.flops import count_flops
 from nanolib.meters.memory import MIB
+from nanolib.meters.tensor_bytes import storage_bytes
 from nanolib.models.optimize import is_compiled
 from nanolib.models.optimize import unsupported as unsupported_on
-from nanolib.models.training import train
+from nanolib.models.training import check_loss, train
 from nanolib.models.user import missing
 from nanolib.run.case import Case, Ceilings, Measuring, Plan, Predicted
 from nanolib.run.memory_plan import Workload, breakdown_rows, memory_rows, trace, unattributed_rows
@@ -141,10 +142,9 @@ class ModelCase(ShapedCase):
         """Measure size, work and memory, and time the calls in turns with the group's other cases."""
         predicted = self.known(ceilings)
         model = self.build(params.seed)
-        weights = tuple(model.parameters())
         sizes = {
-            "parameters": sum(weight.numel() for weight in weights),
-            "weight_memory": sum(weight.nbytes for weight in weights) / MIB,
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "weight_memory": storage_bytes(model.parameters()) / MIB,
         }
         for metric, size in sizes.items():
             yield exact(metric, size, method="count", predicted=predicted[metric])
@@ -174,8 +174,8 @@ class ModelCase(ShapedCase):
             trace(work, self, params)
             yield from self._memory_rows(work, model)
         is_first = self.mode == "inference" and self.seq_len == min(params.seq_lens)
-        compiles = self.optimization != "eager" or self.attention_type == "flex"
-        if params.determinism and is_first and not compiles:
+        is_eager = self.optimization == "eager" and self.attention_type != "flex"
+        if params.determinism and is_first and is_eager:
             yield from determinism_rows(model, ids[:, :-1])
 
     def _memory_rows(self, work: Workload, model: nn.Module) -> list[Measurement]:

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from nanolib.measurement import Measurements, MemoryKind, Unsupported, exact
+from nanolib.measurement import Measurements, MemoryKind, exact
 from nanolib.meters.ceilings import rate
 from nanolib.models.attention.reference import relative_error
 from nanolib.models.generation import generation_of
 from nanolib.models.optimize import is_compiled, optimize
-from nanolib.models.training import WITHOUT_LOSS, next_token_loss
-from nanolib.models.user import logits_of, predicts_tokens
+from nanolib.models.training import check_loss, next_token_loss
+from nanolib.models.user import logits_of
 from nanolib.run.case import Measuring, compile_row, timed_call_ms
 from nanolib.run.memory_plan import Workload
 from nanolib.torch_internals import FakeTensor
@@ -66,11 +66,9 @@ class Step:
 
     def result(self) -> Any:
         """Compute the result to compare, without an effect on later calls."""
-        raise NotImplementedError
 
     def eager_result(self) -> Any:
         """Compute the same result without the optimization."""
-        raise NotImplementedError
 
     def difference(self) -> float:
         """Return the relative error of the result against the eager result."""
@@ -117,17 +115,6 @@ class Inferring(Step):
     def eager_result(self) -> Any:
         """Compute the logits without the optimization."""
         return self._eager(self.ids)
-
-
-def check_loss(model: nn.Module) -> None:
-    """Raise Unsupported if the model returns no logits of tokens or has no trainable weights."""
-    lacking = ""
-    if not predicts_tokens(model):
-        lacking = "returns no logits of tokens"
-    elif not any(weight.requires_grad for weight in model.parameters()):
-        lacking = "has no trainable weight"
-    if lacking:
-        raise Unsupported(f"{type(model).__name__} {lacking}; leave the loss out: {WITHOUT_LOSS}")
 
 
 # The fused kernel of SGD does not support tensors without data.
@@ -203,10 +190,7 @@ class Training(Step):
         return found
 
     def is_repeatable(self) -> bool:
-        """Return whether the gradient does not depend on random numbers, such as those of dropout.
-
-        A compiled model draws other random numbers than an eager model.
-        """
+        """Return whether dropout leaves the gradient unchanged. Compiled dropout differs."""
         return torch.equal(*(self._gradient(self._eager, seed) for seed in (0, 1)))
 
     def _gradient(self, forward: Callable[[Tensor], Tensor], seed: int = 0) -> Tensor:

@@ -15,13 +15,12 @@ from pydantic import Field, field_validator
 from nanolib.config import PRESETS, NanoConfig
 from nanolib.experiments.model.cases import OwnModelParams
 from nanolib.experiments.model.data import text_batch
-from nanolib.experiments.model.steps import check_loss
 from nanolib.measurement import Flag, Measurement, Measurements
 from nanolib.meters.machine import resolve_device
 from nanolib.meters.time.clock import clock_for
 from nanolib.meters.time.latency import summarize
 from nanolib.models import create_model
-from nanolib.models.training import next_token_loss
+from nanolib.models.training import check_loss, next_token_loss
 from nanolib.models.user import build_model, logits_of, missing, runs_code
 from nanolib.run.case import Case, Ceilings, Plan, Predicted
 from nanolib.run.memory_plan import Workload, trace

@@ -66,11 +66,26 @@ class EstimateSource:
 
     def __init__(self) -> None:
         self._cores = os.cpu_count() or 1
-        psutil.cpu_percent()  # The next call returns the utilization since this call.
+        self._share, self._before = math.nan, self._cpu_seconds()
+
+    def _cpu_seconds(self) -> tuple[float, float]:
+        """Return the busy time and the whole time of all cores since the system started, s."""
+        times = psutil.cpu_times()
+        whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        return whole - times.idle - getattr(times, "iowait", 0.0), whole
 
     def read(self) -> Reading:
-        """Interpolate between the power of idle and busy cores, by the share of busy cores."""
-        busy = psutil.cpu_percent() / 100 * self._cores
+        """Interpolate between the power of idle and busy cores, by the share of busy cores.
+
+        The share is a mean over at least half a period. Before the first half period, the reading
+        is a gap.
+        """
+        busy_s, whole_s = (
+            now - past for now, past in zip(self._cpu_seconds(), self._before, strict=True)
+        )
+        if whole_s >= self._cores * self.period_s / 2:
+            self._share, self._before = busy_s / whole_s, self._cpu_seconds()
+        busy = self._share * self._cores
         low, high = (
             base + idle * self._cores + extra * busy
             for base, idle, extra in zip(_IDLE_W, _IDLE_W_PER_CORE, _BUSY_W_PER_CORE, strict=True)

@@ -80,6 +80,8 @@ class LayerProfiler:
             raise BadInput(f"{next(iter(fields))}: set this field in the config, or give no config")
         if "preallocate_size" in fields:
             fields["preallocate_metrics"] = fields.pop("preallocate_size")
+        if hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None):
+            raise BadInput("model: a compiled model cannot be profiled; give the eager model")
         if config is None:
             config = ProfilingConfig.custom(**fields) if fields else ProfilingConfig.minimal()
         self.model, self.config, self._sink = model, config.replace(), sink

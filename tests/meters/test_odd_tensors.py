@@ -1,0 +1,42 @@
+"""Tensors without a plain storage, and layers that a call runs several times or never."""
+
+import pytest
+import torch
+from torch import nn
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+from nanolib.experiments.energy.layer_profile import _times_per_call
+from nanolib.measurement import BadInput
+from nanolib.meters.layers.profiler import LayerProfiler
+from nanolib.meters.memory import peak_memory
+from nanolib.meters.tensor_bytes import storage_bytes
+
+
+def test_quantized_weights_hold_their_packed_data():
+    model = nn.Sequential(nn.Linear(256, 256, bias=False))
+    assert storage_bytes(model.parameters()) == 4 * 256**2
+    quantize_(model, Int8WeightOnlyConfig())
+    assert 256**2 < storage_bytes(model.parameters()) < 1.1 * 256**2
+
+
+def test_sparse_tensors_do_not_stop_the_count():
+    table = nn.Embedding(64, 8, sparse=True)
+    with peak_memory() as peak:
+        table(torch.tensor([1, 2])).sum().backward()
+        torch.eye(16).to_sparse()
+    assert peak.live >= 4 * 16**2
+
+
+@pytest.mark.parametrize(
+    ("calls_ms", "each"),
+    [([1.0, 2.0], [1.0, 2.0]), ([1.0, 2.0, 3.0, 4.0], [3.0, 7.0]), ([6.0], [3.0, 3.0])],
+)
+def test_the_time_of_a_layer_is_that_of_all_its_runs_in_a_call(calls_ms, each):
+    assert _times_per_call(calls_ms, 2) == each
+
+
+def test_a_compiled_model_is_refused_in_one_line():
+    model = nn.Linear(2, 2)
+    LayerProfiler(model)
+    with pytest.raises(BadInput, match="a compiled model cannot be profiled; give the eager model"):
+        LayerProfiler(torch.compile(model))
